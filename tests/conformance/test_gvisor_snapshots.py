@@ -70,8 +70,8 @@ def place(bench: Bench, name: str = "one") -> Path:
 
 
 async def restore(bench: Bench, driver: Driver, snapshot: Path, limits: Limits = SMALL) -> Instance:
-    blank = await driver.prepare(bench.shape(limits), snapshot=snapshot)
-    return await blank.restore(snapshot, bench.spec(limits))
+    prepared = await driver.prepare(bench.shape(limits), snapshot=snapshot)
+    return await prepared.restore(snapshot, bench.spec(limits))
 
 
 async def test_what_was_restored_is_confined_like_any_other(bench: Bench) -> None:
@@ -79,9 +79,9 @@ async def test_what_was_restored_is_confined_like_any_other(bench: Bench) -> Non
     async with bench.sandbox(driver) as source:
         await source.link.checkpoint(armed=True)
         await source.instance.snapshot(place(bench), keep_running=True)
-    blank = await driver.prepare(bench.shape())
-    await blank.warm()
-    instance = await blank.restore(place(bench), bench.spec())
+    prepared = await driver.prepare(bench.shape())
+    await prepared.warm()
+    instance = await prepared.restore(place(bench), bench.spec())
     async with meet(instance):
         started, members = processes(bench, instance), group(bench, instance).pids()
         assert {started.sandbox.pid, started.keeper.pid} <= members
@@ -295,11 +295,11 @@ async def test_a_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds,
     assert await builds.goes_on(driver, place(bench, "new"))
     # Never by another: a blank that was made for the other build refuses it, by name.
     for made_for, refused, by in (("new", "old", new), ("old", "new", old)):
-        blank = await driver.prepare(bench.shape(PROBE_LIMITS), snapshot=place(bench, made_for))
+        prepared = await driver.prepare(bench.shape(PROBE_LIMITS), snapshot=place(bench, made_for))
         with pytest.raises(ConflictError, match=f"another build of runsc .*and this is {by.sha256[:12]}") as mismatch:
-            await blank.restore(place(bench, refused), bench.spec(PROBE_LIMITS))
+            await prepared.restore(place(bench, refused), bench.spec(PROBE_LIMITS))
         assert mismatch.value.code is ErrorCode.SNAPSHOT_UNUSABLE
-        await blank.destroy()
+        await prepared.destroy()
     # Kept as long as something needs it.
     await driver.sweep(())
     assert {folder.name for folder in kept.iterdir()} == {old.sha256, new.sha256}

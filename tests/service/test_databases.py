@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.model.errors import HostError, LimitError, NotFoundError
 from sandlot.server.compose import Service
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, name: str) -> Path:
 
 
 def principal(service: Service, secret: str) -> Principal:
-    found = service.keys.verify(secret)
+    found = service.api_keys.verify(secret)
     assert found is not None
     return found
 
@@ -66,36 +66,36 @@ async def test_service_on_postgresql_stores_and_lists_everything(tmp_path: Path,
 async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_path: Path, settings: Settings) -> None:
     async with bench(folder(tmp_path, "one"), settings) as one, bench(folder(tmp_path, "two"), settings) as two:
         assert one.service.node != two.service.node
-        record, secret = await one.service.keys.create("shared", quota=Quota(executions_per_month=1))
-        await until(lambda: two.service.keys.verify(secret) is not None)
+        record, secret = await one.service.api_keys.create("shared", quota=Quota(executions_per_month=1))
+        await until(lambda: two.service.api_keys.verify(secret) is not None)
         who = principal(two.service, secret)
-        box = await two.sandboxes.create(BASE, who)
-        with box.counted():
+        sandbox = await two.sandboxes.create(BASE, who)
+        with sandbox.counted():
             pass
-        await two.service.core.monthly.flush()
-        await one.service.core.monthly.flush()
-        assert one.service.core.monthly.used(record.id) == 1
+        await two.service.core.execution_counter.flush()
+        await one.service.core.execution_counter.flush()
+        assert one.service.core.execution_counter.used(record.id) == 1
         mine = await one.sandboxes.create(BASE, who)
         with pytest.raises(LimitError), mine.counted():
             raise AssertionError
-        assert [each.id for each in one.sandboxes.all(OPERATOR)] == [mine.id]
+        assert [each.id for each in one.sandboxes.list(OPERATOR)] == [mine.id]
         with pytest.raises(NotFoundError):
-            await one.sandboxes.look(box.id, OPERATOR)
-        await one.service.keys.revoke("shared")
-        await until(lambda: two.service.keys.verify(secret) is None)
+            await one.sandboxes.load(sandbox.id, OPERATOR)
+        await one.service.api_keys.revoke("shared")
+        await until(lambda: two.service.api_keys.verify(secret) is None)
 
 
 async def test_restarted_node_settles_its_own_sandboxes_and_no_others(tmp_path: Path, settings: Settings) -> None:
     async with bench(folder(tmp_path, "one"), settings) as other:
         theirs = await other.sandboxes.create(BASE, OPERATOR)
         async with bench(folder(tmp_path, "two"), settings) as at:
-            ours = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, metadata={"a": "b"}), OPERATOR)
+            ours = await at.sandboxes.create(CreateSandboxParams(template="base", limits=BASE.limits, metadata={"a": "b"}), OPERATOR)
         async with bench(folder(tmp_path, "two"), settings) as again:
-            found = await again.sandboxes.look(ours.id, OPERATOR)
+            found = await again.sandboxes.load(ours.id, OPERATOR)
             assert found.ended.is_set()
             assert dict(found.metadata) == {"a": "b"}
-            assert again.sandboxes.all(OPERATOR) == []
-        assert [each.id for each in other.sandboxes.all(OPERATOR)] == [theirs.id]
+            assert again.sandboxes.list(OPERATOR) == []
+        assert [each.id for each in other.sandboxes.list(OPERATOR)] == [theirs.id]
         assert not theirs.ended.is_set()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.specs import MIB, Network, OnTimeout
 from sandlot.server.compose import Service
@@ -33,7 +33,7 @@ print(json.dumps([os.urandom(16).hex(), random.random(), str(uuid.uuid4())]))
 
 @pytest.fixture(scope="module")
 async def parent(core_service: Service) -> tuple[Sandbox, State]:
-    asked = replace(
+    params = replace(
         BASE,
         name="root",
         env={"FIRST": "1", "BOTH": "1"},
@@ -41,50 +41,52 @@ async def parent(core_service: Service) -> tuple[Sandbox, State]:
         on_timeout=OnTimeout.PAUSE,
         idle_timeout_s=1000.0,
     )
-    box = await make(core_service, asked)
-    return box, await fill(box)
+    sandbox = await make(core_service, params)
+    return sandbox, await fill(sandbox)
 
 
-async def fork(service: Service, box: Sandbox, count: int = 1, who: Principal = OPERATOR, key: str | None = None, **asked: object) -> list[Sandbox]:
-    return list(await service.core.forks.fork(box.id, who, NewFork(count, **asked), key=key))  # type: ignore[arg-type]
+async def fork(
+    service: Service, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **asked: object
+) -> list[Sandbox]:
+    return list(await service.core.forks.fork(sandbox.id, principal, ForkParams(count, **asked), key=key))  # type: ignore[arg-type]
 
 
-async def end(service: Service, *boxes: Sandbox) -> None:
-    await asyncio.gather(*(service.sandboxes.kill(box.id, OPERATOR) for box in boxes))
+async def end(service: Service, *sandboxes: Sandbox) -> None:
+    await asyncio.gather(*(service.sandboxes.kill(sandbox.id, OPERATOR) for sandbox in sandboxes))
 
 
 def live(service: Service) -> set[str]:
-    return {box.id for box in service.sandboxes.all(OPERATOR)}
+    return {sandbox.id for sandbox in service.sandboxes.list(OPERATOR)}
 
 
 async def test_children_continue_from_their_parent_and_are_independent(core_service: Service, parent: tuple[Sandbox, State], state_dir: Path) -> None:
-    box, state = parent
-    await cell(box, DRAWS)  # every generator has been used
-    children = await fork(core_service, box, 2, env={"BOTH": "2"}, name="child", timeout_s=77.0)
-    for each in (box, *children):
+    sandbox, state = parent
+    await cell(sandbox, DRAWS)  # every generator has been used
+    children = await fork(core_service, sandbox, 2, env={"BOTH": "2"}, name="child", timeout_s=77.0)
+    for each in (sandbox, *children):
         await check(each, state)
     await until(lambda: saved(state_dir) == [])  # the image of a fork is nobody's, and gone once its children have started
     for number, child in enumerate(children, 1):
-        assert (child.spec.parent, child.spec.restored, child.spec.snapshot, child.name) == (box.id, "memory", None, f"child-{number}")
+        assert (child.spec.parent, child.spec.restored, child.spec.snapshot, child.name) == (sandbox.id, "memory", None, f"child-{number}")
         assert (child.spec.limits, child.spec.network, child.spec.on_timeout, child.idle_timeout_s) == (SMALL, Network.NONE, OnTimeout.PAUSE, 1000.0)
         assert dict(child.metadata) == {"a": "b"}, "the service's own words are not copied"
-        assert (child.owner, child.spec.timeout_s) == (box.owner, 77.0)
+        assert (child.owner, child.spec.timeout_s) == (sandbox.owner, 77.0)
         assert (await shell(child, "hostname; echo $FIRST $BOTH")).split() == [child.id, "1", "2"]
-    draws = [json.loads(await cell(each, DRAWS)) for each in (box, *children)]
+    draws = [json.loads(await cell(each, DRAWS)) for each in (sandbox, *children)]
     for drawn in zip(*draws, strict=True):
         assert len(set(drawn)) == len(draws), drawn
     await cell(children[0], "word = 'changed'")
     await shell(children[0], f"echo changed > /workspace/word; kill {state.ticker}")
-    for each in (box, *children[1:]):
+    for each in (sandbox, *children[1:]):
         await check(each, state)
     await end(core_service, *children)
 
 
 @pytest.mark.parametrize("generations, size", [(2, 8 * MIB), pytest.param(10, 50 * MIB, marks=pytest.mark.soak)])
 async def test_generations_of_forks_keep_everything(core_service: Service, generations: int, size: int, state_dir: Path) -> None:
-    box = await make(core_service)
-    state = await fill(box, size=size)
-    line = [box]
+    sandbox = await make(core_service)
+    state = await fill(sandbox, size=size)
+    line = [sandbox]
     for number in range(1, generations + 1):
         (child,) = await fork(core_service, line[-1])
         await check(child, state)
@@ -95,30 +97,30 @@ async def test_generations_of_forks_keep_everything(core_service: Service, gener
             await end(core_service, line[-3])
     assert (await shell(line[-1], "cat /workspace/generations")).split() == [str(number) for number in range(1, generations + 1)]
     await check(line[-1], state)
-    assert (await core_service.core.forks.tree(line[-1].id, OPERATOR)).root == box.id
+    assert (await core_service.core.forks.tree(line[-1].id, OPERATOR)).root == sandbox.id
     await end(core_service, *line)
     await gone(state_dir, *saved(state_dir))
 
 
 @pytest.mark.soak
 async def test_many_children_start_at_once(core_service: Service, state_dir: Path) -> None:
-    box = await make(core_service)
-    await cell(box, "word = 'first'")
-    children = await fork(core_service, box, 40)
+    sandbox = await make(core_service)
+    await cell(sandbox, "word = 'first'")
+    children = await fork(core_service, sandbox, 40)
     words = await asyncio.gather(*(cell(child, "import socket; print(word, socket.gethostname())") for child in children))
     assert [word.split() for word in words] == [["first", child.id] for child in children]
-    await end(core_service, box, *children)
+    await end(core_service, sandbox, *children)
     await until(lambda: saved(state_dir) == [])
 
 
 async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(core_service: Service) -> None:
     """Children that are prepared ahead, and a parent that needs a turn to be written, must not hold each other up."""
-    box = await make(core_service)
-    await cell(box, "word = 'first'")
-    await core_service.sandboxes.hibernate(box.id, OPERATOR)
-    *families, awake = await asyncio.gather(*(fork(core_service, box) for _ in range(2)), shell(box, "echo awake"))
+    sandbox = await make(core_service)
+    await cell(sandbox, "word = 'first'")
+    await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    *families, awake = await asyncio.gather(*(fork(core_service, sandbox) for _ in range(2)), shell(sandbox, "echo awake"))
     assert str(awake).strip() == "awake"
     children = [child for family in families for child in family]
     assert isinstance(children[0], Sandbox)
     assert [await cell(child, "print(word)") for child in children] == ["first\n"] * 2  # type: ignore[arg-type]
-    await end(core_service, box, *children)  # type: ignore[arg-type]
+    await end(core_service, sandbox, *children)  # type: ignore[arg-type]

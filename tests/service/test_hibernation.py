@@ -24,88 +24,88 @@ ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 
 async def no_memory_promised(service: Service) -> bool:
-    return (await service.sandboxes.figures()).promised.memory_bytes == 0
+    return (await service.sandboxes.capacity()).promised.memory_bytes == 0
 
 
 @pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
 async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int, size: int) -> None:
-    box = await make(core_service)
-    state = await fill(box, size=size)
+    sandbox = await make(core_service)
+    state = await fill(sandbox, size=size)
     for number in range(1, times + 1):
-        await core_service.sandboxes.hibernate(box.id, OPERATOR)
-        assert saved(state_dir) == [box.id]
+        await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
+        assert saved(state_dir) == [sandbox.id]
         await until(lambda: no_memory_promised(core_service))
         if number % 2:
-            await core_service.sandboxes.resume(box.id, OPERATOR)
-        await check(box, state)  # where nobody woke it, the next request does
+            await core_service.sandboxes.resume(sandbox.id, OPERATOR)
+        await check(sandbox, state)  # where nobody woke it, the next request does
         assert saved(state_dir) == []
-        counted = await cell(box, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
+        counted = await cell(sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
         assert counted == f"{list(range(1, number + 1))}\n"
-        await shell(box, f"echo {number} >> /workspace/cycles")
-    assert (await shell(box, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
-    await core_service.sandboxes.kill(box.id, OPERATOR)
+        await shell(sandbox, f"echo {number} >> /workspace/cycles")
+    assert (await shell(sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
+    await core_service.sandboxes.kill(sandbox.id, OPERATOR)
 
 
 async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> None:
     with place() as folder, small_disk(folder):
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as service:
-            box = await make(service)
-            state = await fill(box, size=32 * MIB)
+            sandbox = await make(service)
+            state = await fill(sandbox, size=32 * MIB)
             filled = fill_up(folder, but_bytes=16 * MIB)  # what it writes itself finds room
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
-                    await service.sandboxes.hibernate(box.id, OPERATOR)
+                    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
-                assert box.state is Life.RUNNING
+                assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
-            await check(box, state)
+            await check(sandbox, state)
             filled.unlink()
-            await service.sandboxes.hibernate(box.id, OPERATOR)
-            await check(box, state)
+            await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await check(sandbox, state)
 
 
 async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
-    first, second = [await core_service.sandboxes.create(BASE, who) for who in (ALICE, BOB)]
-    states = [await fill(box, word) for box, word in ((first, "first"), (second, "second"))]
-    for box, who, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
-        await core_service.sandboxes.hibernate(box.id, who)
+    first, second = [await core_service.sandboxes.create(BASE, principal) for principal in (ALICE, BOB)]
+    states = [await fill(sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
+    for sandbox, principal, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
+        await core_service.sandboxes.hibernate(sandbox.id, principal)
         for verb in (core_service.sandboxes.resume, core_service.sandboxes.hibernate, core_service.sandboxes.pause, core_service.sandboxes.kill):
             with pytest.raises(NotFoundError):
-                await verb(box.id, other)
-    for box, state in zip((first, second), states, strict=True):
-        assert box.state is Life.HIBERNATED
-        await check(box, state)
-        assert (await shell(box, "hostname")).strip() == box.id
-    drawn = {await cell(box, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())") for box in (first, second)}
+                await verb(sandbox.id, other)
+    for sandbox, state in zip((first, second), states, strict=True):
+        assert sandbox.state is Life.HIBERNATED
+        await check(sandbox, state)
+        assert (await shell(sandbox, "hostname")).strip() == sandbox.id
+    drawn = {await cell(sandbox, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())") for sandbox in (first, second)}
     assert len(drawn) == 2
-    for box, who in ((first, ALICE), (second, BOB)):
-        await core_service.sandboxes.kill(box.id, who)
+    for sandbox, principal in ((first, ALICE), (second, BOB)):
+        await core_service.sandboxes.kill(sandbox.id, principal)
 
 
 async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
-    async def programs(box: Sandbox) -> int:
-        async with box.using() as link:
+    async def programs(sandbox: Sandbox) -> int:
+        async with sandbox.connection() as link:
             return sum(info.running and is_program(info.argv) for info in await link.processes())
 
-    box = await make(core_service)
-    watcher = await watchers.create(box, "/workspace", user=User.USER)
-    watch = await watching.watch(box, "/workspace", user=User.USER)
-    await core_service.sandboxes.hibernate(box.id, OPERATOR)
+    sandbox = await make(core_service)
+    watcher = await watchers.create(sandbox, "/workspace", user=User.USER)
+    watch = await watching.watch(sandbox, "/workspace", user=User.USER)
+    await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
     await asyncio.sleep(0.5)  # a wake would have begun by now
-    assert box.state is Life.HIBERNATED
-    assert [event.kind for event in await watchers.take(box, watcher.id)] == ["overflow"]
+    assert sandbox.state is Life.HIBERNATED
+    assert [event.kind for event in await watchers.take(sandbox, watcher.id)] == ["overflow"]
 
     async def one() -> bool:
-        return await programs(box) == 1
+        return await programs(sandbox) == 1
 
     await until(one)
-    await shell(box, "echo > /workspace/seen")
+    await shell(sandbox, "echo > /workspace/seen")
 
     async def seen() -> bool:
-        return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watchers.take(box, watcher.id)]
+        return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watchers.take(sandbox, watcher.id)]
 
     await until(seen)
-    await core_service.sandboxes.kill(box.id, OPERATOR)
+    await core_service.sandboxes.kill(sandbox.id, OPERATOR)

@@ -33,32 +33,32 @@ def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
-    box = service.sandboxes.find(told["box"], OPERATOR)
-    await until(lambda: box.adopted.is_set() or box.state in {Life.STOPPED, Life.FAILED})
-    return box
+    sandbox = service.sandboxes.find(told["box"], OPERATOR)
+    await until(lambda: sandbox.recovered.is_set() or sandbox.state in {Life.STOPPED, Life.FAILED})
+    return sandbox
 
 
-async def goes_on(service: Service, folder: Path, box: Sandbox, told: dict[str, Any]) -> None:
+async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
-    await service.sandboxes.resume(box.id, OPERATOR)
-    await check(box, State("first", told["ticker"]))
+    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await check(sandbox, State("first", told["ticker"]))
     assert saved(folder) == []
-    await service.sandboxes.hibernate(box.id, OPERATOR)
-    assert saved(folder) == [box.id]
-    await service.sandboxes.resume(box.id, OPERATOR)
-    await check(box, State("first", told["ticker"]))
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    assert saved(folder) == [sandbox.id]
+    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await check(sandbox, State("first", told["ticker"]))
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("rest intended", "at rest", "rest written", "rest recorded", "given back")])
 async def test_while_it_hibernates(step: str) -> None:
     with abandoned("hibernate", step) as (folder, told):
         async with real_service(folder) as service:
-            box = await settled(service, told)
+            sandbox = await settled(service, told)
             if "hibernated" in told:
-                assert box.state is Life.HIBERNATED
-            assert box.state in {Life.RUNNING, Life.HIBERNATED}
-            assert saved(folder) == ([box.id] if box.state is Life.HIBERNATED else [])
-            await goes_on(service, folder, box, told)
+                assert sandbox.state is Life.HIBERNATED
+            assert sandbox.state in {Life.RUNNING, Life.HIBERNATED}
+            assert saved(folder) == ([sandbox.id] if sandbox.state is Life.HIBERNATED else [])
+            await goes_on(service, folder, sandbox, told)
 
 
 @pytest.mark.parametrize("step", ["restored", *soaks("restoring", "restoring memory", "recorded as woken")])
@@ -66,9 +66,9 @@ async def test_while_it_wakes(step: str) -> None:
     with abandoned("wake", step) as (folder, told):
         assert "woken" not in told
         async with real_service(folder) as service:
-            box = await settled(service, told)
-            assert box.state in {Life.RUNNING, Life.HIBERNATED}
-            await goes_on(service, folder, box, told)
+            sandbox = await settled(service, told)
+            assert sandbox.state in {Life.RUNNING, Life.HIBERNATED}
+            await goes_on(service, folder, sandbox, told)
 
 
 @pytest.mark.parametrize("step", ["claimed", *soaks("thawed", "one is told of")])
@@ -76,11 +76,11 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
-            (pool,) = (told.pool for told in service.sandboxes.pools.all(OPERATOR))
-            for box in service.sandboxes.all(OPERATOR):  # recorded as one that runs, though nobody was told: it does
-                await box.within_reach()  # a claim is recorded while its guest wakes, so this can be after any of the steps
-                assert box.state is Life.RUNNING
-                assert await cell(box, "print('used' in globals())") == "False\n"
+            (pool,) = (told.pool for told in service.sandboxes.pools.list(OPERATOR))
+            for sandbox in service.sandboxes.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
+                await sandbox.wait_reachable()  # a claim is recorded while its guest wakes, so this can be after any of the steps
+                assert sandbox.state is Life.RUNNING
+                assert await cell(sandbox, "print('used' in globals())") == "False\n"
             await stocked(service)
             waiting = {member.id for member in pool.ready}
             claimed = await make(service, POOLED)
@@ -96,9 +96,9 @@ async def test_while_a_pool_is_filled(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
         cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
-            assert list(service.sandboxes.all(OPERATOR)) == []
+            assert list(service.sandboxes.list(OPERATOR)) == []
             await stocked(service)
-            (told,) = service.sandboxes.pools.all(OPERATOR)
+            (told,) = service.sandboxes.pools.list(OPERATOR)
             assert told.error == ""
             claimed = await make(service, POOLED)
             assert told.pool.claims.get("hot") == 1

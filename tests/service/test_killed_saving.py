@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lives.adoption import USE_WORD
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.model.access import OPERATOR
 from sandlot.server.compose import Service
 from tests.support.forsaken import COUNT
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.slow
 
 
 async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
-    box = service.sandboxes.find(told["box"], OPERATOR)
-    await check(box, State("first", told["ticker"]))
-    return box
+    sandbox = service.sandboxes.find(told["box"], OPERATOR)
+    await check(sandbox, State("first", told["ticker"]))
+    return sandbox
 
 
 async def listed(service: Service) -> list[str]:
@@ -33,7 +33,7 @@ async def listed(service: Service) -> list[str]:
 
 
 def live(service: Service) -> set[str]:
-    return {box.id for box in service.sandboxes.all(OPERATOR)}
+    return {sandbox.id for sandbox in service.sandboxes.list(OPERATOR)}
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("written", "intended", "recorded")])
@@ -41,14 +41,14 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
     with killed_at("forsaken", "take", step) as (folder, told):
         assert "snapshot" not in told, "nobody was told of it"
         async with real_service(folder) as service:
-            box = await lives_on(service, told)
+            sandbox = await lives_on(service, told)
             there = await listed(service)
             assert saved(folder) == there
             assert len(there) == (1 if step == "recorded" else 0)
             if there:
-                await check(await service.core.snapshots.create(NewSandbox(snapshot="kept"), OPERATOR), State("first", told["ticker"]))
+                await check(await service.core.snapshots.create(CreateSandboxParams(snapshot="kept"), OPERATOR), State("first", told["ticker"]))
             else:  # the name is free, and the sandbox can be written again
-                await service.core.snapshots.take(box.id, OPERATOR, name="kept")
+                await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
             assert len(await listed(service)) == 1
 
 
@@ -56,13 +56,13 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
 async def test_while_one_is_tried_and_its_files_are_packed() -> None:
     with killed_at("forsaken", "take", "packing") as (folder, told):
         async with real_service(folder) as service:
-            box = await lives_on(service, told)
+            sandbox = await lives_on(service, told)
             snapshots = service.core.snapshots
             await snapshots.verifier.settled()
-            record = await snapshots.look(told["snapshot"], OPERATOR)
+            record = await snapshots.get(told["snapshot"], OPERATOR)
             assert (record.layer, record.problem) == (True, "")
             assert sorted(each.name for each in (folder / "saved" / record.id).iterdir()) == ["files.layer", "image"]
-            await until(lambda: live(service) == {box.id})  # the copies were for that alone
+            await until(lambda: live(service) == {sandbox.id})  # the copies were for that alone
 
 
 async def test_while_a_snapshot_is_deleted() -> None:
@@ -77,12 +77,12 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
     with killed_at("forsaken", "create", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder) as service:
-            box = await lives_on(service, told)
+            sandbox = await lives_on(service, told)
             assert await listed(service) == saved(folder) == [told["snapshot"]]
-            for other in service.sandboxes.all(OPERATOR):
-                if other.id != box.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
+            for other in service.sandboxes.list(OPERATOR):
+                if other.id != sandbox.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
                     await check(other, State("first", told["ticker"]))
-            again = await service.core.snapshots.create(NewSandbox(snapshot="kept"), OPERATOR)
+            again = await service.core.snapshots.create(CreateSandboxParams(snapshot="kept"), OPERATOR)
             await check(again, State("first", told["ticker"]))
 
 
@@ -93,15 +93,15 @@ async def test_while_it_is_forked(step: str) -> None:
     with killed_at("forsaken", "fork", step) as (folder, told):
         assert "children" not in told or step == "image removed", "that is done behind the answer"
         async with real_service(folder) as service:
-            box = await lives_on(service, told)
+            sandbox = await lives_on(service, told)
             assert saved(folder) == []
-            found = live(service) - {box.id}
+            found = live(service) - {sandbox.id}
             assert len(found) in {"one is told of": {1, 2}, "all are told of": {2}, "image removed": {2}}.get(step, {0})
-            children = await service.core.forks.fork(box.id, OPERATOR, NewFork(COUNT), key="k")
+            children = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
             assert len(children) == COUNT
             if len(found) == COUNT:
                 assert {child.id for child in children} == found, "what was made whole is given again"
-            await until(lambda: live(service) == {box.id, *(child.id for child in children)})
+            await until(lambda: live(service) == {sandbox.id, *(child.id for child in children)})
             for child in children:
                 await check(child, State("first", told["ticker"]))
                 assert (await shell(child, "hostname")).strip() == child.id
@@ -111,9 +111,9 @@ async def test_while_one_is_promoted() -> None:
     with killed_at("forsaken", "promote", "one has ended") as (folder, told):
         kept, *others = told["children"]
         async with real_service(folder) as service:
-            box = await lives_on(service, told)
+            sandbox = await lives_on(service, told)
             await service.core.forks.promote(kept, OPERATOR)
-            await until(lambda: live(service) == {box.id, kept})
+            await until(lambda: live(service) == {sandbox.id, kept})
             assert (await service.core.forks.promote(kept, OPERATOR)).ended == ()
             await check(service.sandboxes.find(kept, OPERATOR), State("first", told["ticker"]))
             assert set(others) & live(service) == set()

@@ -87,27 +87,27 @@ print(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
 """
 
 
-async def python(box: Sandbox, program: str) -> str:
-    done = await processes.run(box, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
+async def python(sandbox: Sandbox, program: str) -> str:
+    done = await processes.run(sandbox, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output[-2000:]
     return done.stdout.text()
 
 
-async def looked(box: Sandbox) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(box, LOOK))))
+async def looked(sandbox: Sandbox) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(sandbox, LOOK))))
     return found
 
 
-async def root_of(service: Service, box: Sandbox) -> Path:
-    return (await service.sandboxes.supply.base_of(box.spec)).root.path
+async def root_of(service: Service, sandbox: Sandbox) -> Path:
+    return (await service.sandboxes.supply.base_of(sandbox.spec)).root.path
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])
 async def source(core_service: Service, request: pytest.FixtureRequest) -> Sandbox:
-    box = await make(core_service, replace(BASE, isolation=request.param))
-    await python(box, CHANGES)
-    return box
+    sandbox = await make(core_service, replace(BASE, isolation=request.param))
+    await python(sandbox, CHANGES)
+    return sandbox
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.lives.means import Living
-from sandlot.core.records.register import Register
+from sandlot.core.lives.means import SandboxSupervisor
+from sandlot.core.records.register import SandboxRecorder
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.core.volumes import attaching, mounting
 from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disks import loops_below
@@ -38,73 +38,75 @@ OTHER = VolumeMount("other", "/srv/other", read_only=True)
 
 
 @pytest.fixture(scope="module")
-async def box(core_service: Service) -> Sandbox:
+async def sandbox(core_service: Service) -> Sandbox:
     """A sandbox of several tests, each of which finds it without volumes."""
     return await make(core_service)
 
 
 @pytest.fixture
-async def service(core_service: Service, box: Sandbox) -> AsyncGenerator[Service]:
+async def service(core_service: Service, sandbox: Sandbox) -> AsyncGenerator[Service]:
     """The service of all tests, without what the test before made."""
     yield core_service
-    await clear(core_service, box)
+    await clear(core_service, sandbox)
 
 
-async def attach(service: Service, box: Sandbox, mount: VolumeMount = DATA) -> None:
-    assert await service.core.mounts.attach(box.id, OPERATOR, mount) is box
+async def attach(service: Service, sandbox: Sandbox, mount: VolumeMount = DATA) -> None:
+    assert await service.core.mounts.attach(sandbox.id, OPERATOR, mount) is sandbox
 
 
-async def detach(service: Service, box: Sandbox, which: str = "/data") -> None:
-    assert await service.core.mounts.detach(box.id, OPERATOR, which) is box
+async def detach(service: Service, sandbox: Sandbox, which: str = "/data") -> None:
+    assert await service.core.mounts.detach(sandbox.id, OPERATOR, which) is sandbox
 
 
-async def is_mounted(box: Sandbox, path: str = "/data") -> bool:
+async def is_mounted(sandbox: Sandbox, path: str = "/data") -> bool:
     """Whether something is mounted there, inside."""
-    return f" {path} 9p " in await shell(box, "cat /proc/mounts")
+    return f" {path} 9p " in await shell(sandbox, "cat /proc/mounts")
 
 
 @asynccontextmanager
-async def running(command: str, box: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
+async def running(command: str, sandbox: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
     """A command that says ``ready`` and goes on until the end of the block."""
-    started, _ = await processes.launch(box, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None))
+    started, _ = await processes.launch(
+        sandbox, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None)
+    )
 
     async def ready() -> bool:
-        return "ready" in await shell(box, "ls /tmp")
+        return "ready" in await shell(sandbox, "ls /tmp")
 
     await until(ready)
     try:
         yield
     finally:
-        await processes.send_signal(box, started, 9)
-        await shell(box, "rm -f /tmp/ready")
+        await processes.send_signal(sandbox, started, 9)
+        await shell(sandbox, "rm -f /tmp/ready")
 
 
 async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
     await made(service, "other")
-    box = await make(service)
-    await attach(service, box)
-    await attach(service, box)  # so it is
-    assert await shell(box, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
-    await attach(service, box, OTHER)
-    assert "Read-only" in await fails(box, "touch /srv/other/x", User.ROOT)
-    assert [(each.asked, each.path, each.read_only) for each in box.spec.volumes] == [
+    sandbox = await make(service)
+    await attach(service, sandbox)
+    await attach(service, sandbox)  # so it is
+    assert await shell(sandbox, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
+    await attach(service, sandbox, OTHER)
+    assert "Read-only" in await fails(sandbox, "touch /srv/other/x", User.ROOT)
+    assert [(each.asked, each.path, each.read_only) for each in sandbox.spec.volumes] == [
         ("data", "/data", False),
         ("other", "/srv/other", True),
     ]
-    assert (await service.core.volumes.get(OPERATOR, "data")).attached == (box.id,)
-    await detach(service, box)
-    assert await shell(box, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
-    await service.core.volumes.remove(OPERATOR, id_)
+    assert (await service.core.volumes.get(OPERATOR, "data")).attached == (sandbox.id,)
+    await detach(service, sandbox)
+    assert await shell(sandbox, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
+    await service.core.volumes.delete(OPERATOR, id_)
     await until(lambda: _loops(state_dir, 1))
     await made(service)
-    await attach(service, box)  # in the place of the one before
-    assert await shell(box, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
-    await detach(service, box, "other")
-    await detach(service, box, box.spec.volumes[0].volume)
-    assert box.spec.volumes == ()
+    await attach(service, sandbox)  # in the place of the one before
+    assert await shell(sandbox, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
+    await detach(service, sandbox, "other")
+    await detach(service, sandbox, sandbox.spec.volumes[0].volume)
+    assert sandbox.spec.volumes == ()
     await all_let_go(state_dir)
-    events = await service.core.events.page(OPERATOR, sandbox=box.id)
+    events = await service.core.events.page(OPERATOR, sandbox=sandbox.id)
     assert [each.event.data["changed"] for each in events if each.event.type == "sandbox.updated"] == [["volumes"]] * 6
 
 
@@ -120,89 +122,89 @@ IN_USE = {
 }
 
 
-async def test_volume_in_use_inside_is_not_detached(service: Service, box: Sandbox, state_dir: Path) -> None:
+async def test_volume_in_use_inside_is_not_detached(service: Service, sandbox: Sandbox, state_dir: Path) -> None:
     await made(service)
 
     async def let_go() -> bool:
         try:
-            await detach(service, box)
+            await detach(service, sandbox)
         except ConflictError:
             return False
         return True
 
-    await attach(service, box)
-    await shell(box, "echo 1 > /data/word; mkdir -p /data/folder")
+    await attach(service, sandbox)
+    await shell(sandbox, "echo 1 > /data/word; mkdir -p /data/folder")
     for use, command in IN_USE.items():
-        async with running(command, box):
+        async with running(command, sandbox):
             with pytest.raises(ConflictError, match="in use"):
-                await detach(service, box)
-            assert await shell(box, "cat /data/word") == "1\n", use
-            assert [(each.path, each.moving) for each in box.spec.volumes] == [("/data", False)], use
+                await detach(service, sandbox)
+            assert await shell(sandbox, "cat /data/word") == "1\n", use
+            assert [(each.path, each.moving) for each in sandbox.spec.volumes] == [("/data", False)], use
             with pytest.raises(ConflictError):
-                await service.core.volumes.remove(OPERATOR, "data")
-        await shell(box, "pkill -x sleep; true")
+                await service.core.volumes.delete(OPERATOR, "data")
+        await shell(sandbox, "pkill -x sleep; true")
     await until(let_go)
-    await service.core.volumes.remove(OPERATOR, "data")
+    await service.core.volumes.delete(OPERATOR, "data")
     await all_let_go(state_dir)
 
 
-async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached(service: Service, box: Sandbox) -> None:
+async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached(service: Service, sandbox: Sandbox) -> None:
     await made(service)
-    await attach(service, box)
+    await attach(service, sandbox)
     # By the hub, past what the guest looks at; and by another name for it.
     hidden = "import os,time; f = os.open('/.sandlot/volumes/0/word', os.O_WRONLY | os.O_CREAT); open('/tmp/ready', 'w'); time.sleep(1000)"
     bound = "import ctypes,os; os.mkdir('/tmp/x'); print(ctypes.CDLL(None).mount(b'/data', b'/tmp/x', None, 4096, None))"
     undone = "import ctypes; print(ctypes.CDLL(None).umount2(b'/tmp/x', 2))"
-    started, _ = await processes.launch(box, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
-    await until(lambda: _there(box, "/tmp/ready"))
+    started, _ = await processes.launch(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
+    await until(lambda: _there(sandbox, "/tmp/ready"))
     with pytest.raises(ConflictError, match="in use"):
-        await detach(service, box)
-    assert await is_mounted(box)
-    await processes.send_signal(box, started, 9)
-    await until(lambda: _ended(box, "time.sleep"))
-    assert "0" in await _root(box, bound)
+        await detach(service, sandbox)
+    assert await is_mounted(sandbox)
+    await processes.send_signal(sandbox, started, 9)
+    await until(lambda: _ended(sandbox, "time.sleep"))
+    assert "0" in await _root(sandbox, bound)
     with pytest.raises(ConflictError, match="in use"):
-        await detach(service, box)
-    await _root(box, undone)
-    await detach(service, box)
+        await detach(service, sandbox)
+    await _root(sandbox, undone)
+    await detach(service, sandbox)
     other = await make(service)
     await attach(service, other)
     await shell(other, "echo other > /data/mine")
-    await fails(box, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
+    await fails(sandbox, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
     assert await shell(other, "cat /data/mine; cat /data/word") == "other\n"
 
 
-async def _there(box: Sandbox, path: str) -> bool:
-    return await shell(box, f"ls {path} 2>/dev/null || true") != ""
+async def _there(sandbox: Sandbox, path: str) -> bool:
+    return await shell(sandbox, f"ls {path} 2>/dev/null || true") != ""
 
 
-async def _ended(box: Sandbox, word: str) -> bool:
-    return word not in await shell(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+async def _ended(sandbox: Sandbox, word: str) -> bool:
+    return word not in await shell(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 
 
-async def _root(box: Sandbox, text: str) -> str:
-    done = await processes.run(box, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
+async def _root(sandbox: Sandbox, text: str) -> str:
+    done = await processes.run(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
     assert done.outcome.exit_code == 0, done.stderr.text()
     return done.stdout.text()
 
 
-async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: Service, box: Sandbox, state_dir: Path) -> None:
+async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: Service, sandbox: Sandbox, state_dir: Path) -> None:
     await made(service)
-    await attach(service, box)
+    await attach(service, sandbox)
     deep = "/data/" + "/".join("abcdefghijkl")
-    await shell(box, f"mkdir -p {deep} /data/wide; echo 1 > {deep}/word; i=0; while [ $i -lt 300 ]; do echo $i > /data/wide/$i; i=$((i+1)); done")
-    await shell(box, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
-    await detach(service, box)
-    await service.core.volumes.remove(OPERATOR, "data")
+    await shell(sandbox, f"mkdir -p {deep} /data/wide; echo 1 > {deep}/word; i=0; while [ $i -lt 300 ]; do echo $i > /data/wide/$i; i=$((i+1)); done")
+    await shell(sandbox, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
+    await detach(service, sandbox)
+    await service.core.volumes.delete(OPERATOR, "data")
     await all_let_go(state_dir)
 
 
 async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: Service) -> None:
     for name in ("data", "other", "third"):
         await made(service, name)
-    box = await make(service)
-    await attach(service, box)
-    await shell(box, "echo kept > /workspace/file")
+    sandbox = await make(service)
+    await attach(service, sandbox)
+    await shell(sandbox, "echo kept > /workspace/file")
     for mount, error in (
         (VolumeMount("nowhere", "/x"), NotFoundError),
         (VolumeMount("data", "/elsewhere"), ConflictError),
@@ -212,43 +214,43 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
         (VolumeMount("other", "/workspace/file"), SandlotError),
     ):
         with pytest.raises(error):
-            await attach(service, box, mount)
-        assert [each.asked for each in box.spec.volumes] == ["data"]
+            await attach(service, sandbox, mount)
+        assert [each.asked for each in sandbox.spec.volumes] == ["data"]
     for which in ("/elsewhere", "other", "/", ""):
         with pytest.raises(NotFoundError) as absent:
-            await detach(service, box, which)
+            await detach(service, sandbox, which)
         assert absent.value.code is ErrorCode.VOLUME_NOT_FOUND
     with pytest.raises(NotFoundError):
         await service.core.mounts.attach("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR, DATA)
     assert (await service.core.volumes.get(OPERATOR, "other")).attached == ()
-    await service.core.volumes.remove(OPERATOR, "other")
-    await attach(service, box, VolumeMount("third", "/third"))
-    assert (await shell(box, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
+    await service.core.volumes.delete(OPERATOR, "other")
+    await attach(service, sandbox, VolumeMount("third", "/third"))
+    assert (await shell(sandbox, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
     container = await make(service, IN_CONTAINER)
     for work in (attach(service, container), detach(service, container)):
         with pytest.raises(UnsupportedError, match="container"):
             await work
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await service.sandboxes.kill(sandbox.id, OPERATOR)
     with pytest.raises(SandlotError):
-        await attach(service, box)
+        await attach(service, sandbox)
 
 
-async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, box: Sandbox) -> None:
+async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, sandbox: Sandbox) -> None:
     await made(service)
     await made(service, "other")
-    await service.sandboxes.pause(box.id, OPERATOR)
-    await attach(service, box)
-    await attach(service, box, OTHER)
-    assert await shell(box, "echo 1 >> /data/word; cat /data/word") == "1\n"
-    await detach(service, box)  # the other one stays in the second place
-    await service.sandboxes.hibernate(box.id, OPERATOR)
-    await service.sandboxes.resume(box.id, OPERATOR)
-    assert (await is_mounted(box, "/srv/other"), await is_mounted(box)) == (True, False)
-    await service.sandboxes.hibernate(box.id, OPERATOR)
-    await attach(service, box)
-    assert await shell(box, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
-    await service.sandboxes.pause(box.id, OPERATOR)
-    await detach(service, box, "other")
+    await service.sandboxes.pause(sandbox.id, OPERATOR)
+    await attach(service, sandbox)
+    await attach(service, sandbox, OTHER)
+    assert await shell(sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
+    await detach(service, sandbox)  # the other one stays in the second place
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    assert (await is_mounted(sandbox, "/srv/other"), await is_mounted(sandbox)) == (True, False)
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await attach(service, sandbox)
+    assert await shell(sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
+    await service.sandboxes.pause(sandbox.id, OPERATOR)
+    await detach(service, sandbox, "other")
     sleeper = await make(service, replace(BASE, auto_resume=False))
     await service.sandboxes.pause(sleeper.id, OPERATOR)
     with pytest.raises(ConflictError) as rests:
@@ -258,34 +260,34 @@ async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(servi
 
 async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> None:
     await made(service)
-    box = await make(service)
-    await attach(service, box)
-    await shell(box, "echo 1 > /data/word")
+    sandbox = await make(service)
+    await attach(service, sandbox)
+    await shell(sandbox, "echo 1 > /data/word")
     with pytest.raises(ConflictError, match="share_volumes"):
-        await service.core.forks.fork(box.id, OPERATOR, NewFork())
+        await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams())
     await made(service, "other")
-    async with mounting.steady(box):
-        for work in (attach(service, box, OTHER), detach(service, box)):
+    async with mounting.pin_mounts(sandbox):
+        for work in (attach(service, sandbox, OTHER), detach(service, sandbox)):
             with pytest.raises(ConflictError, match="forked"):
                 await work
-    await service.sandboxes.pause(box.id, OPERATOR)
-    box.spec = replace(box.spec, volumes=(replace(box.spec.volumes[0], moving=True),))
+    await service.sandboxes.pause(sandbox.id, OPERATOR)
+    sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], moving=True),))
     with pytest.raises(ConflictError, match="being attached"):
-        await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
+        await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     with pytest.raises(ConflictError, match="being attached"):
-        await service.core.snapshots.take(box.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
-    await service.sandboxes.resume(box.id, OPERATOR)
-    assert [each.moving for each in box.spec.volumes] == [False]
-    (child,) = await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
+        await service.core.snapshots.take(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
+    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    assert [each.moving for each in sandbox.spec.volumes] == [False]
+    (child,) = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
-    await detach(service, box)
-    assert not await is_mounted(box)
+    await detach(service, sandbox)
+    assert not await is_mounted(sandbox)
     assert await shell(child, "cat /data/word") == "2\n"
-    (free,) = await service.core.forks.fork(box.id, OPERATOR, NewFork())
+    (free,) = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams())
     assert free.spec.volumes == ()
     assert await shell(free, "ls -A /data") == ""
     await attach(service, free, replace(DATA, read_only=True))
-    readers = await service.core.forks.fork(free.id, OPERATOR, NewFork(count=2))
+    readers = await service.core.forks.fork(free.id, OPERATOR, ForkParams(count=2))
     for reader in readers:
         assert await shell(reader, "cat /data/word") == "2\n"
         assert "Read-only" in await fails(reader, "touch /data/x")
@@ -303,12 +305,12 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await made(service)
-    box = await make(service)
+    sandbox = await make(service)
 
-    async def silent(_box: Sandbox, **request: object) -> dict[str, Any]:
+    async def silent(_sandbox: Sandbox, **request: object) -> dict[str, Any]:
         if "free" in request:
             raise TimeoutExceededError("It does not answer.", code=ErrorCode.TIMEOUT)
-        return dict(await really(_box, **request))
+        return dict(await really(_sandbox, **request))
 
     async def full(*_: object) -> None:
         raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
@@ -316,15 +318,15 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
     really = attaching.ask
     with monkeypatch.context() as patched:
         patched.setattr(attaching, "ask", silent)
-        patched.setattr(Register, "changed", full)
+        patched.setattr(SandboxRecorder, "changed", full)
         with pytest.raises(HostError, match="full"):
-            await attach(service, box)
-        assert [each.moving for each in box.spec.volumes] == [True]
-    (child,) = await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
-    assert [each.moving for each in (*box.spec.volumes, *child.spec.volumes)] == [False, False]
-    assert await shell(box, "echo 1 > /data/word") == ""
+            await attach(service, sandbox)
+        assert [each.moving for each in sandbox.spec.volumes] == [True]
+    (child,) = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+    assert [each.moving for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
+    assert await shell(sandbox, "echo 1 > /data/word") == ""
     assert await shell(child, "cat /data/word") == "1\n"
-    await detach(service, box)
+    await detach(service, sandbox)
 
 
 @pytest.mark.soak
@@ -338,33 +340,33 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
                 await shell(old, "echo 1 > /data/word; echo 2 > /srv/other/word")
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
-                await service.sandboxes._register.moved(old)  # noqa: SLF001 - as it was recorded then
+                await service.sandboxes._recorder.moved(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
-            box = service.sandboxes.find(old.id, OPERATOR)
-            assert [(each.path, each.slot) for each in box.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
+            sandbox = service.sandboxes.find(old.id, OPERATOR)
+            assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
             with pytest.raises(ConflictError, match="earlier version") as refused:
-                await detach(service, box, "/srv/other")
+                await detach(service, sandbox, "/srv/other")
             assert "Hibernate" in refused.value.hint
-            assert sorted((each.path, each.moving) for each in box.spec.volumes) == [("/data", False), ("/srv/other", False)]
-            assert await shell(box, "cat /data/word /srv/other/word") == "1\n2\n"
-            await service.sandboxes.hibernate(box.id, OPERATOR)
-            await detach(service, box, "/srv/other")
-            assert await shell(box, "cat /data/word; ls -A /srv/other") == "1\n"
-            await detach(service, box)
+            assert sorted((each.path, each.moving) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
+            assert await shell(sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
+            await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await detach(service, sandbox, "/srv/other")
+            assert await shell(sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
+            await detach(service, sandbox)
             await all_let_go(folder)
 
 
-async def test_many_at_once_come_one_after_the_other(service: Service, box: Sandbox) -> None:
+async def test_many_at_once_come_one_after_the_other(service: Service, sandbox: Sandbox) -> None:
     names = [f"v{number}" for number in range(9)]
     for name in names:
         await made(service, name)
-    done = await asyncio.gather(*(attach(service, box, VolumeMount(name, f"/mnt/{name}")) for name in names), return_exceptions=True)
+    done = await asyncio.gather(*(attach(service, sandbox, VolumeMount(name, f"/mnt/{name}")) for name in names), return_exceptions=True)
     assert [type(each) for each in done].count(ConflictError) == 1  # eight it may have
-    assert sorted(each.slot or 0 for each in box.spec.volumes) == list(range(8))
-    assert (await shell(box, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
-    await asyncio.gather(*(detach(service, box, f"/mnt/{name}") for name in names[:8]))
-    assert box.spec.volumes == ()
-    assert "/mnt/" not in await shell(box, "cat /proc/mounts")
+    assert sorted(each.slot or 0 for each in sandbox.spec.volumes) == list(range(8))
+    assert (await shell(sandbox, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
+    await asyncio.gather(*(detach(service, sandbox, f"/mnt/{name}") for name in names[:8]))
+    assert sandbox.spec.volumes == ()
+    assert "/mnt/" not in await shell(sandbox, "cat /proc/mounts")
 
 
 def soaks(deed: str, *steps: str) -> list[Any]:
@@ -383,23 +385,23 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
     with killed_at("halfmoved", deed, step) as (folder, told):
         assert "done" not in told
         async with real_service(folder) as service:
-            box = service.sandboxes.find(told["box"], OPERATOR)
-            await box.within_reach()
-            await box.orders.put(_nothing)  # after what was begun by the service before
-            assert [each for each in box.spec.volumes if each.moving] == []
-            has = [each.path for each in box.spec.volumes]
+            sandbox = service.sandboxes.find(told["box"], OPERATOR)
+            await sandbox.wait_reachable()
+            await sandbox.operations.submit(_nothing)  # after what was begun by the service before
+            assert [each for each in sandbox.spec.volumes if each.moving] == []
+            has = [each.path for each in sandbox.spec.volumes]
             assert has == ([] if (deed, step) == ("detach", "recorded") else ["/data"])
-            assert (await service.core.volumes.get(OPERATOR, "data")).attached == ((box.id,) if has else ())
-            assert (await shell(box, "cat /proc/mounts")).count(" /data 9p ") == len(has)
-            await attach(service, box)
+            assert (await service.core.volumes.get(OPERATOR, "data")).attached == ((sandbox.id,) if has else ())
+            assert (await shell(sandbox, "cat /proc/mounts")).count(" /data 9p ") == len(has)
+            await attach(service, sandbox)
             assert len(loops_below(folder / "volumes")) == 1
-            assert await shell(box, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
-            assert await shell(box, "echo more > /data/more; cat /data/more") == "more\n"
-            await detach(service, box)
-            assert not await is_mounted(box)
-            await service.core.volumes.remove(OPERATOR, told["volume"])
+            assert await shell(sandbox, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
+            assert await shell(sandbox, "echo more > /data/more; cat /data/more") == "more\n"
+            await detach(service, sandbox)
+            assert not await is_mounted(sandbox)
+            await service.core.volumes.delete(OPERATOR, told["volume"])
             await all_let_go(folder)
 
 
-async def _nothing(_living: Living) -> None:
+async def _nothing(_supervisor: SandboxSupervisor) -> None:
     return None

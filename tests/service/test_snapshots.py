@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lives.adoption import USE_WORD
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -60,17 +60,17 @@ def service(core_service: Service) -> Service:
 @pytest.fixture(scope="module")
 async def source(service: Service) -> tuple[Sandbox, State]:
     """A sandbox with state in it, which goes on whatever is taken of it."""
-    box = await make(service, replace(BASE, env={"FIRST": "1", "BOTH": "1"}, metadata={"a": "b"}))
-    return box, await fill(box)
+    sandbox = await make(service, replace(BASE, env={"FIRST": "1", "BOTH": "1"}, metadata={"a": "b"}))
+    return sandbox, await fill(sandbox)
 
 
-async def start(service: Service, snapshot: str, *, limits: Change | None = None, who: Principal = OPERATOR, **asked: object) -> Sandbox:
-    return await service.core.snapshots.create(NewSandbox(snapshot=snapshot, **asked), who, limits=limits)  # type: ignore[arg-type]
+async def start(service: Service, snapshot: str, *, limits: Change | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
+    return await service.core.snapshots.create(CreateSandboxParams(snapshot=snapshot, **asked), principal, limits=limits)  # type: ignore[arg-type]
 
 
-async def end(service: Service, *boxes: Sandbox) -> None:
-    for box in boxes:
-        await service.sandboxes.kill(box.id, OPERATOR)
+async def end(service: Service, *sandboxes: Sandbox) -> None:
+    for sandbox in sandboxes:
+        await service.sandboxes.kill(sandbox.id, OPERATOR)
 
 
 @contextmanager
@@ -93,20 +93,20 @@ async def events(service: Service, type_: str) -> list[dict[str, object]]:
 async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_with_larger_limits(
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
-    box, state = source
-    await service.sandboxes.hibernate(box.id, OPERATOR)
-    record = await service.core.snapshots.take(box.id, OPERATOR)
+    sandbox, state = source
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    record = await service.core.snapshots.take(sandbox.id, OPERATOR)
     larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
     await check(larger, state)
-    assert box.state is Life.HIBERNATED
+    assert sandbox.state is Life.HIBERNATED
     await end(service, larger)
     with pytest.raises(ConflictError) as refused:
         await start(service, record.id, limits=Change(memory_bytes=128 * MIB))
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
     await service.core.snapshots.delete(record.id, OPERATOR)
     await gone(state_dir, record.id)
-    await check(box, state)
+    await check(sandbox, state)
 
 
 async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
@@ -114,20 +114,20 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
 ) -> None:
     taken = await service.core.snapshots.take(source[0].id, OPERATOR, name="set-up")
     await service.core.snapshots.verifier.settled()
-    record = await service.core.snapshots.look(taken.id, OPERATOR)
+    record = await service.core.snapshots.get(taken.id, OPERATOR)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
-    await until(lambda: not any(USE_WORD in box.metadata for box in service.sandboxes.all(OPERATOR)))  # the copy was for that alone
+    await until(lambda: not any(USE_WORD in sandbox.metadata for sandbox in service.sandboxes.list(OPERATOR)))  # the copy was for that alone
 
     layer = state_dir / "saved" / taken.id / "files.layer"
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
-        box = await start(service, "set-up", env={"BOTH": "2", "SECOND": "2"})
-        assert box.spec.restored == "files"
-        await check(box, source[1], memory=False)
-        assert (await shell(box, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
+        sandbox = await start(service, "set-up", env={"BOTH": "2", "SECOND": "2"})
+        assert sandbox.spec.restored == "files"
+        await check(sandbox, source[1], memory=False)
+        assert (await shell(sandbox, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
         told = [each for each in await events(service, "sandbox.created") if each.get("restored")]
         assert {"restored": "files", "snapshot": taken.id}.items() <= told[-1].items()
-        await end(service, box)
+        await end(service, sandbox)
         layer.unlink()
         with pytest.raises(ConflictError, match="runtime") as refused:
             await start(service, "set-up")
@@ -139,7 +139,7 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
             file.write(bytes(image.stat().st_size))
     service.core.snapshots.verifier.put(taken.id, tries=1)
     await service.core.snapshots.verifier.settled()
-    assert (await service.core.snapshots.look("set-up", OPERATOR)).problem
+    assert (await service.core.snapshots.get("set-up", OPERATOR)).problem
     assert (await events(service, "snapshot.unusable"))[-1]["snapshot"] == taken.id
     with pytest.raises(ConflictError, match="could not be restored"):
         await start(service, "set-up")
@@ -150,34 +150,34 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
 async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
     with place() as folder, small_disk(folder):
         async with real_service(folder, keep=True, disk_reserve_bytes=0) as careful:
-            box = await make(careful)
-            state = await fill(box, size=8 * MIB)
+            sandbox = await make(careful)
+            state = await fill(sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
             with pytest.raises(UnavailableError, match="disk") as busy:
-                await careful.core.snapshots.take(box.id, OPERATOR)
+                await careful.core.snapshots.take(sandbox.id, OPERATOR)
             assert "retry_after_s" in busy.value.fields
-            await check(box, state)
+            await check(sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
-            box = careless.sandboxes.find(box.id, OPERATOR)
+            sandbox = careless.sandboxes.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
-                await careless.core.snapshots.take(box.id, OPERATOR)
+                await careless.core.snapshots.take(sandbox.id, OPERATOR)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
             assert await careless.store.snapshots.of_node(careless.node) == []
-            await check(box, state)
+            await check(sandbox, state)
             filled.unlink()
-            record = await careless.core.snapshots.take(box.id, OPERATOR)
+            record = await careless.core.snapshots.take(sandbox.id, OPERATOR)
             assert saved(folder) == [record.id]
-            await check(box, state)
+            await check(sandbox, state)
 
 
 async def test_snapshot_outlives_its_source_and_its_service() -> None:
     with place() as folder:
         async with real_service(folder) as first:
-            box = await make(first)
-            state = await fill(box, size=8 * MIB)
-            record = await first.core.snapshots.take(box.id, OPERATOR, name="kept")
-            await first.sandboxes.kill(box.id, OPERATOR)
+            sandbox = await make(first)
+            state = await fill(sandbox, size=8 * MIB)
+            record = await first.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+            await first.sandboxes.kill(sandbox.id, OPERATOR)
         (folder / "saved" / "snap-half").mkdir()
         half = replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False)
         async with real_service(folder) as second:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.host.disks import loops_below
@@ -49,17 +49,17 @@ async def service(core_service: Service) -> AsyncGenerator[Service]:
 
 async def clear(service: Service, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
-    for box in service.sandboxes.all(OPERATOR):
-        if box not in kept:
-            await service.sandboxes.kill(box.id, OPERATOR)
-    for box in kept:
-        for mount in box.spec.volumes:
-            await service.core.mounts.detach(box.id, OPERATOR, mount.path)
+    for sandbox in service.sandboxes.list(OPERATOR):
+        if sandbox not in kept:
+            await service.sandboxes.kill(sandbox.id, OPERATOR)
+    for sandbox in kept:
+        for mount in sandbox.spec.volumes:
+            await service.core.mounts.detach(sandbox.id, OPERATOR, mount.path)
     for record in await service.store.snapshots.of_node(service.node):
         await service.core.snapshots.delete(record.id, OPERATOR)
-    for volume in await service.core.volumes.listing(OPERATOR):
+    for volume in await service.core.volumes.list(OPERATOR):
         await until(lambda id_=volume.id: _free(service, id_))  # type: ignore[misc]
-        await service.core.volumes.remove(OPERATOR, volume.id)
+        await service.core.volumes.delete(OPERATOR, volume.id)
     await until(lambda: not loops_below(service.settings.volumes))
 
 
@@ -71,9 +71,9 @@ async def made(service: Service, name: str = "data") -> str:
     return (await service.core.volumes.create(OPERATOR, name=name, size_bytes=SIZE)).id
 
 
-async def fails(box: Sandbox, command: str, user: User = User.USER) -> str:
+async def fails(sandbox: Sandbox, command: str, user: User = User.USER) -> str:
     """What a command line says that must not succeed."""
-    done = await processes.run(box, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
+    done = await processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code != 0, output
     return output
@@ -94,27 +94,27 @@ async def _unused(service: Service) -> bool:
 
 @pytest.mark.slow
 @MOSTLY_ON_GVISOR
-async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: Path, base: NewSandbox) -> None:
+async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: Path, base: CreateSandboxParams) -> None:
     await made(service)
-    box = await make(service, replace(base, volumes=(DATA,)))
+    sandbox = await make(service, replace(base, volumes=(DATA,)))
     for user in User:
-        said = await fails(box, f"dd if=/dev/zero of=/data/{user} bs=1M count=24", user)
+        said = await fails(sandbox, f"dd if=/dev/zero of=/data/{user} bs=1M count=24", user)
         assert "No space left on device" in said
-        written = int(await shell(box, f"stat -c %s /data/{user}; rm -f /data/{user}"))
+        written = int(await shell(sandbox, f"stat -c %s /data/{user}; rm -f /data/{user}"))
         assert SIZE <= written < 1.1 * SIZE
-    assert await shell(box, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
+    assert await shell(sandbox, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
     image = next((state_dir / "volumes").glob("*.img"))
 
     async def given_back() -> bool:
         return image.stat().st_blocks * 512 < SIZE
 
-    await shell(box, "sync")
+    await shell(sandbox, "sync")
     await until(given_back)
 
 
 @pytest.mark.slow
 @MOSTLY_ON_GVISOR
-async def test_read_only_volume_is_read_only_for_root_too(service: Service, base: NewSandbox) -> None:
+async def test_read_only_volume_is_read_only_for_root_too(service: Service, base: CreateSandboxParams) -> None:
     await made(service)
     writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
     await shell(writer, "echo one > /data/word")
@@ -130,99 +130,99 @@ async def test_read_only_volume_is_read_only_for_root_too(service: Service, base
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(service: Service, state_dir: Path, base: NewSandbox) -> None:
+async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(service: Service, state_dir: Path, base: CreateSandboxParams) -> None:
     id_ = await made(service)
-    box = await make(service, replace(base, volumes=(DATA,)))
+    sandbox = await make(service, replace(base, volumes=(DATA,)))
     targets = {"host": state_dir, "root": "/", "up": "../../../../../../etc/machine-id", "image": state_dir / "volumes" / f"{id_}.img"}
     links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
-    await shell(box, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
+    await shell(sandbox, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
     planted = await processes.run(
-        box, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
+        sandbox, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
     )
     assert planted.outcome.exit_code == 0
     for name in ("host/sandlot.db", "image", "disk"):
-        await fails(box, f"head -c 1 /data/{name}", User.ROOT)
-    assert "uid=1000" in await shell(box, "/data/id")
-    assert (await shell(box, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
+        await fails(sandbox, f"head -c 1 /data/{name}", User.ROOT)
+    assert "uid=1000" in await shell(sandbox, "/data/id")
+    assert (await shell(sandbox, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
     assert (await service.core.volumes.get(OPERATOR, id_)).used_bytes > 0
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await service.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
-    await service.core.volumes.remove(OPERATOR, id_)
+    await service.core.volumes.delete(OPERATOR, id_)
     assert state_dir.joinpath("sandlot.db").is_file()
 
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: NewSandbox) -> None:
+async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: CreateSandboxParams) -> None:
     await made(service)
     with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
     await shell(with_it, "echo hidden-word > /data/word")
-    for box in (without, await make(service, base)):
-        assert "ext4" not in await shell(box, "cat /proc/mounts")
-        assert "hidden-word" not in await shell(box, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
+    for sandbox in (without, await make(service, base)):
+        assert "ext4" not in await shell(sandbox, "cat /proc/mounts")
+        assert "hidden-word" not in await shell(sandbox, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
         if base is BASE:
             for path in ("0/x", "x", "7/x"):
-                assert "Read-only file system" in await fails(box, f"touch /.sandlot/volumes/{path}", User.ROOT)
-        assert await fails(box, "ls /data")
+                assert "Read-only file system" in await fails(sandbox, f"touch /.sandlot/volumes/{path}", User.ROOT)
+        assert await fails(sandbox, "ls /data")
 
 
 async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
     one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
     loop = "i=0; while [ $i -lt 30 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
-    await asyncio.gather(*(shell(box, loop.format(name)) for box, name in ((one, "one"), (other, "other"))))
-    for box in (one, other):
-        assert (await shell(box, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == ["60", "30"]
+    await asyncio.gather(*(shell(sandbox, loop.format(name)) for sandbox, name in ((one, "one"), (other, "other"))))
+    for sandbox in (one, other):
+        assert (await shell(sandbox, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == ["60", "30"]
     assert len(loops_below(state_dir / "volumes")) == 1
     seen = await service.core.volumes.get(OPERATOR, "data")
     assert (set(seen.attached), seen.used_bytes > 0) == ({one.id, other.id}, True)
     with pytest.raises(ConflictError, match=one.id):
-        await service.core.volumes.remove(OPERATOR, id_)
+        await service.core.volumes.delete(OPERATOR, id_)
 
 
 @pytest.mark.slow
 async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
-    box = await make(service, WITH)
-    await shell(box, "echo before > /data/word")
-    await cell(box, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
-    await service.sandboxes.hibernate(box.id, OPERATOR)
+    sandbox = await make(service, WITH)
+    await shell(sandbox, "echo before > /data/word")
+    await cell(sandbox, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     await all_let_go(state_dir)
-    assert (await service.core.volumes.get(OPERATOR, id_)).attached == (box.id,)
+    assert (await service.core.volumes.get(OPERATOR, id_)).attached == (sandbox.id,)
     with pytest.raises(ConflictError):
-        await service.core.volumes.remove(OPERATOR, id_)
+        await service.core.volumes.delete(OPERATOR, id_)
     other = await make(service, WITH)
     assert await shell(other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
-    await service.sandboxes.resume(box.id, OPERATOR)
-    assert await shell(box, "cat /data/word /data/new") == "after\nnew\n"
-    await cell(box, "file.write('two\\n')\nfile.close()")
+    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    assert await shell(sandbox, "cat /data/word /data/new") == "after\nnew\n"
+    await cell(sandbox, "file.write('two\\n')\nfile.close()")
     assert await shell(other, "cat /data/log") == "one\ntwo\n"
     await service.sandboxes.kill(other.id, OPERATOR)
-    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     await all_let_go(state_dir)
-    assert await shell(box, "cat /data/new") == "new\n"
+    assert await shell(sandbox, "cat /data/new") == "new\n"
 
 
 @pytest.mark.slow
 async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for(service: Service) -> None:
     await made(service)
     await made(service, "other")
-    snapshots, box = service.core.snapshots, await make(service, WITH)
-    await shell(box, "echo 1 > /data/word; echo kept > /workspace/kept")
+    snapshots, sandbox = service.core.snapshots, await make(service, WITH)
+    await shell(sandbox, "echo 1 > /data/word; echo kept > /workspace/kept")
     for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
-        await snapshots.take(box.id, OPERATOR, name=str(kind), kind=kind)
-        none = await snapshots.create(NewSandbox(snapshot=str(kind)), OPERATOR)
+        await snapshots.take(sandbox.id, OPERATOR, name=str(kind), kind=kind)
+        none = await snapshots.create(CreateSandboxParams(snapshot=str(kind)), OPERATOR)
         assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
         assert await shell(none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
         mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
-        some = await snapshots.create(NewSandbox(snapshot=str(kind), volumes=mounts), OPERATOR)
+        some = await snapshots.create(CreateSandboxParams(snapshot=str(kind), volumes=mounts), OPERATOR)
         assert await shell(some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
             await service.sandboxes.kill(each.id, OPERATOR)
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await service.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
-    await service.core.volumes.remove(OPERATOR, "data")
-    assert await shell(await snapshots.create(NewSandbox(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
+    await service.core.volumes.delete(OPERATOR, "data")
+    assert await shell(await snapshots.create(CreateSandboxParams(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
 
 
 @pytest.mark.slow

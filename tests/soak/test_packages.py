@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import installing
-from sandlot.core.runs.outcomes import Finished
-from sandlot.core.runs.requirements import Installing, Manager
+from sandlot.core.runs.outcomes import CommandResult
+from sandlot.core.runs.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.counters import Counters
@@ -65,12 +65,12 @@ def cache_in(folder: Path, max_bytes: int) -> PackageCache:
 
 
 async def sandbox_of(service: Service, isolation: str) -> Sandbox:
-    return await service.sandboxes.create(NewSandbox(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
+    return await service.sandboxes.create(CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
 
 
-async def install(box: Sandbox, manager: Manager, word: str) -> Finished:
-    done = await installing.install(box, Installing(manager, (word,)), UNBOUNDED)
-    assert done.outcome.exit_code == 0, (box.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
+async def install(sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
+    done = await installing.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
+    assert done.outcome.exit_code == 0, (sandbox.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
     return done
 
 
@@ -78,10 +78,10 @@ async def round_of(service: Service) -> None:
     """Everything in a fresh sandbox of each kind, both at once."""
 
     async def all_of(isolation: str) -> None:
-        box = await sandbox_of(service, isolation)
+        sandbox = await sandbox_of(service, isolation)
         for manager, word in EACH:
-            await install(box, manager, word)
-        await service.sandboxes.kill(box.id, OPERATOR)
+            await install(sandbox, manager, word)
+        await service.sandboxes.kill(sandbox.id, OPERATOR)
 
     async with asyncio.TaskGroup() as group:
         for isolation in ISOLATIONS:
@@ -129,11 +129,11 @@ async def test_a_small_cache_keeps_to_its_bound_and_everything_is_installed(tmp_
 
     async with serving(tmp_path, cache) as service:
         sampling = asyncio.create_task(sample())
-        box = await sandbox_of(service, "container")
+        sandbox = await sandbox_of(service, "container")
         for word in LARGE:
-            await service.sandboxes.kill(box.id, OPERATOR)
-            box = await sandbox_of(service, "container")
-            await install(box, Manager.PIP, word)
+            await service.sandboxes.kill(sandbox.id, OPERATOR)
+            sandbox = await sandbox_of(service, "container")
+            await install(sandbox, Manager.PIP, word)
         assert not sampling.done(), "it was looked at all the time, drafts included"
         sampling.cancel()
         counted = cache.counters()

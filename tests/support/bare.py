@@ -20,12 +20,18 @@ from typing import NamedTuple
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, Attachment, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
+from sandlot.model.ports import Attachment, ByteStream, Capabilities, Change, DriverCapability, Exit, ExitReason, ProbeResult, Resources, Usage
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 _ABILITIES = (
-    *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK),
-    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.PAUSE, Ability.VOLUMES),
+    *(DriverCapability.BOOT, DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS, DriverCapability.LIMIT_DISK),
+    *(
+        DriverCapability.CONFIGURE_MEMORY,
+        DriverCapability.CONFIGURE_CPU,
+        DriverCapability.CONFIGURE_PIDS,
+        DriverCapability.PAUSE,
+        DriverCapability.VOLUMES,
+    ),
 )
 
 # An overlay on a tmpfs in a mount namespace of its own: all of it is gone with its last process.
@@ -244,17 +250,17 @@ class BareDriver:
         self.kept_in_sweeps: list[frozenset[str]] = []
 
     def probe(self) -> Capabilities:
-        verdict = Verdict(ok=not self.faults.why_not, reason=self.faults.why_not)
+        verdict = ProbeResult(ok=not self.faults.why_not, reason=self.faults.why_not)
         return Capabilities("gvisor", "none", dict.fromkeys(_ABILITIES, verdict))
 
     def fingerprint(self) -> str:
         return "bare"
 
-    def takes(self, limits: Limits) -> Resources:
+    def max_resources(self, limits: Limits) -> Resources:
         return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
-    def restorable(self, snapshot: Path) -> Verdict:
-        return Verdict(ok=False, reason=f"no snapshot {snapshot}")
+    def restorable(self, snapshot: Path) -> ProbeResult:
+        return ProbeResult(ok=False, reason=f"no snapshot {snapshot}")
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> BareBlank:
         del snapshot

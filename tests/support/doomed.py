@@ -39,9 +39,9 @@ async def boot(data_dir: Path, node: NodeId, isolation: str) -> tuple[Instance, 
     """Make a sandbox and wake its guest."""
     root = ImageStore(cache_from(os.environ)).root("base")
     driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
-    blank = await driver.prepare(Shape(root=root, limits=LIMITS))
+    prepared = await driver.prepare(Shape(root=root, limits=LIMITS))
     spec = SandboxSpec(id=new_sandbox_id(node), template="base", limits=LIMITS)
-    instance = await blank.boot(spec)
+    instance = await prepared.boot(spec)
     link = await Link.greet(await instance.connect())
     await link.wake(identity=spec.id, hostname="inside", env={}, pids=LIMITS.pids, deadline_s=600)
     return instance, link

@@ -17,22 +17,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from sandlot.core.admission import NewSandbox
-from sandlot.core.births import Births
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.births import Scheduler
 from sandlot.core.content import layers
 from sandlot.core.lives import resting
-from sandlot.core.lives.images import Images
-from sandlot.core.lives.starts import Restored
-from sandlot.core.pools.asleep import Making
-from sandlot.core.pools.kinds import Sizes, Wish
-from sandlot.core.pools.starts import Claim
-from sandlot.core.pools.templates import Snapshots as Templates
-from sandlot.core.records.register import Register
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.lives.starts import MemoryImageStart
+from sandlot.core.pools.asleep import WarmSandboxFactory
+from sandlot.core.pools.kinds import PoolSizes, Wish
+from sandlot.core.pools.starts import WarmStart
+from sandlot.core.pools.templates import TemplateSnapshotManager as Templates
+from sandlot.core.records.register import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.core.saved import writing
-from sandlot.core.saved.forks import NewFork
-from sandlot.core.saved.gate import Gate
+from sandlot.core.saved.forks import ForkParams
+from sandlot.core.saved.gate import ForkBatchGate
 from sandlot.drivers.oci.blank import OciBlank
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.images.store import DEFAULT_CACHE
@@ -49,8 +49,8 @@ MIDDLE_S = 0.03
 COUNT = 2
 """Children of a fork."""
 
-POOL = (Wish(BASE.template, Sizes(warm=1, max=1)),)
-POOLED = NewSandbox(template=BASE.template, network="none")
+POOL = (Wish(BASE.template, PoolSizes(warm=1, max=1)),)
+POOLED = CreateSandboxParams(template=BASE.template, network="none")
 """A sandbox that the pool has: of default limits."""
 
 
@@ -92,25 +92,25 @@ STEPS: dict[str, Callable[[], None]] = {
     "recorded": lambda: after(Snapshots, "update"),
     "packing": lambda: amid(layers, "pack_layer"),
     "forgotten": lambda: after(Snapshots, "remove"),
-    "conceived": lambda: after(Births, "conceive"),
-    "restoring": lambda: amid(Restored, "__call__"),
-    "one waits": lambda: amid(Gate, "pass_through"),
-    "one is told of": lambda: after(Register, "runs"),
-    "all are told of": lambda: after(Register, "runs", COUNT),
-    "image removed": lambda: after(Images, "remove"),
-    "one has ended": lambda: after(Sandboxes, "kill"),
-    "rest intended": lambda: after(Register, "rests"),
+    "conceived": lambda: after(Scheduler, "conceive"),
+    "restoring": lambda: amid(MemoryImageStart, "__call__"),
+    "one waits": lambda: amid(ForkBatchGate, "pass_through"),
+    "one is told of": lambda: after(SandboxRecorder, "runs"),
+    "all are told of": lambda: after(SandboxRecorder, "runs", COUNT),
+    "image removed": lambda: after(MemoryImages, "remove"),
+    "one has ended": lambda: after(SandboxManager, "kill"),
+    "rest intended": lambda: after(SandboxRecorder, "rests"),
     "at rest": lambda: after(Link, "quiesce"),
     "rest written": lambda: after(OciInstance, "snapshot"),
-    "rest recorded": lambda: after(Register, "moved"),
+    "rest recorded": lambda: after(SandboxRecorder, "moved"),
     "given back": lambda: after(resting, "destroy"),
     "restoring memory": lambda: amid(OciBlank, "restore"),
-    "restored": lambda: after(Restored, "__call__"),
-    "recorded as woken": lambda: after(Register, "rests"),
+    "restored": lambda: after(MemoryImageStart, "__call__"),
+    "recorded as woken": lambda: after(SandboxRecorder, "rests"),
     "thawed": lambda: after(OciInstance, "resume"),
-    "claimed": lambda: after(Claim, "_become"),
+    "claimed": lambda: after(WarmStart, "_become"),
     "frozen": lambda: after(OciInstance, "pause"),
-    "rehearsed": lambda: after(Making, "rehearse"),
+    "rehearsed": lambda: after(WarmSandboxFactory, "rehearse"),
     "snapshot of the template": lambda: amid(OciInstance, "snapshot"),
     "snapshot to be proved": lambda: after(OciInstance, "snapshot"),
     "snapshot published": lambda: after(Templates, "_make"),
@@ -118,36 +118,36 @@ STEPS: dict[str, Callable[[], None]] = {
 """Where to die."""
 
 
-async def take(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
+async def take(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    record = await service.core.snapshots.take(box.id, OPERATOR, name="kept")
+    record = await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
 
 
-async def delete(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.core.snapshots.take(box.id, OPERATOR, name="kept")
+async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+    record = await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
     arm()
     await service.core.snapshots.delete("kept", OPERATOR)
     say(deleted=record.id)
 
 
-async def create(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.core.snapshots.take(box.id, OPERATOR, name="kept")
+async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+    record = await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
     arm()
-    made = await service.core.snapshots.create(NewSandbox(snapshot="kept"), OPERATOR)
+    made = await service.core.snapshots.create(CreateSandboxParams(snapshot="kept"), OPERATOR)
     say(made=made.id)
 
 
-async def fork(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
+async def fork(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    made = await service.core.forks.fork(box.id, OPERATOR, NewFork(COUNT), key="k")
+    made = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
     say(children=[child.id for child in made])
 
 
-async def promote(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.core.forks.fork(box.id, OPERATOR, NewFork(3))
+async def promote(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+    made = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(3))
     say(children=[child.id for child in made])
     arm()
     promoted = await service.core.forks.promote(made[0].id, OPERATOR)
@@ -167,20 +167,20 @@ def own_cache(folder: Path) -> Path:
 
 async def stocked(service: Service) -> None:
     """Return once the pool has one that waits."""
-    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.all(OPERATOR)))
+    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.list(OPERATOR)))
 
 
-async def hibernate(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
+async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     say(hibernated=True)
 
 
-async def wake(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
-    await service.sandboxes.hibernate(box.id, OPERATOR)
+async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
+    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     say(hibernated=True)
     arm()
-    await service.sandboxes.resume(box.id, OPERATOR)
+    await service.sandboxes.resume(sandbox.id, OPERATOR)
     say(woken=True)
 
 
@@ -193,9 +193,9 @@ async def claim(data_dir: Path, step: str) -> None:
     async with real_service(data_dir, keep=True, pools=POOL) as service:
         await stocked(service)
         STEPS[step]()
-        box = await make(service, POOLED)
-        say(made=box.id)
-        await cell(box, "used = True")
+        sandbox = await make(service, POOLED)
+        say(made=sandbox.id)
+        await cell(sandbox, "used = True")
         await asyncio.Event().wait()
 
 
@@ -218,10 +218,10 @@ async def main(data_dir: Path, deed: str, step: str) -> None:
     if deed in POOL_DEEDS:
         await POOL_DEEDS[deed](data_dir, step)
     async with real_service(data_dir, keep=True) as service:
-        box = await make(service)
-        state = await fill(box)
-        say(box=box.id, ticker=state.ticker)
-        await DEEDS[deed](service, box, STEPS[step])
+        sandbox = await make(service)
+        state = await fill(sandbox)
+        say(box=sandbox.id, ticker=state.ticker)
+        await DEEDS[deed](service, sandbox, STEPS[step])
         await asyncio.Event().wait()
 
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sandlot.core.records.register import Register
+from sandlot.core.records.register import SandboxRecorder
 from sandlot.core.volumes import attaching
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import MIB, VolumeMount
@@ -22,12 +22,12 @@ from tests.support.forsaken import after, amid, say
 from tests.support.saving import make, real_service, shell
 
 STEPS: dict[str, Callable[[], None]] = {
-    "intended": lambda: after(Register, "intend"),
-    "mounted": lambda: after(Volumes, "attach"),
+    "intended": lambda: after(SandboxRecorder, "intend"),
+    "mounted": lambda: after(VolumeManager, "attach"),
     "asking": lambda: amid(attaching, "ask"),
     "asked": lambda: after(attaching, "ask"),
     "seen": lambda: after(OciInstance, "configure"),
-    "recorded": lambda: after(Register, "changed"),
+    "recorded": lambda: after(SandboxRecorder, "changed"),
 }
 """Where to die."""
 
@@ -35,16 +35,16 @@ STEPS: dict[str, Callable[[], None]] = {
 async def main(data_dir: Path, deed: str, step: str) -> None:
     async with real_service(data_dir, keep=True) as service:
         made = await service.core.volumes.create(OPERATOR, name="data", size_bytes=16 * MIB)
-        box = await make(service)
-        say(box=box.id, volume=made.id)
+        sandbox = await make(service)
+        say(box=sandbox.id, volume=made.id)
         if deed == "detach":
-            await service.core.mounts.attach(box.id, OPERATOR, VolumeMount("data", "/data"))
-            await shell(box, "echo kept > /data/word")
+            await service.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
+            await shell(sandbox, "echo kept > /data/word")
         STEPS[step]()
         if deed == "detach":
-            await service.core.mounts.detach(box.id, OPERATOR, "/data")
+            await service.core.mounts.detach(sandbox.id, OPERATOR, "/data")
         else:
-            await service.core.mounts.attach(box.id, OPERATOR, VolumeMount("data", "/data"))
+            await service.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
         say(done=deed)
         await asyncio.Event().wait()
 

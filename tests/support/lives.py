@@ -13,7 +13,7 @@ from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
 from sandlot.model.ids import new_node_id, new_sandbox_id
-from sandlot.model.ports import Blank, Driver, Instance
+from sandlot.model.ports import Driver, Instance, PreparedSandbox
 from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv
 
 PIDS = 64
@@ -62,15 +62,15 @@ class House:
     root: RootFs
     folder: Path
     template: str
-    held: list[Blank | Instance] = field(default_factory=list)
+    held: list[PreparedSandbox | Instance] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
 
     async def open(self, snapshot: Path | None = None) -> Inside:
         """A sandbox, booted or restored, that was greeted and is asleep."""
         spec = SandboxSpec(id=new_sandbox_id(new_node_id()), template=self.template, limits=LIMITS)
-        blank = await self.driver.prepare(Shape(root=self.root, limits=LIMITS), snapshot=snapshot)
-        self.held.append(blank)
-        instance = await (blank.boot(spec) if snapshot is None else blank.restore(snapshot, spec))
+        prepared = await self.driver.prepare(Shape(root=self.root, limits=LIMITS), snapshot=snapshot)
+        self.held.append(prepared)
+        instance = await (prepared.boot(spec) if snapshot is None else prepared.restore(snapshot, spec))
         self.held[-1] = instance
         link = await self.greet(instance)
         assert link.asleep

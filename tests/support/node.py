@@ -14,19 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sandlot.core.admission import NewSandbox
-from sandlot.core.lives.updates import Update
-from sandlot.core.node.capacity import Figures
-from sandlot.core.pools.kinds import Kind, Sizes
-from sandlot.core.pools.pools import Told
-from sandlot.core.ports import Base, Packages, Template
-from sandlot.core.records.keys import Keys
+from sandlot.core.node.capacity import NodeCapacity
+from sandlot.core.pools.kinds import PoolSizes
+from sandlot.core.pools.pools import PoolStatus
+from sandlot.core.ports import PackageIndex, ResolvedTemplate, Template
+from sandlot.core.records.keys import ApiKeys
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.images.recipe import builtin
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.ports import Ability, Reading, Resources
+from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.specs import Limits, RootFs
 from sandlot.model.storage import Store
 from sandlot.server.compose import Service, open_service
@@ -36,15 +34,10 @@ from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
 from tests.support.clock import ManualClock
 
-CreateSandboxParams = NewSandbox
-UpdateSandboxParams = Update
-PoolSizes = Sizes
-PoolSpec = Kind
-
 SPIN_LIMIT = 20_000
 """Turns of the event loop after which a wait has failed: far more than anything in memory needs."""
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
-ENDLESS_HOST = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
+ENDLESS_HOST = HostReading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: sandboxes in memory take next to nothing."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -73,21 +66,21 @@ class MemoryTemplates:
             for name, recipe in sorted(self._recipes.items())
         ]
 
-    def base(self, name: str) -> Base:
+    def base(self, name: str) -> ResolvedTemplate:
         """Return what a template gives; one that was not built is from now on."""
         if name in self.errors:
             raise self.errors[name]
         self.missing.discard(name)
         return self._base(name)
 
-    def at(self, name: str, digest: str) -> Base | None:
+    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
         """Return the build of a template that has a digest."""
         current = self._base(name)
         return current if current.root.digest == digest else None
 
-    def _base(self, name: str) -> Base:
+    def _base(self, name: str) -> ResolvedTemplate:
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return Base(root=RootFs(Path("/nonexistent") / digest, digest), env={"PATH": _PATH})
+        return ResolvedTemplate(root=RootFs(Path("/nonexistent") / digest, digest), env={"PATH": _PATH})
 
 
 @dataclass
@@ -109,8 +102,8 @@ class NodeState:
     driver: MemoryDriver = field(init=False)
     database: MemoryDatabase = field(default_factory=MemoryDatabase)
     templates: MemoryTemplates = field(default_factory=MemoryTemplates)
-    host: Reading = ENDLESS_HOST
-    abilities: Collection[Ability] = tuple(Ability)
+    host: HostReading = ENDLESS_HOST
+    abilities: Collection[DriverCapability] = tuple(DriverCapability)
 
     def __post_init__(self) -> None:
         self.driver = MemoryDriver(clock=self.clock, abilities=self.abilities)
@@ -125,78 +118,78 @@ class SandboxesFacade:
     """``SandboxManager`` and ``SandboxRegistry``."""
 
     def __init__(self, core: Core) -> None:
-        self._sandboxes = core.sandboxes
+        self._manager = core.manager
 
     @property
     def count(self) -> int:
         """Number of live sandboxes."""
-        return len(self._sandboxes.living())
+        return len(self._manager.live())
 
-    def list(self, principal: Principal) -> list[Sandbox]:
+    def list(self, principal: Principal) -> Sequence[Sandbox]:
         """Return the live sandboxes that a principal may see."""
-        return self._sandboxes.all(principal)
+        return self._manager.list(principal)
 
     async def load(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox, also one that has ended."""
-        return await self._sandboxes.look(id_, principal)
+        return await self._manager.load(id_, principal)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the other names are core's own
-        return getattr(self._sandboxes, name)
+        return getattr(self._manager, name)
 
 
 class PoolsFacade:
     """``PoolManager``."""
 
     def __init__(self, core: Core) -> None:
-        self._pools = core.sandboxes.pools
+        self._pools = core.manager.pools
 
     async def create(
-        self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: Sizes, metadata: Mapping[str, str] | None = None
-    ) -> Told:
+        self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
+    ) -> PoolStatus:
         """Create a pool."""
         return await self._pools.create(principal, template, isolation, limits, sizes, metadata)
 
-    def find(self, id_or_template: str, principal: Principal) -> Told:
+    def find(self, id_or_template: str, principal: Principal) -> PoolStatus:
         """Return one pool."""
         return self._pools.find(id_or_template, principal)
 
-    def list(self, principal: Principal) -> list[Told]:
+    def list(self, principal: Principal) -> list[PoolStatus]:
         """Return the pools that a principal may see."""
-        return self._pools.all(principal)
+        return self._pools.list(principal)
 
     def count(self, owner: OwnerId) -> int:
         """Return the number of an owner's pools."""
         return self._pools.count(owner)
 
-    async def update(self, id_: str, principal: Principal, **sizes: Any) -> Told:  # noqa: ANN401 - numbers and metadata
+    async def update(self, id_: str, principal: Principal, **sizes: Any) -> PoolStatus:  # noqa: ANN401 - numbers and metadata
         """Change sizes (``warm``, ``max``, ``prepared``) or ``metadata``."""
         named = {"warm": sizes.get("warm"), "most": sizes.get("max"), "blank": sizes.get("prepared"), "metadata": sizes.get("metadata")}
-        return await self._pools.change(id_, principal, **named)
+        return await self._pools.update(id_, principal, **named)
 
     async def delete(self, id_: str, principal: Principal) -> None:
         """Delete a pool."""
-        await self._pools.remove(id_, principal)
+        await self._pools.delete(id_, principal)
 
     async def run_until_idle(self) -> None:
         """Run the refill task until it has nothing left to do at this moment of the clock."""
-        refill = self._pools._refill  # noqa: SLF001 - the facade of core
-        refill.kick()
-        await settled(lambda: refill.is_idle)
+        refiller = self._pools._refiller  # noqa: SLF001 - the facade of core
+        refiller.kick()
+        await settled(lambda: refiller.is_idle)
 
 
 class ReservationsFacade:
     """``Reservations``."""
 
     def __init__(self, core: Core) -> None:
-        self._sandboxes = core.sandboxes
+        self._manager = core.manager
 
     async def reserved(self) -> Resources:
         """Return the sum of all reservations."""
-        return (await self._sandboxes.figures()).promised
+        return (await self._manager.capacity()).promised
 
-    async def capacity(self) -> Figures:
+    async def capacity(self) -> NodeCapacity:
         """Return the capacity of the node."""
-        return await self._sandboxes.figures()
+        return await self._manager.capacity()
 
 
 class Node:
@@ -221,9 +214,9 @@ class Node:
         return self.state.clock
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> ApiKeys:
         """API keys."""
-        return self.core.keys
+        return self.core.api_keys
 
     @property
     def store(self) -> Store:
@@ -237,7 +230,7 @@ class Node:
 
     def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
         """Return the driver's side of a live sandbox, by the sandbox or its id."""
-        found = sandbox if isinstance(sandbox, Sandbox) else self.core.sandboxes.find(sandbox, OPERATOR)
+        found = sandbox if isinstance(sandbox, Sandbox) else self.core.manager.find(sandbox, OPERATOR)
         return next(instance for instance in self.driver.booted if instance.ref == found.ref)
 
     def guest(self, sandbox: Sandbox | str) -> MemoryGuest:
@@ -283,7 +276,7 @@ async def open_node(
     *,
     keep_sandboxes: bool = False,
     memory_bytes: int | None = None,
-    packages: Packages | None = None,
+    packages: PackageIndex | None = None,
     **settings: Any,  # noqa: ANN401 - fields of Settings
 ) -> AsyncIterator[Node]:
     """Run a service on a state.
@@ -297,7 +290,7 @@ async def open_node(
     """
     if memory_bytes is not None:
         amount = replace(_ENDLESS, memory_bytes=memory_bytes)
-        state.host = Reading(has=amount, free=amount, held_disk_bytes=0)
+        state.host = HostReading(has=amount, free=amount, held_disk_bytes=0)
     state.driver.restart()
     async with (
         MemoryStore(state.database) as store,

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import code, processes
-from sandlot.core.runs.code import Cell
+from sandlot.core.runs.code import CellSpec
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
@@ -35,7 +35,7 @@ from tests.support.until import until
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
-BASE = NewSandbox(template="base", limits=SMALL, network="none")
+BASE = CreateSandboxParams(template="base", limits=SMALL, network="none")
 IN_CONTAINER = replace(BASE, isolation="container")
 
 TICKING = "(while true; do echo >> /workspace/ticks; sleep 0.2; done) > /dev/null 2>&1 & echo $!"
@@ -98,22 +98,22 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
         yield service
 
 
-async def make(service: Service, asked: NewSandbox = BASE) -> Sandbox:
+async def make(service: Service, params: CreateSandboxParams = BASE) -> Sandbox:
     """A sandbox of the operator's."""
-    return await service.sandboxes.create(asked, OPERATOR)
+    return await service.sandboxes.create(params, OPERATOR)
 
 
-async def shell(box: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
+async def shell(sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
     """What a command line prints; it must succeed."""
-    done = await processes.run(box, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
+    done = await processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output
     return output
 
 
-async def cell(box: Sandbox, text: str) -> str:
+async def cell(sandbox: Sandbox, text: str) -> str:
     """What code prints in the sandbox's own kernel; it must succeed."""
-    done = await code.execute(box, Cell(text, timeout_s=120.0))
+    done = await code.execute(sandbox, CellSpec(text, timeout_s=120.0))
     assert done.outcome.status == "ok", done.error
     return done.stdout.text()
 
@@ -133,35 +133,35 @@ class State:
     size: int = 0
 
 
-async def fill(box: Sandbox, word: str = "first", size: int = 0) -> State:
+async def fill(sandbox: Sandbox, word: str = "first", size: int = 0) -> State:
     """Put a variable, a file, an array and a background process into a sandbox."""
-    await cell(box, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)")
-    await shell(box, f"echo {word} > /workspace/word; ln -s word /workspace/link")
-    ticker = int((await shell(box, TICKING)).split()[0])
+    await cell(sandbox, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)")
+    await shell(sandbox, f"echo {word} > /workspace/word; ln -s word /workspace/link")
+    ticker = int((await shell(sandbox, TICKING)).split()[0])
     return State(word, ticker, size)
 
 
-async def check(box: Sandbox, state: State, *, memory: bool = True) -> None:
+async def check(sandbox: Sandbox, state: State, *, memory: bool = True) -> None:
     """All of it is there, and what ran goes on.
 
     Args:
-        box: Where.
+        sandbox: Where.
         state: What was put into it, or into what it comes from.
         memory: Whether what was in memory is to be there; otherwise it must not.
     """
-    assert (await shell(box, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
+    assert (await shell(sandbox, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
     if not memory:
-        assert await cell(box, "print('word' in globals())") == "False\n"
+        assert await cell(sandbox, "print('word' in globals())") == "False\n"
         return
     told = json.loads(
         await cell(
-            box,
+            sandbox,
             "import hashlib, json\nfile.flush(); file.seek(0)\nprint(json.dumps([word, len(kept), hashlib.sha256(kept).hexdigest(), file.read()]))",
         )
     )
     whole = bytearray(range(256)) * (state.size // 256)
     assert told == [state.word, state.size // 256 * 256, hashlib.sha256(whole).hexdigest(), state.word]
-    await shell(box, f"kill -0 {state.ticker}; {TICKED}")
+    await shell(sandbox, f"kill -0 {state.ticker}; {TICKED}")
 
 
 def saved(folder: Path) -> list[str]:

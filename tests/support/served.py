@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sandlot.core.ports import Base, Template
+from sandlot.core.ports import ResolvedTemplate, Template
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import RootFs
 from sandlot.server import compose, serve
@@ -37,12 +37,12 @@ class Folders:
     def all(self) -> Sequence[Template]:
         return [Template(name=name, description="", digest=self._digest(name)) for name in self.names()]
 
-    def base(self, name: str) -> Base:
+    def base(self, name: str) -> ResolvedTemplate:
         if name not in self.names():
             raise NotFoundError(f"There is no template {name!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND)
-        return Base(root=RootFs((self._folder / name).resolve(), self._digest(name)), env={})
+        return ResolvedTemplate(root=RootFs((self._folder / name).resolve(), self._digest(name)), env={})
 
-    def at(self, name: str, digest: str) -> Base | None:
+    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
         return self.base(name) if name in self.names() and self._digest(name) == digest else None
 
     def _digest(self, name: str) -> str:

@@ -11,15 +11,15 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node.idle import TICK_S
 from sandlot.core.pools.kinds import DEFAULT_WISHES
-from sandlot.core.ports import Clock, Packages
+from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
-from sandlot.model.ports import Ability, Reading, Resources
+from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.specs import Limits
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
@@ -33,18 +33,23 @@ from tests.support.clock import ManualClock
 from tests.support.http import NO_TLS
 from tests.support.node import MemoryTemplates, NoPackages
 
-BASE = NewSandbox(template="base", limits=Limits(pids=32768))
+BASE = CreateSandboxParams(template="base", limits=Limits(pids=32768))
 """What tests create unless they are about something else: the smaller of the built-in images.
 
 The guest's limit of processes counts those of its users (RLIMIT_NPROC), and without isolation those of the whole machine.
 """
 
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
-BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
+BOUNDLESS = HostReading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
 
-PLAIN_ABILITIES = frozenset(Ability) - {Ability.SNAPSHOT, Ability.CONFIGURE_DISK, Ability.CONFIGURE_VOLUMES, Ability.SHOW_LIMITS}
+PLAIN_ABILITIES = frozenset(DriverCapability) - {
+    DriverCapability.SNAPSHOT,
+    DriverCapability.CONFIGURE_DISK,
+    DriverCapability.CONFIGURE_VOLUMES,
+    DriverCapability.SHOW_LIMITS,
+}
 """Without snapshots and what else not every driver has, so that tests see it refused; ``tests/support/node.py`` has all of it."""
 _DATABASES: WeakKeyDictionary[Any, MemoryDatabase] = WeakKeyDictionary()
 """Driver -> rows of its services."""
@@ -58,7 +63,7 @@ class Bench:
     driver: Any
 
     @property
-    def sandboxes(self) -> Sandboxes:
+    def sandboxes(self) -> SandboxManager:
         return self.service.sandboxes
 
     async def sandbox(self) -> Sandbox:
@@ -74,9 +79,9 @@ async def bench(
     folder: Path,
     settings: Settings | None = None,
     clock: Clock | None = None,
-    read_host: Callable[[], Reading] = lambda: BOUNDLESS,
+    read_host: Callable[[], HostReading] = lambda: BOUNDLESS,
     *,
-    packages: Packages | None = None,
+    packages: PackageIndex | None = None,
 ) -> AsyncIterator[Bench]:
     """Run a service in a folder of its own; in the end nothing may be left of its sandboxes.
 
@@ -104,9 +109,9 @@ async def serving(
     driver: MemoryDriver | BareDriver,
     settings: Settings | None = None,
     clock: Clock | None = None,
-    read_host: Callable[[], Reading] = lambda: BOUNDLESS,
+    read_host: Callable[[], HostReading] = lambda: BOUNDLESS,
     *,
-    packages: Packages | None = None,
+    packages: PackageIndex | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
     """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver.

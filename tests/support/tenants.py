@@ -68,7 +68,7 @@ async def tenants(service: Service) -> AsyncIterator[Two]:
     port = listener.getsockname()[1]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(answering(service, [listener]))
-        secrets = [(await service.keys.create(name))[1] for name in ("owner", "stranger")]
+        secrets = [(await service.api_keys.create(name))[1] for name in ("owner", "stranger")]
         owner, stranger = [
             await stack.enter_async_context(
                 httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}, timeout=60)

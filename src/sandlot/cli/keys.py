@@ -15,7 +15,7 @@ from sandlot.cli.arguments import InJson
 from sandlot.cli.output import as_json, note, size, table
 
 if TYPE_CHECKING:
-    from sandlot.core.records.keys import Keys
+    from sandlot.core.records.keys import ApiKeys
     from sandlot.model.access import Quota
     from sandlot.model.records import KeyRecord
     from sandlot.sdk import Client, KeyInfo, NewKey
@@ -83,7 +83,7 @@ def create_key(  # noqa: PLR0913 - each is an option
         installs=installs,
     )
 
-    async def directly(known: Keys) -> NewKey:
+    async def directly(known: ApiKeys) -> NewKey:
         from sandlot.sdk import NewKey
 
         record, secret = await known.create(name, operator=operator, quota=quota)
@@ -99,7 +99,7 @@ def create_key(  # noqa: PLR0913 - each is an option
 def list_keys(*, in_json: InJson = False) -> None:
     """List the keys that are valid, without their secrets."""
 
-    async def directly(known: Keys) -> list[KeyInfo]:
+    async def directly(known: ApiKeys) -> list[KeyInfo]:
         return [_info(record) for record in await known.list()]
 
     found = _done(lambda client: client.keys.list(), directly)
@@ -118,7 +118,7 @@ def list_keys(*, in_json: InJson = False) -> None:
 def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The key.")], in_json: InJson = False) -> None:
     """Take a key away; what uses it is refused from now on. Its sandboxes live on until they end, its pools go."""
 
-    async def directly(known: Keys) -> str:
+    async def directly(known: ApiKeys) -> str:
         return (await known.revoke(key)).id
 
     def by_api(client: Client) -> str:
@@ -131,7 +131,7 @@ def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="Th
     typer.echo(as_json({"revoked": id_}) if in_json else id_)
 
 
-def _done(by_api: Callable[[Client], _Result], directly: Callable[[Keys], Awaitable[_Result]]) -> _Result:
+def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awaitable[_Result]]) -> _Result:
     """Do something with the keys: by the service that runs, or on the store where none does."""
     from sandlot.sdk import Client, local
 

@@ -12,8 +12,8 @@ class Hold:
 
     __slots__ = ("_activity",)
 
-    def __init__(self, activity: Activity) -> None:
-        self._activity: Activity | None = activity
+    def __init__(self, activity: ActivityTracker) -> None:
+        self._activity: ActivityTracker | None = activity
 
     def release(self) -> None:
         """It is done. Idempotent."""
@@ -23,7 +23,7 @@ class Hold:
             activity.touch()
 
 
-class Activity:
+class ActivityTracker:
     """What is done with a sandbox, and since when nothing is.
 
     Args:
@@ -47,7 +47,7 @@ class Activity:
         self.quiet_since_s = self._clock.monotonic_s()
 
 
-class Presence:
+class ExecutionFollowers:
     """Who is there for something that goes on: how many, and whether they have all been away for long."""
 
     __slots__ = ("_away", "_here", "attended", "people", "turn")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sandlot.core.node.capacity import RETRY_AFTER_S, Shares
+from sandlot.core.node.capacity import RETRY_AFTER_S, OvercommitConfig
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
-from sandlot.model.ports import Ability, Capabilities
+from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.specs import (
     DEFAULT_NETWORK,
     DEFAULT_TEMPLATE,
@@ -44,11 +44,11 @@ MAX_METADATA_NAME_BYTES = 255
 LEAST_IDLE_S = 5.0
 """Of an idle timeout: as often as it is looked (``core/node/idle.py``)."""
 
-_NEEDED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
+_NEEDED = (DriverCapability.BOOT, DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS, DriverCapability.LIMIT_DISK)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AdmissionPolicy:
     """What the operator decided.
 
     Args:
@@ -67,12 +67,12 @@ class Rules:
     max_sandboxes: int = 50
     max_creates: int = 4
     max_waiting: int = 100
-    shares: Shares = field(default_factory=Shares)
+    shares: OvercommitConfig = field(default_factory=OvercommitConfig)
     keep_resting_s: float = MAX_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
-class NewSandbox:
+class CreateSandboxParams:
     """A sandbox as a client asks for it.
 
     Args:
@@ -193,7 +193,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
         )
 
 
-def choose_isolation(asked: str, rules: Rules, available: Collection[str]) -> str:
+def resolve_isolation(asked: str, rules: AdmissionPolicy, available: Collection[str]) -> str:
     """The driver that a request gets.
 
     Args:
@@ -245,7 +245,7 @@ def same_isolation(asked: str, source: str) -> str:
     return source
 
 
-def choose_network(asked: str) -> Network:
+def resolve_network(asked: str) -> Network:
     """The network policy that a request gets.
 
     Raises:
@@ -280,23 +280,23 @@ def check_host(can: Capabilities, *, volumes: bool = False) -> None:
     """
     for ability in _NEEDED:
         if not can.can(ability):
-            what = "start sandboxes" if ability is Ability.BOOT else f"enforce the {ability.removeprefix('limit.')} limit"
+            what = "start sandboxes" if ability is DriverCapability.BOOT else f"enforce the {ability.removeprefix('limit.')} limit"
             raise HostError(
                 f"The {can.driver} driver cannot {what} on this host: {can.why_not(ability)}",
                 code=ErrorCode.HOST_NOT_READY,
                 hint="'sandlot doctor' checks the host and names every fix.",
                 fields={"ability": str(ability)},
             )
-    if volumes and not can.can(Ability.VOLUMES):
+    if volumes and not can.can(DriverCapability.VOLUMES):
         raise UnsupportedError(
-            f"The {can.driver} driver has no volumes on this host: {can.why_not(Ability.VOLUMES)}",
+            f"The {can.driver} driver has no volumes on this host: {can.why_not(DriverCapability.VOLUMES)}",
             code=ErrorCode.UNSUPPORTED,
             hint="Leave volumes out.",
             fields={"field": "volumes"},
         )
 
 
-def check_room(live: int, waiting: int, rules: Rules) -> None:
+def check_room(live: int, waiting: int, rules: AdmissionPolicy) -> None:
     """Refuse to create where there is no room.
 
     Args:

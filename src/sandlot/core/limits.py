@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from sandlot.core.node import capacity
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Driver, Instance, Usage
@@ -75,16 +75,16 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
 
 
 @asynccontextmanager
-async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger, check: Callable[[], None]) -> AsyncIterator[None]:
+async def changed(sandbox: Sandbox, change: Change, driver: Driver, reservations: Reservations, check: Callable[[], None]) -> AsyncIterator[None]:
     """Change a sandbox's limits, and change them back where the body fails. One change of a sandbox at a time.
 
     In the body it has the new ones.
 
     Args:
-        box: It runs.
+        sandbox: It runs.
         change: What the driver is able to change.
         driver: Its own.
-        ledger: Where its promise is.
+        reservations: Where its promise is.
         check: Refuses what its owner may not have; does not wait.
 
     Raises:
@@ -94,52 +94,52 @@ async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger, 
         LimitError: ``quota_exceeded``.
         SandboxEndedError: It has ended.
     """
-    before, after = box.spec.limits, change.over(box.spec.limits)
+    before, after = sandbox.spec.limits, change.over(sandbox.spec.limits)
     if after == before:
         check()
         yield
         return
-    takes = driver.takes(after)
+    takes = driver.max_resources(after)
     check()  # what is refused makes nothing else go
-    reading = await ledger.make_room(capacity.grown(driver.takes(before), takes), besides=box.id)
-    box.require_link()  # it may have ended meanwhile, and then nothing is promised to it
+    reading = await reservations.make_room(capacity.grown(driver.max_resources(before), takes), besides=sandbox.id)
+    sandbox.require_link()  # it may have ended meanwhile, and then nothing is promised to it
     check()
-    with ledger.changing(box.id, takes, reading) as came:
+    with reservations.resize(sandbox.id, takes, reading) as came:
         keepers = _Keepers(host=before, guest_pids=before.pids)
-        box.claimed = _most(before, after)
+        sandbox.reserved_limits = _most(before, after)
         try:
             try:
-                await _move(box, keepers, after)
-                box.spec = replace(box.spec, limits=after)  # what the body records is what holds from now on
+                await _move(sandbox, keepers, after)
+                sandbox.spec = replace(sandbox.spec, limits=after)  # what the body records is what holds from now on
                 yield
             except BaseException:
-                await _back(box, keepers, before)
+                await _back(sandbox, keepers, before)
                 raise
         finally:
-            came(driver.takes(keepers.host))
-            box.spec = replace(box.spec, limits=keepers.host)
-            box.claimed = None
-    _log.info("sandbox.limits", sandbox=box.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
+            came(driver.max_resources(keepers.host))
+            sandbox.spec = replace(sandbox.spec, limits=keepers.host)
+            sandbox.reserved_limits = None
+    _log.info("sandbox.limits", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 
-async def used(box: Sandbox) -> Used:
+async def used(sandbox: Sandbox) -> Used:
     """What a sandbox has used so far.
 
     Raises:
         SandboxEndedError: It has ended.
     """
-    await box.adopted.wait()
-    if box.state is State.HIBERNATED:  # asked about, it sleeps on
-        return Used(_NOTHING, None, box.spec.limits)
-    if box.state is State.PAUSED:
-        return Used(await _instance(box).usage(), None, box.spec.limits)
-    async with box.using() as link:
-        usage = await _instance(box).usage()
+    await sandbox.recovered.wait()
+    if sandbox.state is State.HIBERNATED:  # asked about, it sleeps on
+        return Used(_NOTHING, None, sandbox.spec.limits)
+    if sandbox.state is State.PAUSED:
+        return Used(await _instance(sandbox).usage(), None, sandbox.spec.limits)
+    async with sandbox.connection() as link:
+        usage = await _instance(sandbox).usage()
         pids: int | None = None
         with contextlib.suppress(TimeoutError, SandlotError):
             async with asyncio.timeout(COUNT_TIMEOUT_S):
                 pids = (await link.info()).tasks
-    return Used(usage, pids, box.spec.limits)
+    return Used(usage, pids, sandbox.spec.limits)
 
 
 @dataclass(slots=True)
@@ -155,18 +155,18 @@ class _Keepers:
     guest_pids: int
 
 
-async def _move(box: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
+async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
     """Both keepers, each as far as it is not there yet; where it fails, they say how far it came."""
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         if to.pids > keepers.host.pids:
-            await _configure(box, keepers, replace(keepers.host, pids=to.pids))
+            await _configure(sandbox, keepers, replace(keepers.host, pids=to.pids))
         if to.pids != keepers.guest_pids:
             async with asyncio.timeout(guest_timeout_s):
                 await link.set_limits(pids=to.pids)
             keepers.guest_pids = to.pids
         if to != keepers.host:
             memory_bytes = keepers.host.memory_bytes
-            await _configure(box, keepers, to)
+            await _configure(sandbox, keepers, to)
             if to.memory_bytes != memory_bytes:
                 # For its own good only: it ends who is greedy before the sandbox is ended.
                 with contextlib.suppress(SandlotError, TimeoutError):
@@ -174,24 +174,24 @@ async def _move(box: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: fl
                         await link.set_limits(pids=keepers.guest_pids, memory_bytes=to.memory_bytes)
 
 
-async def _back(box: Sandbox, keepers: _Keepers, before: Limits) -> None:
+async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
     """Both keepers back to where they were, as far as they go."""
     try:
-        await _move(box, keepers, before, BACK_TIMEOUT_S)
+        await _move(sandbox, keepers, before, BACK_TIMEOUT_S)
     except SandboxEndedError:
         pass  # what it has is promised until the last of it is gone
     except Exception as error:  # noqa: BLE001 - what the client is told is why it was taken back
-        _log.warning("sandbox.limits_stay", sandbox=box.id, error=str(error))
+        _log.warning("sandbox.limits_stay", sandbox=sandbox.id, error=str(error))
         if keepers.guest_pids > before.pids:  # it may run more by now; what else was given is taken back all the same
             with contextlib.suppress(Exception):
-                await _move(box, keepers, replace(before, pids=keepers.guest_pids))
+                await _move(sandbox, keepers, replace(before, pids=keepers.guest_pids))
 
 
-async def _configure(box: Sandbox, keepers: _Keepers, to: Limits) -> None:
-    if box.instance is None:
-        raise box.ended_error()
+async def _configure(sandbox: Sandbox, keepers: _Keepers, to: Limits) -> None:
+    if sandbox.instance is None:
+        raise sandbox.ended_error()
     try:
-        await box.instance.configure(_change(to))
+        await sandbox.instance.configure(_change(to))
     except (ConflictError, InvalidRequestError, UnsupportedError):
         raise  # refused: nothing was changed
     except BaseException:
@@ -213,7 +213,7 @@ def _change(limits: Limits) -> Change:
     return Change(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids, disk_bytes=limits.disk_bytes)
 
 
-def _instance(box: Sandbox) -> Instance:
-    if box.instance is None:
-        raise box.ended_error()
-    return box.instance
+def _instance(sandbox: Sandbox) -> Instance:
+    if sandbox.instance is None:
+        raise sandbox.ended_error()
+    return sandbox.instance

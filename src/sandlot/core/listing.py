@@ -34,12 +34,12 @@ class Wanted:
     metadata: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
 
-    def fits(self, box: Sandbox) -> bool:
+    def fits(self, sandbox: Sandbox) -> bool:
         """Whether a sandbox is one of them."""
         return (
-            box.state in self.states
-            and self.name in {None, box.name}
-            and all(box.metadata.get(name) == value for name, value in self.metadata.items())
+            sandbox.state in self.states
+            and self.name in {None, sandbox.name}
+            and all(sandbox.metadata.get(name) == value for name, value in self.metadata.items())
         )
 
 
@@ -61,15 +61,15 @@ def states_of(names: Iterable[str]) -> frozenset[State]:
     return frozenset(found)
 
 
-def place(box: Sandbox) -> tuple[str, str]:
+def place(sandbox: Sandbox) -> tuple[str, str]:
     """Where a sandbox stands in the order."""
-    return box.created_at.isoformat(timespec="microseconds"), box.id
+    return sandbox.created_at.isoformat(timespec="microseconds"), sandbox.id
 
 
 async def page(
     table: SandboxTable,
     live: Iterable[Sandbox],
-    who: Principal,
+    principal: Principal,
     wanted: Wanted,
     *,
     after: Position | None,
@@ -81,7 +81,7 @@ async def page(
     Args:
         table: Of those that have ended.
         live: Those that have not.
-        who: For whom.
+        principal: For whom.
         wanted: Which.
         after: The last one of the page before.
         limit: At most so many.
@@ -91,9 +91,9 @@ async def page(
         They, and whether more follow.
     """
     start = ("", "") if after is None else (after.at.isoformat(timespec="microseconds"), after.id)
-    found = {box.id: box for box in live if who.sees(box.owner) and wanted.fits(box) and place(box) > start}
+    found = {sandbox.id: sandbox for sandbox in live if principal.sees(sandbox.owner) and wanted.fits(sandbox) and place(sandbox) > start}
     if ended := wanted.states & ENDED:
-        owner = None if who.operator else who.owner
+        owner = None if principal.operator else principal.owner
         for record in await table.ended(owner=owner, metadata=wanted.metadata, states=ended, name=wanted.name, after=after, limit=limit + 1):
             found.setdefault(record.id, revive(record))
     ordered = sorted(found.values(), key=place)

@@ -25,7 +25,7 @@ _OWN_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ProcessDetails:
     """What was said of one process.
 
     Args:
@@ -45,40 +45,40 @@ class Note:
     ended: bool = False
 
 
-NOTHING = Note()
+NOTHING = ProcessDetails()
 
 
-def keep(box: Sandbox, process: ProcessId, spec: ProcessSpec) -> None:
+def keep(sandbox: Sandbox, process: ProcessId, spec: ProcessSpec) -> None:
     """Note what was said of a process that was just started."""
     if spec.hidden:
         return
     least = _OWN_BYTES + len(spec.tag or "") + len(spec.cwd or "")
     size = sum(len(name) + len(value) for name, value in spec.env.items()) + sum(map(len, spec.argv))
     whole = size <= ONE_MOST_BYTES
-    note = Note(spec.tag, spec.cwd, spec.env, spec, least + size) if whole else Note(spec.tag, spec.cwd, size_bytes=least)
-    while box.notes and sum(each.size_bytes for each in box.notes.values()) + note.size_bytes > MOST_BYTES:
-        _drop(box, next((known for known, each in box.notes.items() if each.ended), next(iter(box.notes))))
-    if box.budget.try_take(note.size_bytes):
-        box.notes[process] = note
+    note = ProcessDetails(spec.tag, spec.cwd, spec.env, spec, least + size) if whole else ProcessDetails(spec.tag, spec.cwd, size_bytes=least)
+    while sandbox.notes and sum(each.size_bytes for each in sandbox.notes.values()) + note.size_bytes > MOST_BYTES:
+        _drop(sandbox, next((known for known, each in sandbox.notes.items() if each.ended), next(iter(sandbox.notes))))
+    if sandbox.buffers.try_take(note.size_bytes):
+        sandbox.notes[process] = note
 
 
-def ended(box: Sandbox, process: ProcessId) -> None:
+def ended(sandbox: Sandbox, process: ProcessId) -> None:
     """That process has ended: what was noted of it goes before what is noted of those that run."""
-    note = box.notes.get(process)
+    note = sandbox.notes.get(process)
     if note is not None:
-        box.notes[process] = replace(note, ended=True)
+        sandbox.notes[process] = replace(note, ended=True)
 
 
-def of(box: Sandbox, process: ProcessId) -> Note:
+def of(sandbox: Sandbox, process: ProcessId) -> ProcessDetails:
     """What is known of a process."""
-    return box.notes.get(process, NOTHING)
+    return sandbox.notes.get(process, NOTHING)
 
 
-def forget(box: Sandbox) -> None:
+def forget(sandbox: Sandbox) -> None:
     """The sandbox is no more."""
-    for process in tuple(box.notes):
-        _drop(box, process)
+    for process in tuple(sandbox.notes):
+        _drop(sandbox, process)
 
 
-def _drop(box: Sandbox, process: ProcessId) -> None:
-    box.budget.give(box.notes.pop(process).size_bytes)
+def _drop(sandbox: Sandbox, process: ProcessId) -> None:
+    sandbox.buffers.give(sandbox.notes.pop(process).size_bytes)

@@ -66,7 +66,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class ResolvedTemplate:
     """What a template gives a sandbox.
 
     Args:
@@ -89,7 +89,7 @@ class Templates(Protocol):
         """What is known of all of them."""
         ...
 
-    def base(self, name: str) -> Base:
+    def base(self, name: str) -> ResolvedTemplate:
         """What a template gives; builds it first where nobody did, which takes minutes.
 
         Raises:
@@ -98,7 +98,7 @@ class Templates(Protocol):
         """
         ...
 
-    def at(self, name: str, digest: str) -> Base | None:
+    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
         """What a template gave whose root file system had that digest; None where that is not there any more. Builds nothing."""
         ...
 
@@ -135,7 +135,7 @@ class VolumeDisks(Protocol):
         ...
 
 
-class Greet(Protocol):
+class GuestLinkFactory(Protocol):
     """Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""
 
     def __call__(self, stream: ByteStream, *, services: Mapping[str, Service]) -> Awaitable[Link]:
@@ -143,7 +143,7 @@ class Greet(Protocol):
         ...
 
 
-class Packages(Protocol):
+class PackageIndex(Protocol):
     """Package indexes, as sandboxes may read them."""
 
     async def serve(self, stream: GuestStream, *, sandbox: str, allowed: Callable[[], bool]) -> None:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 from sandlot.core.limits import Used, used
 from sandlot.core.listing import Wanted, page, place
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.ports import Clock
-from sandlot.core.records.register import Register, revived
+from sandlot.core.records.register import SandboxRecorder, revived
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
@@ -30,18 +30,18 @@ REMEMBERED = 1000
 """Ended sandboxes that can still be asked about."""
 
 
-class Roster:
+class SandboxRegistry:
     """The sandboxes of a service.
 
     Args:
-        register: The durable side of them.
-        budget: Of the memory that is held for clients.
+        recorder: The durable side of them.
+        buffers: Of the memory that is held for clients.
         clock: The time.
     """
 
-    def __init__(self, register: Register, budget: Budget, clock: Clock) -> None:
-        self._register = register
-        self._budget = budget
+    def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:
+        self._recorder = recorder
+        self._buffers = buffers
         self._clock = clock
         self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
         self._left: dict[SandboxId, Sandbox] = {}
@@ -50,15 +50,15 @@ class Roster:
         self.unheld: set[SandboxId] = set()
         """Those that an earlier service left, and this one has no driver for: nothing of them is touched."""
 
-    def living(self) -> list[Sandbox]:
+    def live(self) -> Sequence[Sandbox]:
         """Those that hold something of the host, the hibernated ones included."""
-        return [box for box, _ in self._lives.values()]
+        return [sandbox for sandbox, _ in self._lives.values()]
 
-    def find(self, id_: str, who: Principal) -> Sandbox:
+    def find(self, id_: str, principal: Principal) -> Sandbox:
         """A sandbox by its id, ended ones that are remembered included; somebody else's is ``sandbox_not_found``."""
-        box = self._known(id_)
-        if box is not None and who.sees(box.owner):
-            return box
+        sandbox = self._known(id_)
+        if sandbox is not None and principal.sees(sandbox.owner):
+            return sandbox
         raise NotFoundError(
             f"There is no sandbox {id_[:64]!r}.",
             code=ErrorCode.SANDBOX_NOT_FOUND,
@@ -66,13 +66,13 @@ class Roster:
             fields={"sandbox": id_[:64]},
         )
 
-    def named(self, name: str, who: Principal) -> Sandbox:
+    def named(self, name: str, principal: Principal) -> Sandbox:
         """The live sandbox of that name that is one's own, the newest where there are several; else ``sandbox_not_found``."""
-        found = [box for box in self._here() if box.name == name and box.owner == who.owner and not is_terminal(box.state)]
-        return max(found, key=place) if found else self.find(name, who)
+        found = [sandbox for sandbox in self._here() if sandbox.name == name and sandbox.owner == principal.owner and not is_terminal(sandbox.state)]
+        return max(found, key=place) if found else self.find(name, principal)
 
     @contextmanager
-    def naming(self, owner: OwnerId, name: str | None, besides: Sandbox | None = None) -> Iterator[None]:
+    def reserve_name(self, owner: OwnerId, name: str | None, besides: Sandbox | None = None) -> Iterator[None]:
         """Around what gives a name that is to be unique among its owner's live sandboxes.
 
         Args:
@@ -86,8 +86,8 @@ class Roster:
         if name is None:
             yield
             return
-        others = (box for box in self._here() if box.owner == owner and box is not besides and not is_terminal(box.state))
-        there = next((box.id for box in others if box.name == name), None)
+        others = (sandbox for sandbox in self._here() if sandbox.owner == owner and sandbox is not besides and not is_terminal(sandbox.state))
+        there = next((sandbox.id for sandbox in others if sandbox.name == name), None)
         if there is not None or (owner, name) in self._naming:
             raise ConflictError(
                 f"There is a live sandbox of the name {name!r} already{'' if there is None else f': {there}'}.",
@@ -102,47 +102,47 @@ class Roster:
             self._naming.discard((owner, name))
 
     def _revived(self, record: SandboxRecord) -> Sandbox:
-        return revived(record, self._budget.part(), self._clock)
+        return revived(record, self._buffers.part(), self._clock)
 
     def _known(self, id_: str) -> Sandbox | None:
         living = self._lives.get(SandboxId(id_))
         return living[0] if living is not None else self._left.get(SandboxId(id_)) or self._past.get(SandboxId(id_))
 
-    async def look(self, id_: str, who: Principal) -> Sandbox:
+    async def load(self, id_: str, principal: Principal) -> Sandbox:
         """A sandbox by its id, however long ago it ended: for as long as its record is kept; else ``sandbox_not_found``."""
-        if self._known(id_) is None and (record := await self._register.store.sandboxes.get(SandboxId(id_))) is not None:
-            box = self._revived(record)
-            if who.sees(box.owner) and box.ended.is_set():
-                return box
-        return self.find(id_, who)
+        if self._known(id_) is None and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
+            sandbox = self._revived(record)
+            if principal.sees(sandbox.owner) and sandbox.ended.is_set():
+                return sandbox
+        return self.find(id_, principal)
 
-    def all(self, who: Principal, *, ended: bool = False) -> list[Sandbox]:
+    def list(self, principal: Principal, *, ended: bool = False) -> Sequence[Sandbox]:
         """The sandboxes that there are for somebody, oldest first; ``ended``: also those that have ended and are remembered."""
-        boxes = [box for box in self._here() if ended or not box.ended.is_set()]
+        sandboxes = [sandbox for sandbox in self._here() if ended or not sandbox.ended.is_set()]
         if ended:
-            boxes += self._past.values()
-        return sorted((box for box in boxes if who.sees(box.owner)), key=place)
+            sandboxes += self._past.values()
+        return sorted((sandbox for sandbox in sandboxes if principal.sees(sandbox.owner)), key=place)
 
-    async def page(self, who: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
+    async def page(self, principal: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
         """Some of the sandboxes that there are or were for somebody, oldest first, and whether more follow."""
-        return await page(self._register.store.sandboxes, self._here(), who, wanted, after=after, limit=limit, revive=self._revived)
+        return await page(self._recorder.store.sandboxes, self._here(), principal, wanted, after=after, limit=limit, revive=self._revived)
 
-    async def usage(self, id_: str, who: Principal) -> Used:
+    async def usage(self, id_: str, principal: Principal) -> Used:
         """What a sandbox has used so far, and of how much."""
-        return await used(self.find(id_, who))
+        return await used(self.find(id_, principal))
 
-    def check_runs(self, who: Principal) -> None:
+    def check_runs(self, principal: Principal) -> None:
         """Refuse whoever may begin no more runs this month; ``quota_exceeded``."""
-        if self._register.monthly is not None:
-            self._register.monthly.check(who.owner)
+        if self._recorder.execution_counter is not None:
+            self._recorder.execution_counter.check(principal.owner)
 
-    def _here(self) -> list[Sandbox]:
-        return [*(box for box, _ in self._lives.values()), *self._left.values()]
+    def _here(self) -> Sequence[Sandbox]:
+        return [*(sandbox for sandbox, _ in self._lives.values()), *self._left.values()]
 
-    def _of(self, owner: OwnerId) -> list[Sandbox]:
-        return [box for box, _ in self._lives.values() if box.owner == owner and box.state is not State.HIBERNATED]
+    def _of(self, owner: OwnerId) -> Sequence[Sandbox]:
+        return [sandbox for sandbox, _ in self._lives.values() if sandbox.owner == owner and sandbox.state is not State.HIBERNATED]
 
-    def _remember(self, box: Sandbox) -> None:
-        self._past[box.id] = box
+    def _remember(self, sandbox: Sandbox) -> None:
+        self._past[sandbox.id] = sandbox
         while len(self._past) > REMEMBERED:
             self._past.popitem(last=False)

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from sandlot.core import notes
-from sandlot.core.activity import Activity, Hold, Presence
+from sandlot.core.activity import ActivityTracker, ExecutionFollowers, Hold
 from sandlot.core.concurrency import TaskSet
-from sandlot.core.lives.orders import Orders, Work
-from sandlot.core.node.budget import Budget
-from sandlot.core.notes import Note
+from sandlot.core.lives.orders import OperationQueue, Work
+from sandlot.core.node.budget import BufferBudget
+from sandlot.core.notes import ProcessDetails
 from sandlot.core.ports import Clock
-from sandlot.core.records.executions import Journal
-from sandlot.core.records.monthly import Monthly
+from sandlot.core.records.executions import ExecutionLog
+from sandlot.core.records.monthly import MonthlyExecutionCounter
 from sandlot.link.client import Link
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
@@ -39,8 +39,8 @@ from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
 
 if TYPE_CHECKING:
-    from sandlot.core.content.watchers import Watcher
-    from sandlot.core.runs.inputs import Input
+    from sandlot.core.content.watchers import BufferedFolderWatch
+    from sandlot.core.runs.inputs import StdinWriter
 
 CALL_TIMEOUT_S = 60.0
 """For calls that do no work of the user's (stat, signal, list): a guest that takes longer is not answering."""
@@ -66,7 +66,7 @@ class Sandbox:
         owner: Whose it is.
         name: A word for people.
         created_at: When, UTC.
-        budget: Its part of the memory that the service holds for clients.
+        buffers: Its part of the memory that the service holds for clients.
         clock: The time.
         idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
         state: Creating, or where it was when the service before this one ended.
@@ -74,19 +74,21 @@ class Sandbox:
 
     __slots__ = (
         "activity",
-        "adopted",
         "awake",
         "background",
         "begun",
-        "budget",
-        "changing",
-        "claimed",
+        "buffers",
+        "change_lock",
         "contexts",
         "created_at",
         "deadline_changed",
         "deadline_monotonic_s",
+        "detaching",
+        "end_requested",
         "ended",
         "ended_at",
+        "execution_counter",
+        "execution_log",
         "exit",
         "expires_at",
         "idempotency_key",
@@ -95,29 +97,27 @@ class Sandbox:
         "inputs",
         "installs",
         "instance",
-        "journal",
-        "leaving",
         "left",
         "link",
         "metadata",
-        "monthly",
         "name",
         "notes",
-        "orders",
+        "operations",
         "owner",
         "present",
         "ready",
         "recording",
+        "recovered",
         "ref",
         "request_digest",
-        "rouse",
+        "requested_exit",
+        "reserved_limits",
+        "resume_operation",
+        "single_use",
         "spec",
         "state",
         "steady",
         "tasks",
-        "throwaway",
-        "wanted",
-        "wanted_exit",
         "watchers",
         "woken",
     )
@@ -129,28 +129,28 @@ class Sandbox:
         owner: OwnerId,
         name: str | None,
         created_at: datetime,
-        budget: Budget,
+        buffers: BufferBudget,
         clock: Clock,
         idle_timeout_s: float | None = None,
         state: State = State.CREATING,
     ) -> None:
         self.spec = spec
         self.owner = owner
-        self.budget = budget
+        self.buffers = buffers
         self.name = name
         self.metadata: Mapping[str, str] = spec.metadata
         self.created_at = created_at
         self.state = state
-        self.activity = Activity(clock)
+        self.activity = ActivityTracker(clock)
         self.idle_timeout_s = idle_timeout_s
         self.idempotency_key: str | None = None
         self.request_digest: str | None = None
         self.ref: str | None = None
-        self.adopted = asyncio.Event()
+        self.recovered = asyncio.Event()
         if state is State.CREATING:
-            self.adopted.set()
-        self.leaving = asyncio.Event()
-        self.throwaway = False
+            self.recovered.set()
+        self.detaching = asyncio.Event()
+        self.single_use = False
         """Whether it is for one request alone, and ends with it: nobody would ever hear of it again."""
         self.ended_at: datetime | None = None
         self.expires_at: datetime | None = None
@@ -160,7 +160,7 @@ class Sandbox:
         self.link: Link | None = None
         self.exit: Exit | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.orders = Orders()
+        self.operations = OperationQueue()
         self.awake = asyncio.Event()
         """Set while it does not rest, and once it is to end."""
         if state not in _AWAY:
@@ -169,15 +169,15 @@ class Sandbox:
         """Runs of which nobody hears since it went to sleep."""
         self.woken: Callable[[], None] | None = None
         """Called the moment that it is awake again."""
-        self.rouse: Work[None] | None = None
+        self.resume_operation: Work[None] | None = None
         """What lets it go on while it rests."""
-        self.changing = asyncio.Lock()
-        self.claimed: Limits | None = None
+        self.change_lock = asyncio.Lock()
+        self.reserved_limits: Limits | None = None
         self.steady = 0
         """What is being made that has to have the volumes that it has now."""
         self.recording = asyncio.Lock()
-        self.wanted = asyncio.Event()
-        self.wanted_exit: Exit | None = None
+        self.end_requested = asyncio.Event()
+        self.requested_exit: Exit | None = None
         self.ended = asyncio.Event()
         self.tasks = TaskSet("sandbox.defect", sandbox=self.id)
         self.background: set[ProcessId] = set()
@@ -185,15 +185,15 @@ class Sandbox:
         self.begun: dict[ProcessId, None] = {}
         """Cells that were begun lately, oldest first."""
         self.contexts: set[str] = set()  # those that are certainly there: made, or found, and not removed
-        self.present: dict[ProcessId, Presence] = {}
+        self.present: dict[ProcessId, ExecutionFollowers] = {}
         """Who is there for the cells in the foreground that can be asked for again."""
         self.inherited = state is not State.CREATING
         """Whether an earlier service made it: it may know runs that this one has not heard of."""
-        self.journal: Journal | None = None
-        self.monthly: Monthly | None = None
-        self.inputs: dict[ProcessId, Input] = {}
-        self.notes: dict[ProcessId, Note] = {}
-        self.watchers: dict[str, Watcher] = {}
+        self.execution_log: ExecutionLog | None = None
+        self.execution_counter: MonthlyExecutionCounter | None = None
+        self.inputs: dict[ProcessId, StdinWriter] = {}
+        self.notes: dict[ProcessId, ProcessDetails] = {}
+        self.watchers: dict[str, BufferedFolderWatch] = {}
         self.installs = 0
         """Installs under way that open the package index, whatever its network is."""
 
@@ -203,14 +203,14 @@ class Sandbox:
         return self.spec.id
 
     @property
-    def told(self) -> bool:
+    def is_announced(self) -> bool:
         """Whether a client was told that it runs, by this service or an earlier one."""
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     @property
-    def claims(self) -> Limits:
+    def counted_limits(self) -> Limits:
         """What it counts as against its owner's quota: while its limits are changed, the larger of both."""
-        return self.claimed or self.spec.limits
+        return self.reserved_limits or self.spec.limits
 
     def become(self, state: State) -> None:
         """Go on to another state.
@@ -226,18 +226,18 @@ class Sandbox:
         else:
             self.awake.set()
 
-    def end(self, why: Exit) -> None:
+    def request_end(self, why: Exit) -> None:
         """Ask for its end. Idempotent: only the first reason counts."""
-        if self.wanted_exit is None and not is_terminal(self.state):
-            self.wanted_exit = why
-            self.wanted.set()
+        if self.requested_exit is None and not is_terminal(self.state):
+            self.requested_exit = why
+            self.end_requested.set()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """The service ends, and the sandbox does not; one that is for one request of this service does."""
-        if self.throwaway:
-            self.end(Exit(ExitReason.KILLED, "the service was stopped"))
+        if self.single_use:
+            self.request_end(Exit(ExitReason.KILLED, "the service was stopped"))
         else:
-            self.leaving.set()
+            self.detaching.set()
 
     def hold(self) -> Hold:
         """Begin something that is done for a client; release it in the end."""
@@ -249,31 +249,31 @@ class Sandbox:
         Raises:
             LimitError: ``quota_exceeded``, on entering.
         """
-        return nullcontext() if self.monthly is None else self.monthly.begun(self.owner)
+        return nullcontext() if self.execution_counter is None else self.execution_counter.count(self.owner)
 
-    async def within_reach(self) -> None:
+    async def wait_reachable(self) -> None:
         """Return once it can be spoken to: what an earlier service left is taken over first, what rests is resumed first; or once it has ended.
 
         Raises:
             ConflictError: ``sandbox_paused``: it rests, and is not to be resumed by itself.
             SandlotError: It could not be resumed.
         """
-        await self.adopted.wait()
-        if self.state not in _AWAY or self.wanted.is_set() or self.leaving.is_set() or self.rouse is None:
+        await self.recovered.wait()
+        if self.state not in _AWAY or self.end_requested.is_set() or self.detaching.is_set() or self.resume_operation is None:
             return
         if not self.spec.auto_resume and self.state is not State.WAKING:
-            raise self.resting_error()
-        await self.orders.put(self.rouse)
+            raise self.suspended_error()
+        await self.operations.submit(self.resume_operation)
 
-    async def until_awake(self) -> None:
+    async def wait_awake(self) -> None:
         """Return once it can be spoken to, without resuming it for that; or once it is to end."""
-        await self.adopted.wait()
+        await self.recovered.wait()
         await self.awake.wait()
 
     @property
-    def asleep(self) -> bool:
+    def is_hibernated(self) -> bool:
         """Whether it sleeps on the disk, or is on its way there or back: nobody hears of what runs in it."""
-        return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.wanted.is_set()
+        return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.end_requested.is_set()
 
     def require_link(self) -> Link:
         """The link to the guest of a running sandbox.
@@ -282,22 +282,22 @@ class Sandbox:
             ConflictError: It is still being created, or rests.
             SandboxEndedError: It has ended, or is about to.
         """
-        if self.leaving.is_set() and not self.wanted.is_set():
-            raise self.left_error()
-        if self.state in _THERE and self.link is not None and not self.wanted.is_set():
+        if self.detaching.is_set() and not self.end_requested.is_set():
+            raise self.stopping_error()
+        if self.state in _THERE and self.link is not None and not self.end_requested.is_set():
             return self.link
-        if self.state is State.CREATING and not self.wanted.is_set():
+        if self.state is State.CREATING and not self.end_requested.is_set():
             raise ConflictError(
                 f"Sandbox {self.id} is still being created.",
                 code=ErrorCode.CONFLICT,
                 hint="Wait until its state is 'running'.",
                 fields={"sandbox": self.id, "state": str(self.state)},
             )
-        if self.state in _AWAY and not self.wanted.is_set():
-            raise self.resting_error()
+        if self.state in _AWAY and not self.end_requested.is_set():
+            raise self.suspended_error()
         raise self.ended_error()
 
-    def resting_error(self) -> ConflictError:
+    def suspended_error(self) -> ConflictError:
         """What a call is answered with while it rests."""
         return ConflictError(
             f"Sandbox {self.id} is {self.state}.",
@@ -306,7 +306,7 @@ class Sandbox:
             fields={"sandbox": self.id, "state": str(self.state)},
         )
 
-    def left_error(self) -> UnavailableError:
+    def stopping_error(self) -> UnavailableError:
         """What a call is answered with whose service ends before it was answered."""
         return UnavailableError(
             f"The service is stopping; sandbox {self.id} lives on.",
@@ -317,7 +317,7 @@ class Sandbox:
 
     def ended_error(self) -> SandboxEndedError:
         """What a call to an ended sandbox is answered with."""
-        why = self.exit or self.wanted_exit
+        why = self.exit or self.requested_exit
         detail = f": {why.detail}" if why is not None and why.detail else ""
         reason = str(why.reason) if why is not None else ""
         return SandboxEndedError(
@@ -328,7 +328,7 @@ class Sandbox:
         )
 
     @asynccontextmanager
-    async def using(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Link]:
+    async def connection(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Link]:
         """The link, for one piece of work.
 
         Args:
@@ -338,7 +338,7 @@ class Sandbox:
             SandboxEndedError: The sandbox ended before or meanwhile; says why.
             TimeoutExceededError: The guest did not answer in time.
         """
-        await self.within_reach()
+        await self.wait_reachable()
         link = self.require_link()
         hold = self.hold()
         try:
@@ -362,9 +362,9 @@ class Sandbox:
         Args:
             error: What the link raised.
         """
-        if self.leaving.is_set() and not self.wanted.is_set():
-            return self.left_error()
-        if isinstance(error, UnavailableError) and not self.wanted.is_set() and (self.state in _THERE or self.state in _AWAY):
+        if self.detaching.is_set() and not self.end_requested.is_set():
+            return self.stopping_error()
+        if isinstance(error, UnavailableError) and not self.end_requested.is_set() and (self.state in _THERE or self.state in _AWAY):
             return error  # too many calls at once, for example, or it came to rest
         try:
             async with asyncio.timeout(_VERDICT_S):

@@ -20,38 +20,38 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from sandlot.core.admission import NewSandbox, Rules
-from sandlot.core.births import Births, Inject, Injects
+from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
+from sandlot.core.births import Inject, Injects, Scheduler
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lives import adoption, ending, life, resting
-from sandlot.core.lives.images import Images
-from sandlot.core.lives.life import Course, live
-from sandlot.core.lives.means import Means
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.lives.life import Course, supervise
+from sandlot.core.lives.means import LifecycleDependencies
 from sandlot.core.lives.orders import Work
-from sandlot.core.lives.starts import Source, Start, boot
-from sandlot.core.lives.updates import Hands, Update, update
-from sandlot.core.node.budget import Budget
-from sandlot.core.node.capacity import Figures
+from sandlot.core.lives.starts import Start, StartSource, boot
+from sandlot.core.lives.updates import Hands, UpdateSandboxParams, update
+from sandlot.core.node.budget import BufferBudget
+from sandlot.core.node.capacity import NodeCapacity
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.idle import Reaper
-from sandlot.core.node.ledger import Ledger
-from sandlot.core.pools.owners import Owners
-from sandlot.core.pools.pools import Pooling, Pools
-from sandlot.core.ports import Clock, Greet, Packages, Templates
+from sandlot.core.node.idle import IdleMonitor
+from sandlot.core.node.ledger import Reservations
+from sandlot.core.pools.owners import PoolOwners
+from sandlot.core.pools.pools import Pooling, PoolManager
+from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, Templates
 from sandlot.core.records import quotas
-from sandlot.core.records.once import check_key, digest_of, made_before
-from sandlot.core.records.register import Register
-from sandlot.core.roster import REMEMBERED, Roster
+from sandlot.core.records.once import check_key, find_created, request_digest
+from sandlot.core.records.register import SandboxRecorder
+from sandlot.core.roster import REMEMBERED, SandboxRegistry
 from sandlot.core.runs import inherited
 from sandlot.core.runs.installing import services_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
 from sandlot.core.volumes.attaching import hold, let_go
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Driver, Exit, ExitReason, Reading, Resources
+from sandlot.model.ports import Driver, Exit, ExitReason, HostReading, Resources
 from sandlot.model.states import SETTLEMENT, Settlement
 
 CLOSE_TIMEOUT_S = 60.0
@@ -60,7 +60,7 @@ CLOSE_TIMEOUT_S = 60.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class Sandboxes(Roster):
+class SandboxManager(SandboxRegistry):
     """All sandboxes of this service.
 
     Args:
@@ -71,8 +71,8 @@ class Sandboxes(Roster):
         new_id: Makes ids that carry this node.
         rules: What the operator decided.
         read_host: Looks at what the host has; blocks for some milliseconds.
-        budget: Of the memory that is held for clients.
-        register: The durable side of them.
+        buffers: Of the memory that is held for clients.
+        recorder: The durable side of them.
         images: Where what is hibernated is.
         injects: Finds files of the file store that are to be in a new sandbox.
         packages: Package indexes for those inside; None is none.
@@ -86,21 +86,21 @@ class Sandboxes(Roster):
         *,
         drivers: Mapping[str, Driver],
         templates: Templates,
-        greet: Greet,
+        greet: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
-        rules: Rules,
-        read_host: Callable[[], Reading],
-        budget: Budget,
-        register: Register,
-        images: Images,
+        rules: AdmissionPolicy,
+        read_host: Callable[[], HostReading],
+        buffers: BufferBudget,
+        recorder: SandboxRecorder,
+        images: MemoryImages,
         pooling: Pooling,
         injects: Injects | None = None,
-        packages: Packages | None = None,
+        packages: PackageIndex | None = None,
         principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
-        volumes: Volumes | None = None,
+        volumes: VolumeManager | None = None,
     ) -> None:
-        super().__init__(register, budget, clock)
+        super().__init__(recorder, buffers, clock)
         self._services = functools.partial(services_of, packages)
         self._idempotency_locks = KeyedLock()
         self._tasks = TaskSet("service.defect")
@@ -108,26 +108,26 @@ class Sandboxes(Roster):
         self.supply = self._supply = Supply(drivers, templates)
         """What sandboxes are made of."""
         self._greet, self._rules = greet, rules
-        self._ledger = Ledger(read_host, rules.shares, clock)
+        self._reservations = Reservations(read_host, rules.shares, clock)
         self._images = images
         self._turns = asyncio.Semaphore(rules.max_creates)
-        self.pools = Pools(
+        self.pools = PoolManager(
             pooling,
             supply=self._supply,
-            ledger=self._ledger,
+            reservations=self._reservations,
             rules=rules,
             greet=greet,
             clock=clock,
             new_id=new_id,
-            metrics=register.metrics,
+            metrics=recorder.metrics,
             busy=self._turns.locked,
-            owners=Owners(principal_of, lambda owner: [box.claims for box in self._of(owner)]),
+            owners=PoolOwners(principal_of, lambda owner: [sandbox.counted_limits for sandbox in self._of(owner)]),
         )
-        self.births = self._births = Births(
+        self.scheduler = self._scheduler = Scheduler(
             supply=self._supply,
-            ledger=self._ledger,
+            reservations=self._reservations,
             rules=rules,
-            budget=budget,
+            buffers=buffers,
             clock=clock,
             new_id=new_id,
             injects=injects,
@@ -149,20 +149,24 @@ class Sandboxes(Roster):
         Raises:
             SandlotError: The store cannot be read or written.
         """
-        for record in await self._register.ended_lately(REMEMBERED):
+        for record in await self._recorder.ended_lately(REMEMBERED):
             self._remember(self._revived(record))
         kept: set[str] = set()
-        for record in await self._register.unfinished():
+        for record in await self._recorder.unfinished():
             if SETTLEMENT[record.state] is Settlement.REMOVE or record.ref is None:
                 expired = record.expires_at is not None and record.expires_at <= self._clock.now()
-                await self._register.settle(record, *adoption.over(record, expired))
+                await self._recorder.settle(record, *adoption.over(record, expired))
             elif record.spec.isolation not in self._supply.drivers:
                 _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with that driver again.")
                 kept.add(record.ref)
                 self.unheld.add(record.id)
             else:
-                self._begin(self._revived(record), adoption.take_over, boot)
-        for work in (adoption.tidy(self.living(), self._supply.drivers.values(), kept), Reaper(self.living, self._clock).run(), self.pools.run()):
+                self._begin(self._revived(record), adoption.recover, boot)
+        for work in (
+            adoption.sweep_leftovers(self.live(), self._supply.drivers.values(), kept),
+            IdleMonitor(self.live, self._clock).run(),
+            self.pools.run(),
+        ):
             self._tasks.spawn(work)
         return len(self._lives)
 
@@ -182,11 +186,11 @@ class Sandboxes(Roster):
         self.refuse()
         self._tasks.cancel()
         tasks = [*(task for _, task in self._lives.values()), asyncio.create_task(self.pools.aclose())]
-        for box, _ in self._lives.values():
-            if keep and box.told:
-                box.leave()
+        for sandbox, _ in self._lives.values():
+            if keep and sandbox.is_announced:
+                sandbox.detach()
             else:
-                box.end(Exit(ExitReason.KILLED, "the service was stopped"))
+                sandbox.request_end(Exit(ExitReason.KILLED, "the service was stopped"))
         now_s, first = asyncio.get_running_loop().time(), self._close_by_s is None
         self._close_by_s = now_s + CLOSE_TIMEOUT_S if self._close_by_s is None else self._close_by_s
         _, late = await asyncio.wait(tasks, timeout=max(0.0, self._close_by_s - now_s))
@@ -203,12 +207,14 @@ class Sandboxes(Roster):
         """Seconds since the last sandbox was removed; 0 while there is one."""
         return 0.0 if self._lives else self._clock.monotonic_s() - self._idle_since_monotonic_s
 
-    async def create(self, asked: NewSandbox, who: Principal, *, key: str | None = None, source: Source | None = None) -> Sandbox:
+    async def create(
+        self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None
+    ) -> Sandbox:
         """Create a sandbox and wait until it runs.
 
         Args:
-            asked: It, as it was asked for.
-            who: Whose it will be.
+            params: It, as it was asked for.
+            principal: Whose it will be.
             key: The client's own name for this request. Sent again, it gives what it gave, also where that has ended by then.
             source: What it goes on from, in place of its template.
 
@@ -224,85 +230,87 @@ class Sandboxes(Roster):
             SandboxEndedError: Somebody killed it while it was created.
         """
         if key is None:
-            return await self._create(asked, who, None, None, source)
-        digest = digest_of(asked) if source is None or source.digest is None else source.digest
-        async with self._idempotency_locks.hold(who.owner, check_key(key)):
-            before = await made_before(self._register.store.sandboxes, who.owner, key, digest, self._known, self._revived)
-            return before or await self._create(asked, who, key, digest, source)
+            return await self._create(params, principal, None, None, source)
+        digest = request_digest(params) if source is None or source.digest is None else source.digest
+        async with self._idempotency_locks.hold(principal.owner, check_key(key)):
+            before = await find_created(self._recorder.store.sandboxes, principal.owner, key, digest, self._known, self._revived)
+            return before or await self._create(params, principal, key, digest, source)
 
-    async def _create(self, asked: NewSandbox, who: Principal, key: str | None, digest: str | None, source: Source | None) -> Sandbox:
-        with self.naming(who.owner, asked.name if asked.unique_name else None):
-            born = await self._births.conceive(asked, who, source, self.living, self._check_open)
-            box = born.box
-            box.idempotency_key, box.request_digest = key, digest
-            self._begin(box, life.create, born.start, born.inject)
+    async def _create(
+        self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
+    ) -> Sandbox:
+        with self.reserve_name(principal.owner, params.name if params.unique_name else None):
+            born = await self._scheduler.admit(params, principal, source, self.live, self._check_open)
+            sandbox = born.sandbox
+            sandbox.idempotency_key, sandbox.request_digest = key, digest
+            self._begin(sandbox, life.create, born.start, born.inject)
         try:
-            await asyncio.shield(box.ready)
+            await asyncio.shield(sandbox.ready)
         except asyncio.CancelledError:
-            box.end(Exit(ExitReason.KILLED, "the client that created it went away"))
+            sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it went away"))
             raise
         except SandboxEndedError:
             self._check_open()  # nobody has seen it yet: its creator may simply ask the next service
             raise
-        _log.info("sandbox.created", sandbox=box.id, template=box.spec.template, isolation=box.spec.isolation)
-        return box
+        _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
+        return sandbox
 
     def _check_open(self) -> None:
         if self._closing:
             code, fields = ErrorCode.SERVICE_UNAVAILABLE, {"retry_after_s": 1}
             raise UnavailableError("The service is stopping.", code=code, hint="Try again in a moment.", fields=fields) from None
 
-    def _promised(self, box: Sandbox) -> None:
-        self._ledger.promised_before(box.id, self._supply.drivers[box.spec.isolation].takes(box.spec.limits))
+    def _promised(self, sandbox: Sandbox) -> None:
+        self._reservations.record(sandbox.id, self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits))
 
-    def _begin(self, box: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
+    def _begin(self, sandbox: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
         """Let a sandbox live, by one task that owns it."""
-        box.journal, box.monthly = self._register.journal, self._register.monthly
-        box.rouse, box.woken = resting.resume, functools.partial(inherited.awake, box)
-        driver = self._supply.drivers[box.spec.isolation]
-        means = Means(
+        sandbox.execution_log, sandbox.execution_counter = self._recorder.execution_log, self._recorder.execution_counter
+        sandbox.resume_operation, sandbox.woken = resting.resume, functools.partial(inherited.awake, sandbox)
+        driver = self._supply.drivers[sandbox.spec.isolation]
+        dependencies = LifecycleDependencies(
             driver=driver,
-            can=lambda ability: self._supply.able(box.spec.isolation, ability),
+            can=lambda ability: self._supply.able(sandbox.spec.isolation, ability),
             base=self._supply.base_of,
             start=start,
-            prepare=functools.partial(self.pools.prepare, box.spec.isolation),
+            prepare=functools.partial(self.pools.take_prepared, sandbox.spec.isolation),
             greet=self._greet,
             clock=self._clock,
             disposer=self._disposer,
             turns=self._turns,
-            register=self._register,
+            recorder=self._recorder,
             images=self._images,
-            claim=lambda one: self._births.claim(one, self.living),
+            claim=lambda one: self._scheduler.readmit(one, self.live),
             rested=self._rested,
             keep_resting_s=self._rules.keep_resting_s,
             inject=inject,
             promised=self._promised,
             services=self._services,
-            volumes=self._births.volumes,
+            volumes=self._scheduler.volumes,
         )
-        if course is adoption.take_over:
-            self._promised(box)
-            hold(self._births.volumes, box)
-        task = asyncio.create_task(live(box, means, course), name=f"sandbox {box.id}")
-        self._lives[box.id] = (box, task)
-        task.add_done_callback(lambda _: self._gone(box))
+        if course is adoption.recover:
+            self._promised(sandbox)
+            hold(self._scheduler.volumes, sandbox)
+        task = asyncio.create_task(supervise(sandbox, dependencies, course), name=f"sandbox {sandbox.id}")
+        self._lives[sandbox.id] = (sandbox, task)
+        task.add_done_callback(lambda _: self._gone(sandbox))
 
-    def _rested(self, box: Sandbox, disk_bytes: int) -> None:
-        if box.id in self._lives:
-            self._ledger.promised_before(box.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
-            let_go(self._births.volumes, box)
+    def _rested(self, sandbox: Sandbox, disk_bytes: int) -> None:
+        if sandbox.id in self._lives:
+            self._reservations.record(sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
+            let_go(self._scheduler.volumes, sandbox)
 
-    async def kill(self, id_: str, who: Principal) -> None:
+    async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        box = await self.look(id_, who)
-        box.end(Exit(ExitReason.KILLED, "it was killed by request"))
-        await ending.ended(box, self._lives.get(box.id, (None, None))[1])
+        sandbox = await self.load(id_, principal)
+        sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
+        await ending.ended(sandbox, self._lives.get(sandbox.id, (None, None))[1])
 
-    async def update(self, id_: str, who: Principal, what: Update) -> Sandbox:
+    async def update(self, id_: str, principal: Principal, what: UpdateSandboxParams) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
 
         Raises:
@@ -314,21 +322,23 @@ class Sandboxes(Roster):
             UnavailableError: ``busy``: the node has not so much to give now.
             SandboxEndedError: It has ended.
         """
-        box = self.find(id_, who)
+        sandbox = self.find(id_, principal)
         hands = Hands(
-            driver=self._supply.drivers[box.spec.isolation],
-            can=await self._supply.capabilities(box.spec.isolation),
-            ledger=self._ledger,
-            register=self._register,
+            driver=self._supply.drivers[sandbox.spec.isolation],
+            can=await self._supply.capabilities(sandbox.spec.isolation),
+            reservations=self._reservations,
+            recorder=self._recorder,
             clock=self._clock,
-            check=lambda: quotas.check_update(who, box, math.inf if what.persistent else what.timeout_s, what.limits, self._of(box.owner)),
+            check=lambda: quotas.check_update(
+                principal, sandbox, math.inf if what.persistent else what.timeout_s, what.limits, self._of(sandbox.owner)
+            ),
         )
-        with self.naming(box.owner, what.name if what.unique_name else None, box):
-            await update(box, what, hands)
-        box.activity.touch()
-        return box
+        with self.reserve_name(sandbox.owner, what.name if what.unique_name else None, sandbox):
+            await update(sandbox, what, hands)
+        sandbox.activity.touch()
+        return sandbox
 
-    async def pause(self, id_: str, who: Principal) -> Sandbox:
+    async def pause(self, id_: str, principal: Principal) -> Sandbox:
         """Freeze a sandbox where it is; one that rests already does.
 
         Raises:
@@ -336,9 +346,9 @@ class Sandboxes(Roster):
             UnsupportedError: Its isolation cannot.
             SandboxEndedError: It has ended.
         """
-        return await self._ordered(self.find(id_, who), resting.pause)
+        return await self._ordered(self.find(id_, principal), resting.pause)
 
-    async def hibernate(self, id_: str, who: Principal) -> Sandbox:
+    async def hibernate(self, id_: str, principal: Principal) -> Sandbox:
         """Write a sandbox to the disk and give its memory back.
 
         Raises:
@@ -347,14 +357,14 @@ class Sandboxes(Roster):
             HostError: It cannot be written; it goes on as it was.
             SandboxEndedError: It has ended.
         """
-        return await self._ordered(self.find(id_, who), resting.hibernate)
+        return await self._ordered(self.find(id_, principal), resting.hibernate)
 
-    async def resume(self, id_: str, who: Principal, *, timeout_s: float | None = resting.SAME) -> Sandbox:
+    async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = resting.SAME) -> Sandbox:
         """Let a sandbox go on that was paused or hibernated, with its timeout anew; one that runs does.
 
         Args:
             id_: Its id.
-            who: Who asks.
+            principal: Who asks.
             timeout_s: A new timeout; None is none.
 
         Raises:
@@ -364,34 +374,34 @@ class Sandboxes(Roster):
             ConflictError: ``snapshot_unusable``: its image cannot be used any more.
             SandboxEndedError: It has ended.
         """
-        box = self.find(id_, who)
+        sandbox = self.find(id_, principal)
         if timeout_s is None or timeout_s != resting.SAME:
-            quotas.check_lifetime(who.quota, timeout_s)
-        return await self._ordered(box, functools.partial(resting.resume, timeout_s=timeout_s))
+            quotas.check_lifetime(principal.quota, timeout_s)
+        return await self._ordered(sandbox, functools.partial(resting.resume, timeout_s=timeout_s))
 
-    async def _ordered(self, box: Sandbox, work: Work[None]) -> Sandbox:
-        await box.adopted.wait()
-        await box.orders.put(work)
-        return box
+    async def _ordered(self, sandbox: Sandbox, work: Work[None]) -> Sandbox:
+        await sandbox.recovered.wait()
+        await sandbox.operations.submit(work)
+        return sandbox
 
     async def check_disk(self) -> None:
         """Refuse to write more to the host's disk while it is short of space, whoever took it; ``busy``."""
-        self._ledger.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self._ledger.look())
+        self._reservations.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self._reservations.read_host())
 
-    async def figures(self) -> Figures:
+    async def capacity(self) -> NodeCapacity:
         """What this node may promise, and what it has promised."""
-        return await self._ledger.figures()
+        return await self._reservations.capacity()
 
-    def _gone(self, box: Sandbox) -> None:
+    def _gone(self, sandbox: Sandbox) -> None:
         """Every trace of a sandbox is removed."""
-        del self._lives[box.id]
-        self._ledger.give_up(box.id)
-        let_go(self._births.volumes, box)
+        del self._lives[sandbox.id]
+        self._reservations.release(sandbox.id)
+        let_go(self._scheduler.volumes, sandbox)
         self._idle_since_monotonic_s = self._clock.monotonic_s()
         # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
-        if box.exit is None:
-            self._left[box.id] = box
-        elif box.told:
-            box.spec = dataclasses.replace(box.spec, env={})
-            box.forget()
-            self._remember(box)
+        if sandbox.exit is None:
+            self._left[sandbox.id] = sandbox
+        elif sandbox.is_announced:
+            sandbox.spec = dataclasses.replace(sandbox.spec, env={})
+            sandbox.forget()
+            self._remember(sandbox)

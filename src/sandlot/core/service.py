@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandlot.core.content.signing import Signer
-from sandlot.core.hooks.webhooks import Webhooks
-from sandlot.core.node.budget import Budget
+from sandlot.core.content.signing import UrlSigner
+from sandlot.core.hooks.webhooks import WebhookManager
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.ports import Clock
-from sandlot.core.records.events import Feed
-from sandlot.core.records.executions import Journal
+from sandlot.core.records.events import EventFeed
+from sandlot.core.records.executions import ExecutionLog
 from sandlot.core.records.filestore import FileStore
-from sandlot.core.records.keys import Keys
+from sandlot.core.records.keys import ApiKeys
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.monthly import Monthly
-from sandlot.core.sandboxes import Sandboxes
-from sandlot.core.saved.forks import Forks
-from sandlot.core.saved.snapshots import Snapshots
-from sandlot.core.volumes.mounts import Mounts
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.records.monthly import MonthlyExecutionCounter
+from sandlot.core.sandboxes import SandboxManager
+from sandlot.core.saved.forks import ForkManager
+from sandlot.core.saved.snapshots import SnapshotManager
+from sandlot.core.volumes.mounts import MountManager
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.model.ids import NodeId
 
 
@@ -28,9 +28,9 @@ class Core:
 
     Args:
         node: This node's id.
-        sandboxes: All of them.
+        manager: All of them.
         clock: The time.
-        budget: Of the memory that is held for clients.
+        buffers: Of the memory that is held for clients.
         files: The file store.
         events: What happened.
         webhooks: Who is told of it.
@@ -40,24 +40,24 @@ class Core:
         volumes: Files that outlive sandboxes.
         mounts: Which of them the sandboxes have.
         forks: Of sandboxes, and the trees that they grow into.
-        signer: Of URLs that need no key.
-        keys: Who may ask.
-        monthly: How many runs each of them has begun this month.
+        url_signer: Of URLs that need no key.
+        api_keys: Who may ask.
+        execution_counter: How many runs each of them has begun this month.
     """
 
     node: NodeId
-    sandboxes: Sandboxes
+    manager: SandboxManager
     clock: Clock
-    budget: Budget
+    buffers: BufferBudget
     files: FileStore
-    events: Feed
-    webhooks: Webhooks
-    executions: Journal
+    events: EventFeed
+    webhooks: WebhookManager
+    executions: ExecutionLog
     metrics: Metrics
-    snapshots: Snapshots
-    volumes: Volumes
-    mounts: Mounts
-    forks: Forks
-    signer: Signer
-    keys: Keys
-    monthly: Monthly
+    snapshots: SnapshotManager
+    volumes: VolumeManager
+    mounts: MountManager
+    forks: ForkManager
+    url_signer: UrlSigner
+    api_keys: ApiKeys
+    execution_counter: MonthlyExecutionCounter

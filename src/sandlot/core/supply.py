@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 
 import structlog
 
-from sandlot.core.ports import Base, Template, Templates
+from sandlot.core.ports import ResolvedTemplate, Template, Templates
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
-from sandlot.model.ports import Ability, Capabilities, Driver
+from sandlot.model.ports import Capabilities, Driver, DriverCapability
 from sandlot.model.specs import SandboxSpec
 
 _log = structlog.get_logger("sandlot.core")
@@ -27,7 +27,7 @@ class Supply:
         self.drivers = drivers
         self._templates = templates
         self._probes: dict[str, asyncio.Task[Capabilities]] = {}
-        self._building: dict[str, asyncio.Task[Base]] = {}
+        self._building: dict[str, asyncio.Task[ResolvedTemplate]] = {}
 
     def names(self) -> Collection[str]:
         """What a sandbox can be started from, by name."""
@@ -47,11 +47,11 @@ class Supply:
         except Exception:
             self._probes.pop(isolation, None)
             raise
-        if not found.can(Ability.BOOT):
+        if not found.can(DriverCapability.BOOT):
             self._probes.pop(isolation, None)
         return found
 
-    async def able(self, isolation: str, ability: Ability) -> Capabilities:
+    async def able(self, isolation: str, ability: DriverCapability) -> Capabilities:
         """The same, where somebody needs one ability: a driver that has said no to it is asked anew, and looks again when it sees fit."""
         found = await self.capabilities(isolation)
         if not found.can(ability):
@@ -63,7 +63,7 @@ class Supply:
         """What every driver can do here."""
         return [await self.capabilities(name) for name in self.drivers]
 
-    async def base(self, template: str) -> Base:
+    async def base(self, template: str) -> ResolvedTemplate:
         """What a template gives; however many wait for its build, they take one thread."""
         task = self._building.get(template)
         if task is None:
@@ -71,7 +71,7 @@ class Supply:
             task.add_done_callback(lambda done: self._built(template, done))
         return await asyncio.shield(task)
 
-    async def base_of(self, spec: SandboxSpec) -> Base:
+    async def base_of(self, spec: SandboxSpec) -> ResolvedTemplate:
         """What a sandbox is started from: its template's, or, where it is known which that was, that very one.
 
         Raises:
@@ -104,7 +104,7 @@ class Supply:
                 fields={"template": name[:64]},
             )
 
-    def _built(self, template: str, task: asyncio.Task[Base]) -> None:
+    def _built(self, template: str, task: asyncio.Task[ResolvedTemplate]) -> None:
         del self._building[template]
         if not task.cancelled() and (error := task.exception()) is not None:
             # Whoever waited for it has been told; but they may all have gone away.

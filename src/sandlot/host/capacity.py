@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot.host.hierarchies import Layout
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import HostReading, Resources
 
 PROC = Path("/proc")
 _BLOCK_BYTES = 512
@@ -73,7 +73,7 @@ class Host:
     proc: Path = PROC
     volumes: Path | None = None
 
-    def read(self) -> Reading:
+    def read(self) -> HostReading:
         """Look at it; blocks for some milliseconds.
 
         Raises:
@@ -83,7 +83,7 @@ class Host:
         most = most_tasks(self.proc)
         disk = os.statvfs(self.data_dir)
         free_tasks = most - tasks((self.proc / "loadavg").read_text(encoding="ascii"))
-        return Reading(
+        return HostReading(
             has=Resources(
                 memory_bytes=min([memory["MemTotal"], *(bound.most for bound in self.bounds.memory)]),
                 disk_bytes=disk.f_blocks * disk.f_frsize,

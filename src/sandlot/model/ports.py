@@ -20,7 +20,7 @@ from typing import Protocol
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 
-class Ability(StrEnum):
+class DriverCapability(StrEnum):
     """What a driver may or may not be able to do on this host."""
 
     BOOT = "boot"
@@ -42,7 +42,7 @@ class Ability(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeResult:
     """One answer of a probe: yes, or no and why (with the fix, for a person)."""
 
     ok: bool
@@ -56,14 +56,14 @@ class Capabilities:
     driver: str
     runtime: str
     """Version text of the runtime, for people."""
-    abilities: Mapping[Ability, Verdict]
+    abilities: Mapping[DriverCapability, ProbeResult]
 
-    def can(self, ability: Ability) -> bool:
+    def can(self, ability: DriverCapability) -> bool:
         """Whether the ability is there."""
         verdict = self.abilities.get(ability)
         return verdict is not None and verdict.ok
 
-    def why_not(self, ability: Ability) -> str:
+    def why_not(self, ability: DriverCapability) -> str:
         """Why it is not."""
         verdict = self.abilities.get(ability)
         return verdict.reason if verdict is not None else f"the {self.driver} driver has no such ability"
@@ -129,7 +129,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class HostReading:
     """What a host has, and what nobody uses of it at this moment.
 
     Args:
@@ -188,19 +188,19 @@ class Change:
         """
         return replace(limits, **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
 
-    def needs(self, limits: Limits) -> tuple[Ability, ...]:
+    def needs(self, limits: Limits) -> tuple[DriverCapability, ...]:
         """What a driver must be able to do for it; a field that is so already needs nothing."""
         after = self.over(limits)
-        volumes = (Ability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
+        volumes = (DriverCapability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
         return (*(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
 
 
-_FIELDS: Mapping[str, Ability] = MappingProxyType(
+_FIELDS: Mapping[str, DriverCapability] = MappingProxyType(
     {
-        "memory_bytes": Ability.CONFIGURE_MEMORY,
-        "cpus": Ability.CONFIGURE_CPU,
-        "pids": Ability.CONFIGURE_PIDS,
-        "disk_bytes": Ability.CONFIGURE_DISK,
+        "memory_bytes": DriverCapability.CONFIGURE_MEMORY,
+        "cpus": DriverCapability.CONFIGURE_CPU,
+        "pids": DriverCapability.CONFIGURE_PIDS,
+        "disk_bytes": DriverCapability.CONFIGURE_DISK,
     }
 )
 
@@ -300,7 +300,7 @@ class Instance(Protocol):
         ...
 
 
-class Blank(Protocol):
+class PreparedSandbox(Protocol):
     """Prepared, nothing running: root file system, cgroup, disk, link."""
 
     async def warm(self) -> None:
@@ -357,15 +357,15 @@ class Driver(Protocol):
         """Everything that its snapshots depend on."""
         ...
 
-    def takes(self, limits: Limits) -> Resources:
+    def max_resources(self, limits: Limits) -> Resources:
         """The most that a sandbox of these limits can take of the host, its runtime and its keeper included. Pure."""
         ...
 
-    def restorable(self, snapshot: Path) -> Verdict:
+    def restorable(self, snapshot: Path) -> ProbeResult:
         """Whether a snapshot can be restored here: it is whole, and the build of the runtime that wrote it is at hand. Reads a small file."""
         ...
 
-    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> Blank:
+    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
         """Make a blank sandbox of this shape.
 
         Args:

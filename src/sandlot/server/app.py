@@ -72,12 +72,12 @@ def create_app(serving: Service) -> FastAPI:
     app.state.core = serving.core
     app.add_middleware(
         Frame,
-        keys=serving.keys,
+        keys=serving.api_keys,
         upload_max_bytes=serving.settings.upload_max_bytes,
-        budget=serving.budget,
+        buffers=serving.budget,
         metrics=serving.core.metrics,
         tellers=TELLERS,
-        signatures=serving.core.signer,
+        signatures=serving.core.url_signer,
         core=serving.core,
     )
     return app

@@ -12,22 +12,22 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from sandlot import __version__
-from sandlot.core.admission import Rules
-from sandlot.core.content.signing import Signer
-from sandlot.core.hooks.webhooks import Webhooks
-from sandlot.core.lives.images import Images
-from sandlot.core.node.budget import Budget
+from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.content.signing import UrlSigner
+from sandlot.core.hooks.webhooks import WebhookManager
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.pools.pools import Pooling
-from sandlot.core.ports import Base, Clock, Packages, SystemClock, Template, Templates
-from sandlot.core.records.keys import Keys
-from sandlot.core.records.register import Register
+from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, Templates
+from sandlot.core.records.keys import ApiKeys
+from sandlot.core.records.register import SandboxRecorder
 from sandlot.core.runs.inherited import settle
-from sandlot.core.sandboxes import Sandboxes
-from sandlot.core.saved.forks import Forks
-from sandlot.core.saved.snapshots import Snapshots
+from sandlot.core.sandboxes import SandboxManager
+from sandlot.core.saved.forks import ForkManager
+from sandlot.core.saved.snapshots import SnapshotManager
 from sandlot.core.service import Core
-from sandlot.core.volumes.mounts import Mounts
-from sandlot.core.volumes.volumes import Volumes, having
+from sandlot.core.volumes.mounts import MountManager
+from sandlot.core.volumes.volumes import VolumeManager, having
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
@@ -44,7 +44,7 @@ from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId, new_sandbox_id
-from sandlot.model.ports import Driver, Reading
+from sandlot.model.ports import Driver, HostReading
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
 from sandlot.server.records import open_records
@@ -62,7 +62,7 @@ class Service:
     Args:
         settings: What the operator set.
         core: What answers requests.
-        keys: Who may ask over TCP.
+        api_keys: Who may ask over TCP.
         store: What survives a restart.
         blobs: The bytes of the file store.
         stop: Set it, and the service ends.
@@ -71,7 +71,7 @@ class Service:
 
     settings: Settings
     core: Core
-    keys: Keys
+    api_keys: ApiKeys
     store: Store
     blobs: Blobs
     stop: asyncio.Event
@@ -83,14 +83,14 @@ class Service:
         return self.core.node
 
     @property
-    def sandboxes(self) -> Sandboxes:
+    def sandboxes(self) -> SandboxManager:
         """All of them."""
-        return self.core.sandboxes
+        return self.core.manager
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> BufferBudget:
         """Of the memory that is held for clients."""
-        return self.core.budget
+        return self.core.buffers
 
 
 class ImageTemplates:
@@ -122,18 +122,18 @@ class ImageTemplates:
             for name, recipe in sorted(self._recipes.items())
         ]
 
-    def base(self, name: str) -> Base:
+    def base(self, name: str) -> ResolvedTemplate:
         """What a template gives; builds it first where nobody did, and tells how that goes."""
         try:
             root = self._store.root(name, functools.partial(self._progress, name))
         finally:
             self._steps.pop(name, None)
-        return Base(root=root, env=self._store.ensure(name).env)
+        return ResolvedTemplate(root=root, env=self._store.ensure(name).env)
 
-    def at(self, name: str, digest: str) -> Base | None:
+    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
         """What a template gave whose root file system had that digest."""
         root = self._store.kept(digest)
-        return None if root is None else Base(root=root, env=self._store.environment(name))
+        return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
 
     def stop(self) -> None:
         """End what is being built at its next step: a service that is to end must not wait for minutes."""
@@ -158,8 +158,8 @@ async def open_service(
     drivers: Mapping[str, Driver] | None = None,
     templates: Templates | None = None,
     clock: Clock | None = None,
-    read_host: Callable[[], Reading] | None = None,
-    packages: Packages | None = None,
+    read_host: Callable[[], HostReading] | None = None,
+    packages: PackageIndex | None = None,
     store: Store | None = None,
     blobs: Blobs | None = None,
     keep: bool = False,
@@ -193,38 +193,46 @@ async def open_service(
             state.belongs(settings.data_dir, await database.identity())
         if blobs is None:
             blobs = await open_blobs(settings.files)
-        budget = Budget(settings.buffer_bytes)
+        buffers = BufferBudget(settings.buffer_bytes)
         time = clock or SystemClock()
 
         async def room() -> None:
-            await sandboxes.check_disk()
+            await manager.check_disk()
 
         records = await opened.enter_async_context(
-            open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)], room)
+            open_records(settings, node, store, blobs, time, lambda: [sandbox.state for sandbox in manager.list(OPERATOR)], room)
         )
         if packages is None:
             packages = cache = await opened.enter_async_context(_package_cache(settings))
             records.metrics.count_packages(lambda: asdict(cache.counters()))
-        register = Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly)
-        opened.push_async_callback(register.aclose)
-        saved = Images(settings.saved)
-        volumes = Volumes(
+        recorder = SandboxRecorder(
+            store,
+            node,
+            time,
+            told=records.events.notify,
+            execution_log=records.executions,
+            metrics=records.metrics,
+            execution_counter=records.execution_counter,
+        )
+        opened.push_async_callback(recorder.aclose)
+        saved = MemoryImages(settings.saved)
+        volumes = VolumeManager(
             store.volumes,
             VolumeFiles(settings.volumes),
             node,
             time,
-            records.events.tell,
-            ledger=lambda: sandboxes.births.ledger,
-            attached=lambda: having(sandboxes.living()),
+            records.events.notify,
+            ledger=lambda: manager.scheduler.reservations,
+            attached=lambda: having(manager.live()),
         )
         opened.push_async_callback(volumes.aclose)
-        sandboxes = Sandboxes(
+        manager = SandboxManager(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
             greet=Link.greet,
             clock=time,
             new_id=lambda: new_sandbox_id(node),
-            rules=Rules(
+            rules=AdmissionPolicy(
                 isolation_default=settings.isolation_default,
                 isolation_allowed=settings.isolation_allowed,
                 max_sandboxes=settings.max_sandboxes,
@@ -233,53 +241,53 @@ async def open_service(
                 keep_resting_s=settings.keep_resting_s,
             ),
             read_host=read_host or own_host(settings).read,
-            budget=budget,
+            buffers=buffers,
             injects=records.files.injects,
-            register=register,
+            recorder=recorder,
             packages=packages,
             images=saved,
-            principal_of=records.keys.principal_of,
+            principal_of=records.api_keys.principal_of,
             volumes=volumes,
             pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
         )
         await volumes.open()
-        snapshots = Snapshots(sandboxes, store, saved, node, time, records.events.tell)
-        forks = Forks(sandboxes, store, saved, node, time, records.events.tell)
+        snapshots = SnapshotManager(manager, store, saved, node, time, records.events.notify)
+        forks = ForkManager(manager, store, saved, node, time, records.events.notify)
         kept = await snapshots.open()
-        await sandboxes.open()
+        await manager.open()
         volumes.tidy()
-        await saved.tidy([*kept, *sandboxes.unheld, *(box.id for box in sandboxes.living())])
-        await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)
+        await saved.tidy([*kept, *manager.unheld, *(sandbox.id for sandbox in manager.live())])
+        await settle(records.executions, {sandbox.id: sandbox for sandbox in manager.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)
         shapes = {"sandbase": sandbase.event}
-        webhooks = Webhooks(store, records.events, calls, time, node, records.keys.principal_of, shapes)
+        webhooks = WebhookManager(store, records.events, calls, time, node, records.api_keys.principal_of, shapes)
         try:
             snapshots.begin()
             webhooks.start()
             core = Core(
                 node=node,
-                sandboxes=sandboxes,
+                manager=manager,
                 clock=time,
-                budget=budget,
+                buffers=buffers,
                 files=records.files,
                 events=records.events,
                 webhooks=webhooks,
                 executions=records.executions,
                 metrics=records.metrics,
-                keys=records.keys,
-                monthly=records.monthly,
+                api_keys=records.api_keys,
+                execution_counter=records.execution_counter,
                 snapshots=snapshots,
                 forks=forks,
                 volumes=volumes,
-                mounts=Mounts(sandboxes, volumes),
-                signer=Signer(state.secret(settings.data_dir), time.now, records.keys.principal_of),
+                mounts=MountManager(manager, volumes),
+                url_signer=UrlSigner(state.secret(settings.data_dir), time.now, records.api_keys.principal_of),
             )
-            yield Service(settings=settings, core=core, keys=records.keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
+            yield Service(settings=settings, core=core, api_keys=records.api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
         finally:
             images.stop()
             await webhooks.aclose()
             await calls.aclose()
-            await sandboxes.aclose(keep=keep)
+            await manager.aclose(keep=keep)
             await snapshots.aclose()
             await forks.aclose()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sandlot.core.ports import SystemClock
-from sandlot.core.records.keys import Keys
+from sandlot.core.records.keys import ApiKeys
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.records import KeyRecord
@@ -50,7 +50,7 @@ async def take_over(table: KeyTable, data_dir: Path) -> int:
     return len(records)
 
 
-async def with_keys(settings: Settings, work: Callable[[Keys], Awaitable[_Result]]) -> _Result:
+async def with_keys(settings: Settings, work: Callable[[ApiKeys], Awaitable[_Result]]) -> _Result:
     """Do something with the keys of a service, on its store. One that runs sees it within a second.
 
     Args:
@@ -65,7 +65,7 @@ async def with_keys(settings: Settings, work: Callable[[Keys], Awaitable[_Result
     state.check_format(settings.data_dir)
     async with open_store(settings.database) as store:
         await take_over(store.keys, settings.data_dir)
-        return await work(Keys(store.keys, SystemClock()))
+        return await work(ApiKeys(store.keys, SystemClock()))
 
 
 def parsed(text: str, file: Path) -> list[KeyRecord]:

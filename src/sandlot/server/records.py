@@ -11,12 +11,12 @@ from typing import Any
 import structlog
 
 from sandlot.core.ports import Clock
-from sandlot.core.records.events import Feed
-from sandlot.core.records.executions import Journal
+from sandlot.core.records.events import EventFeed
+from sandlot.core.records.executions import ExecutionLog
 from sandlot.core.records.filestore import FileStore
-from sandlot.core.records.keys import Keys
+from sandlot.core.records.keys import ApiKeys
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.monthly import Monthly
+from sandlot.core.records.monthly import MonthlyExecutionCounter
 from sandlot.core.records.retention import Retention
 from sandlot.model.ids import NodeId
 from sandlot.model.states import State
@@ -39,16 +39,16 @@ class Records:
         events: What happens.
         executions: What runs.
         metrics: What is counted.
-        keys: Who may ask.
-        monthly: How many runs each of them has begun.
+        api_keys: Who may ask.
+        execution_counter: How many runs each of them has begun.
     """
 
     files: FileStore
-    events: Feed
-    executions: Journal
+    events: EventFeed
+    executions: ExecutionLog
     metrics: Metrics
-    keys: Keys
-    monthly: Monthly
+    api_keys: ApiKeys
+    execution_counter: MonthlyExecutionCounter
 
 
 @asynccontextmanager
@@ -73,26 +73,29 @@ async def open_records(
         room: Refuses to keep more files while the host is short of disk space.
     """
     metrics = Metrics(states)
-    keys = Keys(store.keys, clock)
+    api_keys = ApiKeys(store.keys, clock)
     if imported := await take_over(store.keys, settings.data_dir):
         _log.info("keys.imported", count=imported)
-    await keys.look()
-    monthly = Monthly(store.executions, clock, keys.quota_of)
-    await monthly.open()
+    await api_keys.look()
+    execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
+    await execution_counter.open()
     files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=room)
     await files.open()
-    journal = Journal(store.executions, node, clock, metrics)
+    execution_log = ExecutionLog(store.executions, node, clock, metrics)
     retention = Retention(store, settings.keep, clock, metrics)
-    feed = Feed(store.events)
-    tasks = [asyncio.create_task(_lasting(work, metrics)) for work in (journal.run, retention.run, metrics.watch_loop, keys.run, monthly.run)]
+    feed = EventFeed(store.events)
+    tasks = [
+        asyncio.create_task(_lasting(work, metrics))
+        for work in (execution_log.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.run)
+    ]
     try:
-        yield Records(files, feed, journal, metrics, keys, monthly)
+        yield Records(files, feed, execution_log, metrics, api_keys, execution_counter)
     finally:
         feed.close()
         for task in tasks:
             task.cancel()
         # What they commit is committed to its end, so a store that does not answer holds each of them for minutes.
-        last = [asyncio.create_task(work) for work in (journal.aclose(), monthly.aclose(), files.aclose())]
+        last = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.aclose(), files.aclose())]
         _, left = await asyncio.wait([*tasks, *last], timeout=LAST_S)
         if left:
             _log.error("records.left", hint="The store does not answer: what was to be written last is lost.")

@@ -15,7 +15,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
-from sandlot.core.node.capacity import Shares
+from sandlot.core.node.capacity import OvercommitConfig
 from sandlot.core.pools.kinds import DEFAULT_WISHES, Wish, wishes
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.egress.outside.addresses import Network as AddressRange
@@ -137,9 +137,9 @@ class Settings:
         return self.cache_dir / "packages"
 
     @property
-    def shares(self) -> Shares:
+    def shares(self) -> OvercommitConfig:
         """How much of the host may be promised to sandboxes."""
-        return Shares(
+        return OvercommitConfig(
             memory=self.memory_ratio,
             disk=self.disk_ratio,
             pids=self.pids_ratio,

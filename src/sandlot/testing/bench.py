@@ -51,8 +51,8 @@ class Bench:
 
     async def boot(self, driver: Driver, limits: Limits = SMALL) -> Instance:
         """A live sandbox, for the caller to destroy."""
-        blank = await driver.prepare(self.shape(limits))
-        return await blank.boot(self.spec(limits))
+        prepared = await driver.prepare(self.shape(limits))
+        return await prepared.boot(self.spec(limits))
 
     @asynccontextmanager
     async def sandbox(self, driver: Driver | None = None, limits: Limits = SMALL) -> AsyncIterator[Subject]:

@@ -14,7 +14,7 @@ import pytest
 
 from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, Change, ExitReason
+from sandlot.model.ports import Change, DriverCapability, ExitReason
 from sandlot.model.specs import MIB, ProcessSpec
 from sandlot.testing.bench import SMALL, Bench, Subject, meet, spun
 from sandlot.testing.driver_limits import able
@@ -48,7 +48,7 @@ class ConfigureSuite:
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_a_program_that_was_too_large_runs_once_memory_was_added(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_MEMORY)
+        driver = await able(bench, DriverCapability.CONFIGURE_MEMORY)
         async with bench.sandbox(driver) as subject:
             assert await _fails(subject, _MORE_MIB)
         async with bench.sandbox(driver) as subject:
@@ -58,7 +58,7 @@ class ConfigureSuite:
             assert (await subject.instance.usage()).memory_peak_bytes > _MORE_MIB * MIB
 
     async def test_memory_that_was_taken_away_is_not_to_be_had(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_MEMORY)
+        driver = await able(bench, DriverCapability.CONFIGURE_MEMORY)
         async with bench.sandbox(driver, replace(SMALL, memory_bytes=1024 * MIB)) as subject:
             await subject.instance.configure(Change(memory_bytes=SMALL.memory_bytes))
             assert await _fails(subject, _MORE_MIB)
@@ -67,7 +67,7 @@ class ConfigureSuite:
                 assert (await subject.instance.usage()).memory_peak_bytes <= 1.01 * SMALL.memory_bytes
 
     async def test_memory_in_use_is_not_taken_away_and_nothing_is_changed(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_MEMORY)
+        driver = await able(bench, DriverCapability.CONFIGURE_MEMORY)
         async with bench.sandbox(driver, replace(SMALL, memory_bytes=768 * MIB)) as subject, _running(subject, _MORE_MIB):
             with pytest.raises(ConflictError) as refused:
                 await subject.instance.configure(Change(memory_bytes=SMALL.memory_bytes, cpus=0.05, pids=20))
@@ -79,7 +79,7 @@ class ConfigureSuite:
 
     # ------------------------------------------------------------------------------------------------------- processor
     async def test_processor_time_is_taken_away_while_it_is_used(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_CPU)
+        driver = await able(bench, DriverCapability.CONFIGURE_CPU)
         async with bench.sandbox(driver) as subject:
             spinning = asyncio.create_task(subject.python(_SPIN, timeout_s=None))
             await spun(subject.instance, (await subject.instance.usage()).cpu_s + 0.2)
@@ -95,7 +95,7 @@ class ConfigureSuite:
 
     # ------------------------------------------------------------------------------------------------------- processes
     async def test_processes_are_allowed_and_refused_as_the_limit_moves(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_PIDS)
+        driver = await able(bench, DriverCapability.CONFIGURE_PIDS)
         async with bench.sandbox(driver, replace(SMALL, memory_bytes=1024 * MIB)) as subject:
             call = await subject.link.start(ProcessSpec(argv=("python3", "-c", _FORKS), cwd="/", stdin=True, timeout_s=None))
             output = aiter(call)
@@ -130,12 +130,12 @@ class ConfigureSuite:
     async def test_what_cannot_be_changed_says_why_and_changes_nothing_else(self, bench: Bench) -> None:
         driver = bench.start()
         can = await asyncio.to_thread(driver.probe)
-        if can.can(Ability.CONFIGURE_DISK):
+        if can.can(DriverCapability.CONFIGURE_DISK):
             pytest.skip("this driver changes disks as well")
         async with bench.sandbox(driver) as subject:
             with pytest.raises(UnsupportedError) as refused:
                 await subject.instance.configure(Change(memory_bytes=3 * SMALL.memory_bytes, disk_bytes=2 * SMALL.disk_bytes))
-            assert can.why_not(Ability.CONFIGURE_DISK) in refused.value.message
+            assert can.why_not(DriverCapability.CONFIGURE_DISK) in refused.value.message
             await subject.instance.configure(Change(disk_bytes=SMALL.disk_bytes))  # it is so already
             assert await _fails(subject, _MORE_MIB)
 
@@ -151,9 +151,9 @@ class ConfigureSuite:
                 await instance.configure(change)
 
     async def test_a_paused_one_is_resumed_first(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_MEMORY)
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
-            pytest.skip(can.why_not(Ability.PAUSE))
+        driver = await able(bench, DriverCapability.CONFIGURE_MEMORY)
+        if not (can := await asyncio.to_thread(driver.probe)).can(DriverCapability.PAUSE):
+            pytest.skip(can.why_not(DriverCapability.PAUSE))
         async with bench.sandbox(driver) as subject:
             await subject.instance.pause()
             with pytest.raises(ConflictError, match="paused"):
@@ -163,7 +163,7 @@ class ConfigureSuite:
             assert (await subject.run("echo", "here")).stdout == "here\n"
 
     async def test_two_changes_at_once_are_both_made(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_MEMORY)
+        driver = await able(bench, DriverCapability.CONFIGURE_MEMORY)
         async with bench.sandbox(driver) as subject:
             changes = [Change(memory_bytes=SMALL.memory_bytes + number * MIB) for number in range(20)]
             await asyncio.gather(*(subject.instance.configure(change) for change in [*changes, Change(cpus=0.5)]))
@@ -173,9 +173,9 @@ class ConfigureSuite:
 
     # ------------------------------------------------------------------------------------------------------- a restart
     async def test_changed_limits_and_usage_are_right_after_a_restart(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.CONFIGURE_MEMORY)
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.ADOPT):
-            pytest.skip(can.why_not(Ability.ADOPT))
+        driver = await able(bench, DriverCapability.CONFIGURE_MEMORY)
+        if not (can := await asyncio.to_thread(driver.probe)).can(DriverCapability.ADOPT):
+            pytest.skip(can.why_not(DriverCapability.ADOPT))
         first = await bench.boot(driver)
         limit = SMALL.memory_bytes + 32 * MIB
         await first.configure(Change(memory_bytes=limit, cpus=0.8))

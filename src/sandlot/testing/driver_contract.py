@@ -13,7 +13,7 @@ import pytest
 
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, NotFoundError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Ability, Driver, ExitReason
+from sandlot.model.ports import Driver, DriverCapability, ExitReason
 from sandlot.testing.bench import SMALL, Bench, Subject, meet
 from sandlot.testing.driver_limits import able
 
@@ -26,10 +26,10 @@ class DriverContractSuite:
         can = await asyncio.to_thread(driver.probe)
         assert can.driver == driver.name
         assert can.runtime
-        assert can.can(Ability.BOOT), can.why_not(Ability.BOOT)
-        assert [ability for ability in Ability if not can.can(ability) and not can.why_not(ability)] == []
+        assert can.can(DriverCapability.BOOT), can.why_not(DriverCapability.BOOT)
+        assert [ability for ability in DriverCapability if not can.can(ability) and not can.why_not(ability)] == []
         assert driver.fingerprint() == driver.fingerprint()
-        assert driver.takes(SMALL).memory_bytes >= SMALL.memory_bytes
+        assert driver.max_resources(SMALL).memory_bytes >= SMALL.memory_bytes
 
     async def test_prepared_sandbox_starts_once(self, bench: Bench) -> None:
         prepared = await bench.start().prepare(bench.shape())
@@ -83,7 +83,7 @@ class DriverContractSuite:
         assert (await subject.instance.wait()).reason is ExitReason.EXITED, "destroying it does not change why it ended"
 
     async def test_paused_sandbox_takes_no_frames_beyond_its_buffer_and_goes_on(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.PAUSE)
+        driver = await able(bench, DriverCapability.PAUSE)
         instance = await bench.boot(driver)
         async with meet(instance) as subject:
             await instance.pause()
@@ -106,7 +106,7 @@ class DriverContractSuite:
         assert (await instance.wait()).reason is ExitReason.KILLED
 
     async def test_live_sandbox_is_adopted_by_the_next_service_and_strays_are_swept(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.ADOPT)
+        driver = await able(bench, DriverCapability.ADOPT)
         instances = [await bench.boot(driver) for _ in range(2)]
         kept, stray = instances
         async with meet(kept) as subject:
@@ -128,7 +128,7 @@ class SnapshotContractSuite:
     """Contract of a driver that has snapshots; mix it in beside :class:`DriverContractSuite`."""
 
     async def test_snapshot_restores_files_and_variables_any_number_of_times(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _folder(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _folder(bench)
         async with bench.sandbox(driver) as subject:
             await subject.link.write_file("/home/user/file", b"saved")
             await subject.link.checkpoint(armed=True)
@@ -152,7 +152,7 @@ class SnapshotContractSuite:
             await instance.destroy()
 
     async def test_snapshot_that_ends_the_sandbox_holds_all_of_it(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _folder(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _folder(bench)
         async with bench.sandbox(driver) as subject:
             await subject.link.write_file("/home/user/file", b"all")
             await subject.link.quiesce()
@@ -163,7 +163,7 @@ class SnapshotContractSuite:
             assert (await subject.run("cat", "/home/user/file")).stdout == "all"
 
     async def test_snapshot_that_does_not_fit_is_refused_and_nothing_is_used_up(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _folder(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _folder(bench)
         async with bench.sandbox(driver) as subject:
             await subject.link.checkpoint(armed=True)
             await subject.instance.snapshot(into, keep_running=True)

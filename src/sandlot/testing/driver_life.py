@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.model.errors import SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, ByteStream, Change, ExitReason
+from sandlot.model.ports import ByteStream, Change, DriverCapability, ExitReason
 from sandlot.testing.bench import SMALL, Bench, spun
 from sandlot.testing.driver_clean import CleanSuite
 from sandlot.testing.traces import traces
@@ -17,10 +17,10 @@ from sandlot.testing.traces import traces
 _FRAME = bytes(4096)
 _BIG_BYTES = 32 * 1024 * 1024
 _CHANGES = {
-    Ability.CONFIGURE_MEMORY: Change(memory_bytes=2 * SMALL.memory_bytes),
-    Ability.CONFIGURE_CPU: Change(cpus=SMALL.cpus / 2),
-    Ability.CONFIGURE_PIDS: Change(pids=2 * SMALL.pids),
-    Ability.CONFIGURE_DISK: Change(disk_bytes=2 * SMALL.disk_bytes),
+    DriverCapability.CONFIGURE_MEMORY: Change(memory_bytes=2 * SMALL.memory_bytes),
+    DriverCapability.CONFIGURE_CPU: Change(cpus=SMALL.cpus / 2),
+    DriverCapability.CONFIGURE_PIDS: Change(pids=2 * SMALL.pids),
+    DriverCapability.CONFIGURE_DISK: Change(disk_bytes=2 * SMALL.disk_bytes),
 }
 
 
@@ -32,24 +32,24 @@ class LifeSuite(CleanSuite):
         driver = bench.start()
         can = await asyncio.to_thread(driver.probe)
         async with bench.sandbox(driver) as subject:
-            if not can.can(Ability.SNAPSHOT):
+            if not can.can(DriverCapability.SNAPSHOT):
                 with pytest.raises(UnsupportedError):
                     await subject.instance.snapshot(tmp_path / "snapshot", keep_running=True)
             for ability, change in _CHANGES.items():
                 if not can.can(ability):
                     with pytest.raises(UnsupportedError):
                         await subject.instance.configure(change)
-            if not can.can(Ability.PAUSE):
+            if not can.can(DriverCapability.PAUSE):
                 with pytest.raises(UnsupportedError):
                     await subject.instance.pause()
-        if not can.can(Ability.SNAPSHOT):
-            blank = await driver.prepare(bench.shape())
-            for refused in (blank.restore(tmp_path / "snapshot", bench.spec()), blank.warm()):
+        if not can.can(DriverCapability.SNAPSHOT):
+            prepared = await driver.prepare(bench.shape())
+            for refused in (prepared.restore(tmp_path / "snapshot", bench.spec()), prepared.warm()):
                 with pytest.raises(UnsupportedError):
                     await refused
-            await blank.destroy()
+            await prepared.destroy()
             verdict = driver.restorable(tmp_path / "snapshot")
-            assert (verdict.ok, verdict.reason) == (False, can.why_not(Ability.SNAPSHOT))
+            assert (verdict.ok, verdict.reason) == (False, can.why_not(DriverCapability.SNAPSHOT))
 
     # ------------------------------------------------------------------------------------------------------- booting
     async def test_what_is_written_inside_can_be_run_and_loaded(self, bench: Bench) -> None:
@@ -95,8 +95,8 @@ class LifeSuite(CleanSuite):
 
     async def test_a_full_link_refuses_whole_frames_and_wakes_the_writer(self, bench: Bench) -> None:
         driver = bench.start()
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
-            pytest.skip(can.why_not(Ability.PAUSE))
+        if not (can := await asyncio.to_thread(driver.probe)).can(DriverCapability.PAUSE):
+            pytest.skip(can.why_not(DriverCapability.PAUSE))
         instance = await bench.boot(driver)
         stream = await instance.connect()
         await instance.pause()
@@ -145,10 +145,10 @@ class LifeSuite(CleanSuite):
     async def test_destroying_while_it_boots(self, bench: Bench) -> None:
         driver = bench.start()
         for delay_s in (0.0, 0.002, 0.02, 0.06, 0.15):
-            blank = await driver.prepare(bench.shape())
-            booting = asyncio.create_task(blank.boot(bench.spec()))
+            prepared = await driver.prepare(bench.shape())
+            booting = asyncio.create_task(prepared.boot(bench.spec()))
             await asyncio.sleep(delay_s)
-            await blank.destroy()
+            await prepared.destroy()
             with contextlib.suppress(SandboxEndedError):
                 instance = await booting
                 assert (await instance.wait()).reason is ExitReason.KILLED
@@ -171,8 +171,8 @@ class LifeSuite(CleanSuite):
     # ------------------------------------------------------------------------------------------------------- pausing
     async def test_a_paused_sandbox_uses_no_time_and_goes_on(self, bench: Bench) -> None:
         driver = bench.start()
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
-            pytest.skip(can.why_not(Ability.PAUSE))
+        if not (can := await asyncio.to_thread(driver.probe)).can(DriverCapability.PAUSE):
+            pytest.skip(can.why_not(DriverCapability.PAUSE))
         async with bench.sandbox(driver) as subject:
             instance = subject.instance
             spinning = asyncio.create_task(subject.run("sh", "-c", "while :; do :; done", timeout_s=None))

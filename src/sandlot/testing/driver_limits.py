@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.model.errors import SandboxEndedError
-from sandlot.model.ports import Ability, Driver, ExitReason
+from sandlot.model.ports import Driver, DriverCapability, ExitReason
 from sandlot.model.specs import MIB, ProcessSpec, User
 from sandlot.testing.bench import SMALL, Bench, spun
 
@@ -47,9 +47,9 @@ class LimitsSuite:
     # --------------------------------------------------------------------------------------------------- what it takes
     async def test_what_a_sandbox_is_said_to_take_is_never_less_than_what_it_uses(self, bench: Bench) -> None:
         driver = bench.start()
-        takes = driver.takes(SMALL)
+        takes = driver.max_resources(SMALL)
         assert (takes.memory_bytes >= SMALL.memory_bytes, takes.disk_bytes >= SMALL.disk_bytes, takes.pids >= SMALL.pids) == (True, True, True)
-        larger = driver.takes(replace(SMALL, memory_bytes=2 * SMALL.memory_bytes, disk_bytes=2 * SMALL.disk_bytes, pids=2 * SMALL.pids))
+        larger = driver.max_resources(replace(SMALL, memory_bytes=2 * SMALL.memory_bytes, disk_bytes=2 * SMALL.disk_bytes, pids=2 * SMALL.pids))
         assert larger.memory_bytes - takes.memory_bytes >= SMALL.memory_bytes
         assert larger.disk_bytes - takes.disk_bytes >= SMALL.disk_bytes
         assert larger.pids - takes.pids >= SMALL.pids
@@ -62,16 +62,16 @@ class LimitsSuite:
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_the_memory_limit_is_what_is_seen_inside(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.LIMIT_MEMORY)
+        driver = await able(bench, DriverCapability.LIMIT_MEMORY)
         async with bench.sandbox(driver) as subject:
             done = await subject.run("sh", "-c", "grep MemTotal /proc/meminfo; nproc")
         memory, processors = done.stdout.splitlines()
         shown = int(memory.split()[1]) * 1024 <= SMALL.memory_bytes
-        assert shown == driver.probe().can(Ability.SHOW_LIMITS)
+        assert shown == driver.probe().can(DriverCapability.SHOW_LIMITS)
         assert int(processors) >= 1
 
     async def test_a_memory_hog_ends_itself_or_its_own_sandbox(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.LIMIT_MEMORY)
+        driver = await able(bench, DriverCapability.LIMIT_MEMORY)
         async with bench.sandbox(driver) as neighbour:
             for hog in (_ONE_PROCESS_HOG, _NOBODYS_HOG, _SHARED_HOG):
                 async with bench.sandbox(driver) as subject:
@@ -89,7 +89,7 @@ class LimitsSuite:
 
     # ------------------------------------------------------------------------------------------------------- disk
     async def test_a_full_disk_is_an_error_inside_and_nothing_more(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.LIMIT_DISK)
+        driver = await able(bench, DriverCapability.LIMIT_DISK)
         over = 2 * SMALL.disk_bytes // MIB
         async with bench.sandbox(driver) as subject:
             for folder in ("/tmp", "/home/user", "/var/tmp"):  # noqa: S108 - inside of the sandbox
@@ -107,7 +107,7 @@ class LimitsSuite:
                 assert (await subject.run("rm", f"{folder}/small")).code == 0
 
     async def test_more_disk_than_this_costs_nothing_until_it_is_used(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.LIMIT_DISK)
+        driver = await able(bench, DriverCapability.LIMIT_DISK)
         async with bench.sandbox(driver, replace(SMALL, disk_bytes=1024**4)) as subject:
             held = sum(file.lstat().st_blocks * 512 for file in (bench.data_dir / "sandboxes").rglob("*"))
             assert held < 256 * MIB
@@ -116,7 +116,7 @@ class LimitsSuite:
     # ------------------------------------------------------------------------------------------------------- processes
     @pytest.mark.parametrize("user", [User.USER, User.ROOT])
     async def test_a_fork_bomb_leaves_the_sandbox_answering(self, bench: Bench, user: User) -> None:
-        driver = await able(bench, Ability.LIMIT_PIDS)
+        driver = await able(bench, DriverCapability.LIMIT_PIDS)
         limits = replace(SMALL, memory_bytes=1024 * MIB)
         async with bench.sandbox(driver, limits) as subject:
             bomb = asyncio.create_task(subject.python(_FORKS, user=user, timeout_s=4))
@@ -127,7 +127,7 @@ class LimitsSuite:
 
     # ------------------------------------------------------------------------------------------------------- processor
     async def test_processors_are_shared_as_limited(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.LIMIT_CPU)
+        driver = await able(bench, DriverCapability.LIMIT_CPU)
         limits = replace(SMALL, cpus=0.5)
         async with bench.sandbox(driver, limits) as subject:
             spinning = asyncio.create_task(subject.python(_SPIN, timeout_s=None))
@@ -165,7 +165,7 @@ def _holding(size: int) -> ProcessSpec:
     return ProcessSpec(argv=("python3", "-c", program), cwd="/")
 
 
-async def able(bench: Bench, ability: Ability) -> Driver:
+async def able(bench: Bench, ability: DriverCapability) -> Driver:
     """A driver with an ability; a test of one without it is skipped, and says why."""
     driver = bench.start()
     can = await asyncio.to_thread(driver.probe)

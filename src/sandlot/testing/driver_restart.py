@@ -14,7 +14,7 @@ import pytest
 
 from sandlot.model.errors import ConflictError, NotFoundError
 from sandlot.model.ids import new_node_id
-from sandlot.model.ports import Ability, ExitReason
+from sandlot.model.ports import DriverCapability, ExitReason
 from sandlot.testing.bench import Bench, meet
 from sandlot.testing.survivor import MARK
 from sandlot.testing.traces import settled, traces
@@ -28,8 +28,8 @@ class RestartSuite:
 
     async def test_a_live_sandbox_is_adopted_after_its_service_was_killed(self, bench: Bench) -> None:
         driver = bench.start()
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.ADOPT):
-            pytest.skip(can.why_not(Ability.ADOPT))
+        if not (can := await asyncio.to_thread(driver.probe)).can(DriverCapability.ADOPT):
+            pytest.skip(can.why_not(DriverCapability.ADOPT))
         with service_of(bench, "live") as (service, ref):
             service.kill()
             service.wait()

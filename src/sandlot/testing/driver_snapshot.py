@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
-from sandlot.model.ports import Ability, Blank, Change, Driver, ExitReason, Instance, Verdict
+from sandlot.model.ports import Change, Driver, DriverCapability, ExitReason, Instance, PreparedSandbox, ProbeResult
 from sandlot.model.specs import MIB, Limits, User
 from sandlot.testing.bench import SMALL, Bench, Subject, meet
 from sandlot.testing.driver_clean import CleanSuite
@@ -64,7 +64,7 @@ class SnapshotSuite(CleanSuite):
     """See the module."""
 
     async def test_what_was_there_goes_on_in_every_copy_by_itself(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         async with bench.sandbox(driver) as source:
             await _furnish(source)
             assert await _ask(source) == 1
@@ -89,7 +89,7 @@ class SnapshotSuite(CleanSuite):
                 assert await _ask(one) == 5
 
     async def test_what_was_restored_is_a_sandbox_like_any_other(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         async with bench.sandbox(driver) as source:
             await _write(source, into)
             await source.instance.destroy()
@@ -125,7 +125,7 @@ class SnapshotSuite(CleanSuite):
             assert (await subject.run("echo", "on")).stdout == "on\n"
 
     async def test_state_survives_generation_after_generation(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         instance = await bench.boot(driver)
         async with meet(instance) as subject:
             await _furnish(subject, weight_mib=20)
@@ -149,7 +149,7 @@ class SnapshotSuite(CleanSuite):
         await instance.destroy()
 
     async def test_one_that_is_paused_is_written_and_stays_paused(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         async with bench.sandbox(driver) as source:
             await _furnish(source)
             await source.link.checkpoint(armed=True)
@@ -167,7 +167,7 @@ class SnapshotSuite(CleanSuite):
             assert await _ask(source) == 1
 
     async def test_snapshots_at_once_are_taken_one_after_the_other(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.SNAPSHOT)
+        driver = await able(bench, DriverCapability.SNAPSHOT)
         async with bench.sandbox(driver) as source:
             await _furnish(source)
             places = [_place(bench, str(number)) for number in range(3)]
@@ -181,7 +181,7 @@ class SnapshotSuite(CleanSuite):
             assert await _ask(source) == 1
 
     async def test_a_destroyed_one_leaves_no_snapshot_and_a_cancelled_request_neither(self, bench: Bench) -> None:
-        driver = await able(bench, Ability.SNAPSHOT)
+        driver = await able(bench, DriverCapability.SNAPSHOT)
         async with bench.sandbox(driver) as source:
             await _furnish(source, weight_mib=50)
             cancelled = asyncio.create_task(source.instance.snapshot(_place(bench, "cancelled"), keep_running=True))
@@ -200,7 +200,7 @@ class SnapshotSuite(CleanSuite):
             assert ended.exception() is None or not _place(bench, "ended").exists()
 
     async def test_what_does_not_fit_is_refused_and_uses_nothing_up(self, bench: Bench, tmp_path: Path) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         larger = replace(SMALL, memory_bytes=2 * SMALL.memory_bytes, disk_bytes=2 * SMALL.disk_bytes, cpus=2.0, pids=2 * SMALL.pids)
         async with bench.sandbox(driver, larger) as source:
             await _write(source, into)
@@ -224,16 +224,16 @@ class SnapshotSuite(CleanSuite):
             verdict = driver.restorable(broken)
             assert not verdict.ok
             assert verdict.reason
-            blank = await driver.prepare(bench.shape(larger))
-            await _refused(blank, bench, broken, verdict.reason)
-            await blank.destroy()
+            prepared = await driver.prepare(bench.shape(larger))
+            await _refused(prepared, bench, broken, verdict.reason)
+            await prepared.destroy()
             with pytest.raises(ConflictError) as refused:
                 await driver.prepare(bench.shape(larger), snapshot=broken)
             assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
         assert not driver.restorable(tmp_path / "nothing").ok
 
     async def test_a_build_that_is_not_at_hand_is_said_so(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         async with bench.sandbox(driver) as source:
             await _write(source, into)
         (manifest,) = (file for file in into.iterdir() if file.suffix == ".json")
@@ -241,13 +241,13 @@ class SnapshotSuite(CleanSuite):
         verdict = driver.restorable(into)
         assert not verdict.ok
         assert "0" * 12 in verdict.reason
-        blank = await driver.prepare(bench.shape())
-        await _refused(blank, bench, into, "0" * 12)
-        await blank.destroy()
+        prepared = await driver.prepare(bench.shape())
+        await _refused(prepared, bench, into, "0" * 12)
+        await prepared.destroy()
 
     # ------------------------------------------------------------------------------------------------------- killed services
     async def test_a_service_may_be_killed_at_any_moment_of_a_snapshot_or_a_restore(self, bench: Bench) -> None:
-        await able(bench, Ability.SNAPSHOT)
+        await able(bench, DriverCapability.SNAPSHOT)
         source = random.Random(bench.node)  # noqa: S311 - moments, not secrets
         for _ in range(_ROUNDS):
             with service_of(bench, "saving") as (service, ref):
@@ -260,7 +260,7 @@ class SnapshotSuite(CleanSuite):
             written = sorted((bench.data_dir / "saved").glob("*/image"))
             assert _place(bench, "first") in written
             for place in written:
-                assert driver.restorable(place) == Verdict(ok=True)
+                assert driver.restorable(place) == ProbeResult(ok=True)
             async with restored(bench, driver, source.choice(written)) as subject:
                 assert (await subject.run("cat", MARK)).stdout == "left by the service before\n"
             instance = await driver.adopt(ref)
@@ -275,7 +275,7 @@ class SnapshotSuite(CleanSuite):
 
     # ------------------------------------------------------------------------------------------------------- warm ones
     async def test_a_warm_blank_costs_no_time_and_boots_or_is_restored_or_is_destroyed(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         first, second, third = [await driver.prepare(bench.shape()) for _ in range(3)]
         await asyncio.gather(first.warm(), first.warm(), second.warm(), third.warm())
         await first.warm()
@@ -302,7 +302,7 @@ class SnapshotSuite(CleanSuite):
                 await gone
 
     async def test_one_may_be_destroyed_while_it_is_made_warm_or_restored(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         async with bench.sandbox(driver) as source:
             await _write(source, into)
         for pause_s in (0.005, 0.05, 0.1):
@@ -314,7 +314,7 @@ class SnapshotSuite(CleanSuite):
                 assert ended is None or isinstance(ended, SandboxEndedError), ended
 
     async def test_many_are_restored_at_once(self, bench: Bench) -> None:
-        driver, into = await able(bench, Ability.SNAPSHOT), _place(bench)
+        driver, into = await able(bench, DriverCapability.SNAPSHOT), _place(bench)
         async with bench.sandbox(driver) as source:
             await _furnish(source)
             await _write(source, into)
@@ -338,10 +338,10 @@ async def restored(bench: Bench, driver: Driver, snapshot: Path, limits: Limits 
 
 
 async def _restore(bench: Bench, driver: Driver, snapshot: Path, limits: Limits = SMALL, *, warm: bool = False) -> Instance:
-    blank = await driver.prepare(bench.shape(limits), snapshot=snapshot)
+    prepared = await driver.prepare(bench.shape(limits), snapshot=snapshot)
     if warm:
-        await blank.warm()
-    return await blank.restore(snapshot, bench.spec(limits))
+        await prepared.warm()
+    return await prepared.restore(snapshot, bench.spec(limits))
 
 
 async def _write(subject: Subject, into: Path) -> int:
@@ -352,13 +352,13 @@ async def _write(subject: Subject, into: Path) -> int:
     return size
 
 
-async def _started(blank: Blank, bench: Bench, snapshot: Path) -> None:
-    await blank.restore(snapshot, bench.spec())
+async def _started(prepared: PreparedSandbox, bench: Bench, snapshot: Path) -> None:
+    await prepared.restore(snapshot, bench.spec())
 
 
-async def _refused(blank: Blank, bench: Bench, snapshot: Path, because: str) -> None:
+async def _refused(prepared: PreparedSandbox, bench: Bench, snapshot: Path, because: str) -> None:
     with pytest.raises(ConflictError) as refused:
-        await blank.restore(snapshot, bench.spec())
+        await prepared.restore(snapshot, bench.spec())
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
     assert because in refused.value.message
 

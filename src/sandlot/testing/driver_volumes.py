@@ -17,7 +17,7 @@ from sandlot.host.volumes import VolumeFiles
 from sandlot.link.payload import program_argv
 from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.ids import new_volume_id
-from sandlot.model.ports import Ability, Attachment, Change, Driver
+from sandlot.model.ports import Attachment, Change, Driver, DriverCapability
 from sandlot.model.specs import MIB, ProcessSpec, User
 from sandlot.protocol import values
 from sandlot.testing.bench import Bench, Subject, meet
@@ -42,7 +42,7 @@ class VolumesSuite(CleanSuite):
             files.remove(each)
 
     async def test_a_volume_is_seen_in_its_place_and_outlives_its_sandbox(self, bench: Bench, volumes: list[Path]) -> None:
-        driver = await able(bench, Ability.VOLUMES)
+        driver = await able(bench, DriverCapability.VOLUMES)
         for number in range(2):
             async with _with(bench, driver, Attachment(0, volumes[0], "/mnt/data")) as subject:
                 assert (await subject.run("sh", "-c", f"echo {number} >> /mnt/data/word")).code == 0
@@ -52,7 +52,7 @@ class VolumesSuite(CleanSuite):
             assert (await without.run("ls", "/mnt/data")).code != 0
 
     async def test_its_size_holds(self, bench: Bench, volumes: list[Path]) -> None:
-        driver = await able(bench, Ability.VOLUMES)
+        driver = await able(bench, DriverCapability.VOLUMES)
         async with _with(bench, driver, Attachment(0, volumes[0], "/data")) as subject:
             full = await subject.run("dd", "if=/dev/zero", "of=/data/large", "bs=1M", "count=64", user=User.ROOT)
             assert full.code != 0
@@ -62,7 +62,7 @@ class VolumesSuite(CleanSuite):
             ).stdout == "fits\n"
 
     async def test_what_is_read_only_is_so_for_root_and_shared_with_who_writes(self, bench: Bench, volumes: list[Path]) -> None:
-        driver = await able(bench, Ability.VOLUMES)
+        driver = await able(bench, DriverCapability.VOLUMES)
         async with (
             _with(bench, driver, Attachment(0, volumes[0], "/data"), Attachment(1, volumes[1], "/other")) as writer,
             _with(bench, driver, Attachment(0, volumes[1], "/other"), Attachment(1, volumes[0], "/data", read_only=True)) as reader,
@@ -75,14 +75,14 @@ class VolumesSuite(CleanSuite):
             assert (await writer.run("cat", "/other/word")).stdout == "2\n"
 
     async def test_one_that_runs_gets_a_volume(self, bench: Bench, volumes: list[Path]) -> None:
-        driver = await able(bench, Ability.VOLUMES)
+        driver = await able(bench, DriverCapability.VOLUMES)
         can = await asyncio.to_thread(driver.probe)
         async with bench.sandbox(driver) as subject:
             volume = Attachment(0, volumes[0], "/data")
-            if not can.can(Ability.CONFIGURE_VOLUMES):
+            if not can.can(DriverCapability.CONFIGURE_VOLUMES):
                 with pytest.raises(UnsupportedError) as refused:
                     await subject.instance.configure(Change(volumes=(volume,)))
-                assert can.why_not(Ability.CONFIGURE_VOLUMES) in refused.value.message
+                assert can.why_not(DriverCapability.CONFIGURE_VOLUMES) in refused.value.message
                 return
             await subject.instance.configure(Change(volumes=(volume,)))
             await _put(subject, volume)
@@ -96,15 +96,15 @@ class VolumesSuite(CleanSuite):
 @asynccontextmanager
 async def _with(bench: Bench, driver: Driver, *volumes: Attachment) -> AsyncIterator[Subject]:
     """A live sandbox that has volumes, in their places."""
-    blank = await driver.prepare(bench.shape())
+    prepared = await driver.prepare(bench.shape())
     try:
-        await blank.attach(volumes)
-        instance = await blank.boot(bench.spec())
+        await prepared.attach(volumes)
+        instance = await prepared.boot(bench.spec())
         async with meet(instance) as subject:
             await _put(subject, *volumes)
             yield subject
     finally:
-        await blank.destroy()
+        await prepared.destroy()
 
 
 async def _put(subject: Subject, *volumes: Attachment) -> None:

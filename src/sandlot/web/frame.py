@@ -24,7 +24,7 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.quotas import check_upload
 from sandlot.core.service import Core
@@ -62,7 +62,7 @@ class Frame:
         app: What answers.
         keys: Who may ask over TCP.
         upload_max_bytes: The limit of routes that stream their body.
-        budget: Of the memory that is held for clients.
+        buffers: Of the memory that is held for clients.
         metrics: Where requests and failures are counted.
         tellers: Who tells failures.
         signatures: Who knows which URLs need no key; None where none were signed.
@@ -75,7 +75,7 @@ class Frame:
         *,
         keys: Keyring,
         upload_max_bytes: int,
-        budget: Budget,
+        buffers: BufferBudget,
         metrics: Metrics,
         tellers: Tellers = errors.OURS,
         signatures: Signatures | None = None,
@@ -84,7 +84,7 @@ class Frame:
         self._app = app
         self._keys = keys
         self._upload_max_bytes = upload_max_bytes
-        self._budget = budget
+        self._buffers = buffers
         self._metrics = metrics
         self._tellers = tellers
         self._signatures = signatures
@@ -99,7 +99,7 @@ class Frame:
             admit = self._admission(teller)
             await sockets.framed(self._app, scope, receive, send, teller=teller, metrics=self._metrics, keys=self._keys, admit=admit)
             return
-        exchange = _Exchange(scope, receive, send, self._budget, teller)
+        exchange = _Exchange(scope, receive, send, self._buffers, teller)
         raw = teller.takes_raw(scope["path"])
         exchange.limit(self._upload_max_bytes + exchange.form_bytes if raw else JSON_MAX_BYTES, raw=raw)
         # Whatever is logged on the way carries the request's id, also in tasks that are begun on the way.
@@ -135,8 +135,8 @@ class Frame:
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: Budget, teller: Teller) -> None:
-        self._budget = budget
+    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferBudget, teller: Teller) -> None:
+        self._buffers = buffers
         self._teller = teller
         self._held_bytes = 0
         self._scope = scope
@@ -196,16 +196,16 @@ class _Exchange:
             await self._send(message)
             return
         # The connection takes whatever it is given, however slowly its client reads: piece by piece it waits for that.
-        self._budget.take_anyway(len(body))
+        self._buffers.take_anyway(len(body))
         try:
             for at in range(0, len(body), PIECE_BYTES):
                 last = at + PIECE_BYTES >= len(body)
                 await self._send({**message, "body": body[at : at + PIECE_BYTES], "more_body": not last or message.get("more_body", False)})
         finally:
-            self._budget.give(len(body))
+            self._buffers.give(len(body))
 
     def close(self) -> None:
-        self._budget.give(self._held_bytes)
+        self._buffers.give(self._held_bytes)
         self._held_bytes = 0
 
     async def refuse(self, error: SandlotError) -> None:
@@ -244,7 +244,7 @@ class _Exchange:
         """Count what was read of a body that is kept to be parsed."""
         more = 0 if self._raw else max(0, self._taken - FREE_BYTES) - self._held_bytes
         try:
-            self._budget.take(more)
+            self._buffers.take(more)
         except UnavailableError as error:
             raise BodyRefusedError(error) from None
         self._held_bytes += more

@@ -14,7 +14,7 @@ from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.services import Service
 from sandlot.model.ids import new_node_id, new_sandbox_id
-from sandlot.model.ports import Blank, Instance
+from sandlot.model.ports import Instance, PreparedSandbox
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 from tests.support.lives import PIDS, Inside
 from tests.support.localservice import EVERY_DAY
@@ -31,10 +31,10 @@ async def open_sandbox(
     node = new_node_id()
     driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
     spec = SandboxSpec(id=new_sandbox_id(node), template=template, limits=limits)
-    blank = await driver.prepare(Shape(root=store.root(template), limits=limits))
-    held: Blank | Instance = blank
+    prepared = await driver.prepare(Shape(root=store.root(template), limits=limits))
+    held: PreparedSandbox | Instance = prepared
     try:
-        held = instance = await blank.boot(spec)
+        held = instance = await prepared.boot(spec)
         link = await Link.greet(await instance.connect(), services=services)
         try:
             await link.wake(

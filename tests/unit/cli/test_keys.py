@@ -46,7 +46,7 @@ class Command:
 
 
 @pytest.fixture
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Without a service."""
     for name in [name for name in os.environ if name.startswith("SANDLOT_")]:
         monkeypatch.delenv(name)
@@ -102,21 +102,21 @@ def test_without_a_service(keys: Command) -> None:
 
 async def test_with_a_service(at: Bench, keys: Command) -> None:
     await asyncio.to_thread(everything, keys)
-    assert [record.name for record in await at.service.keys.list()] == ["boss", "free"]
+    assert [record.name for record in await at.service.api_keys.list()] == ["boss", "free"]
 
 
 async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> None:
     secret = (await asyncio.to_thread(keys, "create", "--name", "a")).splitlines()[-1]
-    assert at.service.keys.verify(secret) is not None
+    assert at.service.api_keys.verify(secret) is not None
     await asyncio.to_thread(keys, "revoke", "a")
-    assert at.service.keys.verify(secret) is None
+    assert at.service.api_keys.verify(secret) is None
 
 
 async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_is_asked_for(at: Bench) -> None:
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    _, plain = await at.service.keys.create("plain", quota=Quota(sandboxes=7))
-    _, boss = await at.service.keys.create("boss", operator=True)
+    _, plain = await at.service.api_keys.create("plain", quota=Quota(sandboxes=7))
+    _, boss = await at.service.api_keys.create("boss", operator=True)
 
     def use() -> None:
         with Client(url=url, api_key=plain) as client:
@@ -140,7 +140,7 @@ def test_a_change_on_the_store_is_seen_by_a_service_within_a_second(tmp_path: Pa
         # It listens on no socket, so the command writes to the database.
         async with open_service(settings, drivers=drivers, templates=MemoryTemplates(), packages=NoPackages()) as service:
             secret = (await asyncio.to_thread(keys, "create", "--name", "late")).splitlines()[-1]
-            while service.keys.verify(secret) is None:  # noqa: ASYNC110 - another process's doing
+            while service.api_keys.verify(secret) is None:  # noqa: ASYNC110 - another process's doing
                 await asyncio.sleep(0.01)
 
     asyncio.run(seen())

@@ -50,7 +50,7 @@ async def at(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def box(at: Bench) -> Sandbox:
+async def sandbox(at: Bench) -> Sandbox:
     return await at.sandbox()
 
 

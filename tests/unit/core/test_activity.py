@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
-from sandlot.core.activity import Presence
+from sandlot.core.activity import ExecutionFollowers
 
 TURNS = 20
 """Turns of the event loop after which a wait of 0 s is over."""
 
 
 async def test_only_the_first_absence_may_last_for_first_s() -> None:
-    presence = Presence()
-    presence.enter()
-    presence.leave()
-    away = asyncio.create_task(presence.away(0.0, first_s=3600.0))
+    followers = ExecutionFollowers()
+    followers.enter()
+    followers.leave()
+    away = asyncio.create_task(followers.away(0.0, first_s=3600.0))
     for _ in range(TURNS):
         await asyncio.sleep(0)
     assert not away.done()
 
-    presence.enter()
-    presence.leave()
+    followers.enter()
+    followers.leave()
     for _ in range(TURNS):
         await asyncio.sleep(0)
     assert away.done()

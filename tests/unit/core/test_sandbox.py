@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import ExitReason
 from sandlot.protocol.table import HOST_STREAMS_MAX
-from tests.support.node import CreateSandboxParams, Node, settled
+from tests.support.node import Node, settled
 
 TURNS = 100
 """Turns of the event loop in which a call that does not wait would have failed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core import roster
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.errors import (
@@ -20,7 +20,7 @@ from sandlot.model.errors import (
     NotFoundError,
     UnavailableError,
 )
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, Limits
 from sandlot.model.states import State
 from sandlot.server.settings import Settings
@@ -31,18 +31,18 @@ from tests.support.until import until
 
 async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster, "REMEMBERED", 2)
-    boxes = []
+    sandboxes = []
     for number in range(3):
-        box = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
-        await at.sandboxes.kill(box.id, OPERATOR)
-        boxes.append(box)
+        sandbox = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
+        await at.sandboxes.kill(sandbox.id, OPERATOR)
+        sandboxes.append(sandbox)
     await until(lambda: at.sandboxes.held == 0)
     with pytest.raises(NotFoundError):
-        at.sandboxes.find(boxes[0].id, OPERATOR)
-    for box in boxes[1:]:
-        assert at.sandboxes.find(box.id, OPERATOR).spec.env == {}
-        assert at.sandboxes.find(box.id, OPERATOR).metadata
-        assert (box.instance, box.link) == (None, None)
+        at.sandboxes.find(sandboxes[0].id, OPERATOR)
+    for sandbox in sandboxes[1:]:
+        assert at.sandboxes.find(sandbox.id, OPERATOR).spec.env == {}
+        assert at.sandboxes.find(sandbox.id, OPERATOR).metadata
+        assert (sandbox.instance, sandbox.link) == (None, None)
 
 
 async def test_sandbox_that_could_not_be_created_is_not_remembered(at: Bench) -> None:
@@ -50,7 +50,7 @@ async def test_sandbox_that_could_not_be_created_is_not_remembered(at: Bench) ->
     with pytest.raises(HostError):
         await at.sandbox()
     await until(lambda: at.sandboxes.held == 0)
-    assert at.sandboxes.all(OPERATOR, ended=True) == []
+    assert at.sandboxes.list(OPERATOR, ended=True) == []
 
 
 async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
     named = replace(BASE, name="worker", unique_name=True)
     made = await asyncio.gather(*(at.sandboxes.create(named, OPERATOR) for _ in range(3)), return_exceptions=True)
     assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
-    (box,) = [each for each in made if isinstance(each, Sandbox)]
-    assert at.sandboxes.named("worker", OPERATOR) is box
+    (sandbox,) = [each for each in made if isinstance(each, Sandbox)]
+    assert at.sandboxes.named("worker", OPERATOR) is sandbox
     other = replace(OPERATOR, owner=OwnerId("0" * 12), operator=False)
     with pytest.raises(NotFoundError):
         at.sandboxes.named("worker", other)
@@ -97,22 +97,22 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
     clock.advance(1)
     same = await at.sandboxes.create(replace(named, unique_name=False), OPERATOR)
     assert at.sandboxes.named("worker", OPERATOR) is same
-    for one in (same, box):
+    for one in (same, sandbox):
         await at.sandboxes.kill(one.id, OPERATOR)
     with pytest.raises(NotFoundError):
         at.sandboxes.named("worker", OPERATOR)
     assert (await at.sandboxes.create(named, OPERATOR)).name == "worker"
     with pytest.raises(InvalidRequestError):
-        NewSandbox(unique_name=True)
+        CreateSandboxParams(unique_name=True)
 
 
 async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
     clock.advance(7)
     assert at.sandboxes.idle_s() == 7
-    box = await at.sandbox()
+    sandbox = await at.sandbox()
     clock.advance(7)
     assert at.sandboxes.idle_s() == 0
-    await at.sandboxes.kill(box.id, OPERATOR)
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: at.sandboxes.held == 0)
     clock.advance(3)
     assert at.sandboxes.idle_s() == 3
@@ -152,9 +152,9 @@ async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch:
 async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
     settings = Settings(memory_reserve_bytes=GIB // 2)
-    async with bench(tmp_path, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as at:
-        boxes = [await at.sandbox(), await at.sandbox()]
-        found = await at.sandboxes.figures()
+    async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as at:
+        sandboxes = [await at.sandbox(), await at.sandbox()]
+        found = await at.sandboxes.capacity()
         assert (found.promised.memory_bytes, found.free.memory_bytes, found.sandboxes) == (2 * GIB, GIB // 2, 2)
         with pytest.raises(UnavailableError, match="promised its memory") as full:
             await at.sandbox()
@@ -164,18 +164,18 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
         assert at.sandboxes.held == 2
         await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
         at.driver.faults.raises["clean"] = [OSError("busy")]
-        await at.sandboxes.kill(boxes[0].id, OPERATOR)
+        await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
         # Dead, but not gone: it failed to be removed, and what it was promised is nobody else's yet.
-        assert (await at.sandboxes.figures()).free.memory_bytes == 0
+        assert (await at.sandboxes.capacity()).free.memory_bytes == 0
         await until(lambda: at.sandboxes.held == 2)
-        assert (await at.sandboxes.figures()).free.memory_bytes == GIB
+        assert (await at.sandboxes.capacity()).free.memory_bytes == GIB
         await at.sandbox()
 
 
 async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
     settings = Settings(max_sandboxes=1, memory_reserve_bytes=0)
-    async with bench(tmp_path, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as at:
+    async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as at:
         await at.sandbox()
         with pytest.raises(UnavailableError):
             await at.sandbox()

@@ -30,11 +30,11 @@ async def module_bench() -> AsyncIterator[SharedBench]:
 async def at(module_bench: SharedBench) -> AsyncIterator[SharedBench]:
     """The service of the module, without sandboxes, keys and other entries of earlier tests; records of what ended stay."""
     yield module_bench
-    for sandbox in module_bench.sandboxes.all(OPERATOR):
+    for sandbox in module_bench.sandboxes.list(OPERATOR):
         await module_bench.sandboxes.kill(sandbox.id, OPERATOR)
-    for key in await module_bench.service.keys.list():
+    for key in await module_bench.service.api_keys.list():
         if key.revoked_at is None:
-            await module_bench.service.keys.revoke(key.id)
+            await module_bench.service.api_keys.revoke(key.id)
     for name in LISTS:
         for entry in (await module_bench.http.get(f"/v1/{name}")).json()[name]:
             (await module_bench.http.delete(f"/v1/{name}/{entry['id']}")).raise_for_status()

@@ -74,7 +74,7 @@ async def test_authentication_errors_have_the_vendors_format(door: Door, at: Sha
 @EVERY_DOOR
 @cases("header, prefix", [("Authorization", "Bearer "), ("X-API-Key", "")])
 async def test_key_is_accepted_in_either_header(door: Door, at: SharedBench, header: str, prefix: str) -> None:
-    _, secret = await at.service.keys.create(f"{door.name}-{header.lower()}")
+    _, secret = await at.service.api_keys.create(f"{door.name}-{header.lower()}")
     async with at.client() as http:
         assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + secret}), ErrorCode.NOT_FOUND)
         assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + "other"}), ErrorCode.UNAUTHENTICATED)

@@ -44,7 +44,7 @@ async def test_directory_of_another_format_is_refused_before_anything_is_opened(
     with pytest.raises(HostError, match="has format 999"):
         await open_service(settings).__aenter__()
     with pytest.raises(HostError, match="has format 999"):
-        await with_keys(settings, lambda keys: keys.list())
+        await with_keys(settings, lambda api_keys: api_keys.list())
     assert list((folder / "data").glob("sandlot.db*")) == []
 
 
@@ -87,7 +87,7 @@ async def test_a_sweep_that_fails_keeps_no_service_from_serving(folder: Path) ->
     driver = MemoryDriver()
     driver.faults.raises["sweep"] = [OSError("no")]
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}) as service:
-        assert (await service.sandboxes.figures()).sandboxes == 0
+        assert (await service.sandboxes.capacity()).sandboxes == 0
 
 
 def test_every_installed_driver_is_there() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.ports import SystemClock
-from sandlot.core.records.keys import Keys
+from sandlot.core.records.keys import ApiKeys
 from sandlot.model.access import Quota
 from sandlot.model.errors import HostError
 from sandlot.server.keys import ASIDE, FILE, take_over, with_keys
@@ -43,24 +43,24 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-async def names(keys: Keys) -> list[str]:
-    return [record.name for record in await keys.list()]
+async def names(api_keys: ApiKeys) -> list[str]:
+    return [record.name for record in await api_keys.list()]
 
 
 async def test_without_a_service_keys_are_in_the_same_store(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
-    record, secret = await with_keys(settings, lambda keys: keys.create("a", quota=Quota(sandboxes=3)))
+    record, secret = await with_keys(settings, lambda api_keys: api_keys.create("a", quota=Quota(sandboxes=3)))
     async with open_store(settings.database) as store:
-        keys = Keys(store.keys, SystemClock())
-        await keys.look()
-        found = keys.verify(secret)
+        api_keys = ApiKeys(store.keys, SystemClock())
+        await api_keys.look()
+        found = api_keys.verify(secret)
     assert found is not None
     assert (found.owner, found.name, found.operator, found.quota) == (record.id, "a", False, Quota(sandboxes=3))
 
 
 async def test_the_database_is_private_and_holds_no_secret(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
-    _, secret = await with_keys(settings, lambda keys: keys.create("a"))
+    _, secret = await with_keys(settings, lambda api_keys: api_keys.create("a"))
     assert files(settings.data_dir) == {"format", "sandlot.db"}
     assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
     found = settings.data_dir / "sandlot.db"
@@ -74,15 +74,15 @@ async def test_keys_of_before_go_on_working_and_are_taken_over_once(tmp_path: Pa
     assert await with_keys(settings, names) == ["first", "second"]
     assert file.name not in files(settings.data_dir)
     assert ASIDE in files(settings.data_dir)
-    await with_keys(settings, lambda keys: keys.revoke("first"))
+    await with_keys(settings, lambda api_keys: api_keys.revoke("first"))
     assert await with_keys(settings, names) == ["second"]
     async with open_store(settings.database) as store:
-        keys = Keys(store.keys, SystemClock())
-        await keys.look()
-        found = keys.verify(BEFORE + "second")
+        api_keys = ApiKeys(store.keys, SystemClock())
+        await api_keys.look()
+        found = api_keys.verify(BEFORE + "second")
         assert found is not None
         assert (found.owner, found.name, found.operator, found.quota) == (f"{1:012x}", "second", False, Quota())
-        assert keys.verify(BEFORE + "first") is None
+        assert api_keys.verify(BEFORE + "first") is None
 
 
 async def test_taking_over_that_was_interrupted_goes_on(tmp_path: Path) -> None:

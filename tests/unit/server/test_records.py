@@ -28,7 +28,7 @@ async def test_a_store_that_does_not_answer_keeps_no_service_from_stopping(tmp_p
     async with asyncio.timeout(60):
         async with bench(tmp_path) as at:
             monkeypatch.setattr(at.service.store.executions, "count", hang)
-            with at.service.core.monthly.begun(LOCAL):
+            with at.service.core.execution_counter.count(LOCAL):
                 pass
             await asked.wait()
         answers.set()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.pools.kinds import Sizes, Wish
+from sandlot.core.pools.kinds import PoolSizes, Wish
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.settings import Settings
 
@@ -33,7 +33,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "isolation_allowed": ("gvisor, microvm,gvisor", ("gvisor", "microvm")),
     "max_sandboxes": ("7", 7),
     "max_creates": ("2", 2),
-    "pools": ("base=2:3+1, code-interpreter=0", (Wish("base", Sizes(2, 3, 1)), Wish("code-interpreter", Sizes(0, 0)))),
+    "pools": ("base=2:3+1, code-interpreter=0", (Wish("base", PoolSizes(2, 3, 1)), Wish("code-interpreter", PoolSizes(0, 0)))),
     "memory_ratio": ("1.5", 1.5),
     "disk_ratio": ("4", 4),
     "pids_ratio": ("0.5", 0.5),

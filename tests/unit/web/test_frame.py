@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.specs import MIB
 from sandlot.server.serve import answering
@@ -87,7 +87,7 @@ def _send_without_end(path: Path) -> tuple[int, bytes]:
 
 
 async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
-    _, secret = await at.service.keys.create("a")
+    _, secret = await at.service.api_keys.create("a")
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
@@ -100,12 +100,12 @@ async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
         known = {"Authorization": f"Bearer {secret}"}
         assert (await anybody.get("/v1/sandboxes", headers=known)).json() == {"sandboxes": [], "next_cursor": None}
         assert (await anybody.post("/v1/service/stop", headers=known)).status_code == 403
-        await at.service.keys.revoke("a")
+        await at.service.api_keys.revoke("a")
         assert (await anybody.get("/v1/sandboxes", headers=known)).status_code == 401
 
 
 async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
-    _, secret = await at.service.keys.create("stolen")
+    _, secret = await at.service.api_keys.create("stolen")
     begun = asyncio.Event()
     sent: list[Message] = []
 
@@ -119,19 +119,19 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    framed = frame.Frame(app, keys=at.service.keys, upload_max_bytes=MIB, budget=Budget(MIB), metrics=Metrics())
+    framed = frame.Frame(app, keys=at.service.api_keys, upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", secret.encode())]}
     request = asyncio.create_task(framed(scope, receive, send))
     await begun.wait()
-    await at.service.keys.revoke("stolen")
+    await at.service.api_keys.revoke("stolen")
     await settled(request.done)
     await request
     assert sent[0]["status"] == 401
 
 
 async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(at: Bench) -> None:
-    _, secret = await at.service.keys.create("small", quota=Quota(upload_bytes=1000))
-    box = await at.sandboxes.create(BASE, principal(at, secret))
+    _, secret = await at.service.api_keys.create("small", quota=Quota(upload_bytes=1000))
+    sandbox = await at.sandboxes.create(BASE, principal(at, secret))
 
     async def pieces(size: int) -> AsyncIterator[bytes]:
         for _ in range(0, size, 500):
@@ -140,7 +140,7 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(a
     async with tcp_client(at.service, secret) as http:
 
         async def upload(content: bytes | AsyncIterator[bytes]) -> httpx.Response:
-            return await http.put(f"/v1/sandboxes/{box.id}/files/content", params={"path": "/tmp/upload"}, content=content)
+            return await http.put(f"/v1/sandboxes/{sandbox.id}/files/content", params={"path": "/tmp/upload"}, content=content)
 
         for allowed in (b"x" * 1000, pieces(1000)):
             assert (await upload(allowed)).status_code == 200
@@ -152,7 +152,7 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(a
 
 
 def principal(at: Bench, secret: str) -> Principal:
-    found = at.service.keys.verify(secret)
+    found = at.service.api_keys.verify(secret)
     assert found is not None
     return found
 
@@ -179,7 +179,7 @@ async def test_a_defect_is_told_without_its_inside(http: httpx.AsyncClient, monk
     def fails(*_: object, **__: object) -> None:
         raise KeyError("the secret")
 
-    monkeypatch.setattr(Sandboxes, "page", fails)
+    monkeypatch.setattr(SandboxManager, "page", fails)
     with capture_logs() as logs:  # formatting the traceback of a whole service takes seconds
         response = await http.get("/v1/sandboxes")
     assert any(entry.get("exc_info") for entry in logs), "the traceback is in the log"
@@ -193,8 +193,8 @@ async def test_a_defect_is_told_without_its_inside(http: httpx.AsyncClient, monk
 async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
 
     async with bench(folder, replace(Settings(), upload_max_bytes=MIB)) as at, client(at.service) as http:
-        box = await at.sandbox()
-        url = f"/v1/sandboxes/{box.id}/files/content?path=/workspace/a"
+        sandbox = await at.sandbox()
+        url = f"/v1/sandboxes/{sandbox.id}/files/content?path=/workspace/a"
         assert (await http.put(url, content=b"x" * MIB)).json()["size"] == MIB
 
         async def more() -> AsyncIterator[bytes]:
@@ -223,8 +223,8 @@ async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_i
 
 async def test_a_body_that_stops_half_way_is_given_up(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "BODY_TIMEOUT_S", 0.2)
-    box = await at.sandbox()
-    for method, path in (("POST", f"/v1/sandboxes/{box.id}/code"), ("PUT", f"/v1/sandboxes/{box.id}/files/content?path=/tmp/x")):
+    sandbox = await at.sandbox()
+    for method, path in (("POST", f"/v1/sandboxes/{sandbox.id}/code"), ("PUT", f"/v1/sandboxes/{sandbox.id}/files/content?path=/tmp/x")):
         reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
         writer.write(f'{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{{"code": "'.encode())
         answered = await reader.read()
@@ -264,7 +264,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
-        await frame.Frame(app, keys=NoKeys(), upload_max_bytes=MIB, budget=Budget(MIB), metrics=Metrics())(scope, receive, send)
+        await frame.Frame(app, keys=NoKeys(), upload_max_bytes=MIB, buffers=BufferBudget(MIB), metrics=Metrics())(scope, receive, send)
     told = bytes(sent)
     assert told.count(streams.KEEP_ALIVE) >= 3
     assert told.replace(streams.KEEP_ALIVE, b"") == 3 * large

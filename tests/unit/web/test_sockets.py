@@ -64,7 +64,7 @@ async def test_a_bad_upgrade_is_answered_like_any_bad_request(at: Bench, http: h
 
 async def test_a_key_is_needed_over_tcp_and_what_is_somebody_elses_is_not_found(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
-        _, secret = await at.service.keys.create("other")
+        _, secret = await at.service.api_keys.create("other")
         listener = listen.tcp_socket("127.0.0.1", 0)
         base = f"ws://127.0.0.1:{listener.getsockname()[1]}/v1/sandboxes/{(await at.sandbox()).id}/processes/{'0' * 32}/terminal"
         cases: list[tuple[dict[str, str], int, str]] = [

@@ -290,9 +290,9 @@ def check_driver(can: Capabilities) -> Finding:
     """What a driver can do, and whether it can do what every sandbox needs."""
     from sandlot.core.admission import check_host
     from sandlot.model.errors import HostError
-    from sandlot.model.ports import Ability
+    from sandlot.model.ports import DriverCapability
 
-    parts = tuple(Part(ability.value, can.can(ability), "" if can.can(ability) else can.why_not(ability)) for ability in Ability)
+    parts = tuple(Part(ability.value, can.can(ability), "" if can.can(ability) else can.why_not(ability)) for ability in DriverCapability)
     facts = {"runtime": can.runtime}
     detail = can.runtime or "no runtime"
     try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandlot.core.content import programs
-from sandlot.core.content.programs import Program
+from sandlot.core.content.programs import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.model.specs import User, check_path
@@ -48,13 +48,13 @@ class Packed:
     """An archive that is being made: iterate, and close it in the end.
 
     Args:
-        program: Makes it.
+        helper: Makes it.
     """
 
-    __slots__ = ("_program",)
+    __slots__ = ("_helper",)
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, helper: GuestHelper) -> None:
+        self._helper = helper
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Its bytes. One that is not iterated costs no more than a stream's window.
@@ -62,20 +62,20 @@ class Packed:
         Raises:
             SandlotError: Something could not be read, or the sandbox has ended; what was given is not whole.
         """
-        async for piece in self._program:
+        async for piece in self._helper:
             if isinstance(piece, bytes):
                 yield piece
 
     async def aclose(self) -> None:
         """Stop. Idempotent."""
-        self._program.close()
+        self._helper.close()
 
 
-async def pack(box: Sandbox, path: str, *, user: User, compress: bool = False) -> Packed:
+async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> Packed:
     """Begin to pack a folder, or one file.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: Absolute; a link at its end is followed.
         user: Who reads.
         compress: By gzip.
@@ -87,21 +87,21 @@ async def pack(box: Sandbox, path: str, *, user: User, compress: bool = False) -
         SandlotError: The sandbox has ended, or has no room for a process.
     """
     check_path(path)
-    program = await programs.start(box, "packing", {"path": path, "gzip": compress}, user=user)
+    helper = await programs.start(sandbox, "packing", {"path": path, "gzip": compress}, user=user)
     try:
-        async with box.using():
-            await anext(program, None)  # one word, once it is open
+        async with sandbox.connection():
+            await anext(helper, None)  # one word, once it is open
     except BaseException:
-        program.close()
+        helper.close()
         raise
-    return Packed(program)
+    return Packed(helper)
 
 
-async def unpack(box: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User) -> Unpacked:
+async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User) -> Unpacked:
     """Unpack an archive, plain or compressed by gzip, in a folder.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: Absolute; it is made where it is not there, with the folders above it.
         chunks: The archive, taken as fast as the sandbox takes it.
         user: Who writes, and owns what is made.
@@ -113,9 +113,9 @@ async def unpack(box: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user:
         SandlotError: The sandbox has ended. What ``chunks`` raises comes through.
     """
     check_path(path)
-    program = await programs.start(box, "unpacking", {"path": path, "entries": ENTRIES}, user=user)
-    feeding = asyncio.ensure_future(_feed(program, chunks))
-    ending = asyncio.ensure_future(program.result())
+    helper = await programs.start(sandbox, "unpacking", {"path": path, "entries": ENTRIES}, user=user)
+    feeding = asyncio.ensure_future(_feed(helper, chunks))
+    ending = asyncio.ensure_future(helper.result())
     try:
         await asyncio.wait({feeding, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
@@ -127,14 +127,14 @@ async def unpack(box: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user:
         for task in (feeding, ending):
             task.cancel()
         await asyncio.wait({feeding, ending})
-        program.close()
+        helper.close()
 
 
-async def _feed(program: Program, chunks: AsyncIterable[bytes]) -> None:
+async def _feed(helper: GuestHelper, chunks: AsyncIterable[bytes]) -> None:
     async for chunk in chunks:
-        await program.send(chunk)
+        await helper.send(chunk)
     with suppress(SandlotError):
-        program.end_input()
+        helper.end_input()
 
 
 def _unpacked(result: Mapping[str, Any]) -> Unpacked:

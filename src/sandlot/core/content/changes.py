@@ -15,7 +15,7 @@ from typing import Any, Self
 import structlog
 
 from sandlot.core.content import programs
-from sandlot.core.content.programs import Program
+from sandlot.core.content.programs import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
@@ -29,7 +29,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangedFile:
     """One file that differs.
 
     Args:
@@ -49,14 +49,14 @@ class Mark:
     """The first moment. Ask for what changed once, or close it.
 
     Args:
-        program: Looks, and remembers.
+        helper: Looks, and remembers.
     """
 
-    __slots__ = ("_box", "_program")
+    __slots__ = ("_helper", "_sandbox")
 
-    def __init__(self, box: Sandbox, program: Program) -> None:
-        self._box = box
-        self._program = program
+    def __init__(self, sandbox: Sandbox, helper: GuestHelper) -> None:
+        self._sandbox = sandbox
+        self._helper = helper
 
     async def __aenter__(self) -> Self:
         return self
@@ -64,46 +64,46 @@ class Mark:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def changed(self) -> tuple[Sequence[Change], bool]:
+    async def changed(self) -> tuple[Sequence[ChangedFile], bool]:
         """What was created or changed since, by path, and whether there may be more. The mark is used up.
 
         Raises:
             ConflictError: What remembered the first moment is gone (something inside ended it), or tells nonsense, or more than it may.
             SandboxEndedError: The sandbox has ended.
         """
-        found: list[Change] = []
+        found: list[ChangedFile] = []
         messages = 0
         try:
-            async with self._box.using():
-                await self._program.tell({})
-                async for told in self._program:
+            async with self._sandbox.connection():
+                await self._helper.tell({})
+                async for told in self._helper:
                     found += parsed(told)
                     messages += 1
                     if max(messages, len(found)) > REPORTED:
                         raise _nonsense()
-                result = await self._program.result()
+                result = await self._helper.result()
         finally:
             self.close()
         return found, result.get("more") is not False
 
-    async def report(self) -> tuple[Sequence[Change], bool]:
+    async def report(self) -> tuple[Sequence[ChangedFile], bool]:
         """What :meth:`changed` says; where it cannot, nothing is known: no files, and there may be some. Nothing is raised."""
         try:
             return await self.changed()
         except SandlotError as error:
-            _log.info("changes.lost", sandbox=self._box.id, code=str(error.code))
+            _log.info("changes.lost", sandbox=self._sandbox.id, code=str(error.code))
             return (), True
 
     def close(self) -> None:
         """Nobody asks any more. Idempotent."""
-        self._program.close()
+        self._helper.close()
 
 
-async def mark(box: Sandbox, folders: Sequence[str], user: User) -> Mark:
+async def mark(sandbox: Sandbox, folders: Sequence[str], user: User) -> Mark:
     """Look at some folders, to be asked later what changed in them.
 
     Args:
-        box: Where.
+        sandbox: Where.
         folders: Absolute paths, 1 to 16.
         user: Who looks: what that user may not read is not seen.
 
@@ -115,17 +115,17 @@ async def mark(box: Sandbox, folders: Sequence[str], user: User) -> Mark:
         raise InvalidRequestError(f"{len(folders)} folders were named; it must be from 1 to {FOLDERS}.", fields={"field": "folders"})
     for folder in folders:
         check_path(folder)
-    program = await programs.start(box, "changes", {"folders": list(folders)}, user=user)
+    helper = await programs.start(sandbox, "changes", {"folders": list(folders)}, user=user)
     try:
-        async with box.using():
-            await anext(program, None)  # one word, once it has looked; its error, where it could not, is raised
+        async with sandbox.connection():
+            await anext(helper, None)  # one word, once it has looked; its error, where it could not, is raised
     except BaseException:
-        program.close()
+        helper.close()
         raise
-    return Mark(box, program)
+    return Mark(sandbox, helper)
 
 
-def parsed(told: Any) -> list[Change]:  # noqa: ANN401 - a guest's word
+def parsed(told: Any) -> list[ChangedFile]:  # noqa: ANN401 - a guest's word
     """What one message of the program comes to.
 
     Raises:
@@ -137,7 +137,7 @@ def parsed(told: Any) -> list[Change]:  # noqa: ANN401 - a guest's word
     return [_change(file) for file in files]
 
 
-def _change(file: Any) -> Change:  # noqa: ANN401 - likewise
+def _change(file: Any) -> ChangedFile:  # noqa: ANN401 - likewise
     if not isinstance(file, dict):
         raise _nonsense()
     path, created, size, modified_ns = (file.get(name) for name in ("path", "created", "size", "modified_ns"))
@@ -145,7 +145,7 @@ def _change(file: Any) -> Change:  # noqa: ANN401 - likewise
         raise _nonsense()
     if type(size) is not int or type(modified_ns) is not int or not 0 <= size <= _MOST or not 0 <= modified_ns <= _MOST:
         raise _nonsense()
-    return Change(path, created, size, modified_ns)
+    return ChangedFile(path, created, size, modified_ns)
 
 
 def _nonsense() -> ConflictError:

@@ -14,19 +14,19 @@ from sandlot.protocol.schema import LIMITS
 MAX_MODE = 0o7777
 
 
-class Reading:
+class FileDownload:
     """One file that is being read: its entry first, then its content.
 
     Args:
-        box: Where it is.
+        sandbox: Where it is.
         reader: The link's end of it.
     """
 
-    __slots__ = ("_box", "_hold", "_reader")
+    __slots__ = ("_hold", "_reader", "_sandbox")
 
-    def __init__(self, box: Sandbox, reader: FileReader) -> None:
-        self._box = box
-        self._hold = box.hold()
+    def __init__(self, sandbox: Sandbox, reader: FileReader) -> None:
+        self._sandbox = sandbox
+        self._hold = sandbox.hold()
         self._reader = reader
 
     @property
@@ -44,7 +44,7 @@ class Reading:
             async for piece in self._reader:
                 yield piece
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
 
     async def aclose(self) -> None:
         """Stop reading. Idempotent."""
@@ -52,11 +52,11 @@ class Reading:
         await self._reader.aclose()
 
 
-async def read(box: Sandbox, path: str, *, user: User, offset: int = 0, length: int | None = None) -> Reading:
+async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, length: int | None = None) -> FileDownload:
     """Open a file for reading.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: Absolute.
         user: Who reads.
         offset: First byte.
@@ -72,17 +72,17 @@ async def read(box: Sandbox, path: str, *, user: User, offset: int = 0, length: 
     _check_range("offset", offset)
     if length is not None:
         _check_range("length", length)
-    async with box.using() as link:
-        return Reading(box, await link.read_file(path, user=user, offset=offset, length=length))
+    async with sandbox.connection() as link:
+        return FileDownload(sandbox, await link.read_file(path, user=user, offset=offset, length=length))
 
 
 async def write(
-    box: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User, mode: int | None = None, parents: bool = True, append: bool = False
+    sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User, mode: int | None = None, parents: bool = True, append: bool = False
 ) -> Entry:
     """Write a file. Until the last chunk was written the old content stays, unless it is appended to.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: Absolute.
         chunks: The content, taken as fast as the sandbox takes it.
         user: Who writes.
@@ -95,29 +95,29 @@ async def write(
     """
     check_path(path)
     _check_mode(mode)
-    async with box.using(None) as link:
+    async with sandbox.connection(None) as link:
         return await link.write_file(path, chunks, user=user, mode=mode, parents=parents, append=append)
 
 
-async def listing(box: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
+async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
     """What is in a folder by name, at most 1,000 entries from ``offset`` names on."""
     check_path(path)
     _check_range("offset", offset)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.list_dir(path, user=user, limit=LIMITS["entries"], offset=offset)
 
 
-async def stat(box: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
+async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
     """What is at a path."""
     check_path(path)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.stat(path, user=user, follow=follow)
 
 
-async def exists(box: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
+async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
     """Whether there is something at a path; a link that leads nowhere counts where it is not followed."""
     try:
-        await stat(box, path, user=user, follow=follow)
+        await stat(sandbox, path, user=user, follow=follow)
     except NotFoundError as error:
         if error.code is ErrorCode.PATH_NOT_FOUND:
             return False
@@ -125,26 +125,26 @@ async def exists(box: Sandbox, path: str, *, user: User, follow: bool = True) ->
     return True
 
 
-async def make_directory(box: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
+async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
     """Make a folder; with ``parents`` those above it as well, and one that is there already is fine."""
     check_path(path)
     _check_mode(mode)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.mkdir(path, user=user, parents=parents, mode=mode)
 
 
-async def move(box: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:
+async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:
     """Move or rename."""
     check_path(path)
     check_path(to)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.move(path, to, user=user, overwrite=overwrite)
 
 
-async def remove(box: Sandbox, path: str, *, user: User, recursive: bool = False) -> int:
+async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> int:
     """Remove a file or a folder; how many entries were removed."""
     check_path(path)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.remove(path, user=user, recursive=recursive)
 
 

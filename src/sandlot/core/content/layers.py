@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from sandlot.core.content import programs
-from sandlot.core.content.programs import Program
+from sandlot.core.content.programs import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.host import durable
 from sandlot.host.threads import run_blocking
@@ -41,11 +41,11 @@ SLACK_BYTES = 256 * 1024 * 1024
 """What a layer may take beside its sandbox's disk and memory: names, and what is written meanwhile."""
 
 
-async def pack_layer(box: Sandbox, into: Path, root: Path) -> int:
+async def pack_layer(sandbox: Sandbox, into: Path, root: Path) -> int:
     """Pack what a sandbox has on top of its image.
 
     Args:
-        box: Live; it goes on meanwhile.
+        sandbox: Live; it goes on meanwhile.
         into: A file that does not exist, in a folder that does.
         root: The image's root file system on this host.
 
@@ -57,32 +57,32 @@ async def pack_layer(box: Sandbox, into: Path, root: Path) -> int:
         HostError: ``disk_full`` or another error of the host's disk; nothing was left there.
         SandlotError: Something in the sandbox could not be read, or it has ended.
     """
-    most = box.spec.limits.disk_bytes + box.spec.limits.memory_bytes + SLACK_BYTES
-    program = await programs.start(box, PROGRAM, {"do": "pack"}, user=User.ROOT)
+    most = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
+    helper = await programs.start(sandbox, PROGRAM, {"do": "pack"}, user=User.ROOT)
     temporary = into.with_name(into.name + ".part")
     writing = Writing(temporary, most)
     try:
         await writing.open()
         asked = 0
-        async for item in program:
+        async for item in helper:
             if isinstance(item, bytes):
                 await writing.put(item)
                 continue
             asked += 1
             for answer in await run_blocking(answers, root, item.get("folder")) if asked <= FOLDERS else [{"missing": True}]:
-                await program.tell(answer)
-        await program.result()
+                await helper.tell(answer)
+        await helper.result()
         return await writing.finish(into)
     finally:
-        program.close()
+        helper.close()
         await writing.close()
 
 
-async def apply_layer(box: Sandbox, layer: Path) -> None:
+async def apply_layer(sandbox: Sandbox, layer: Path) -> None:
     """Put a layer over a sandbox's image.
 
     Args:
-        box: A new one, of the image that the layer was packed over, or one that is like it. Where this raises, it is to be thrown away.
+        sandbox: A new one, of the image that the layer was packed over, or one that is like it. Where this raises, it is to be thrown away.
         layer: What :func:`pack_layer` wrote.
 
     Raises:
@@ -91,9 +91,9 @@ async def apply_layer(box: Sandbox, layer: Path) -> None:
         HostError: The layer cannot be read.
         SandlotError: The sandbox has ended, or something in it could not be written.
     """
-    program = await programs.start(box, PROGRAM, {"do": "apply"}, user=User.ROOT)
-    feeding = asyncio.ensure_future(_feed(program, layer))
-    ending = asyncio.ensure_future(program.result())
+    helper = await programs.start(sandbox, PROGRAM, {"do": "apply"}, user=User.ROOT)
+    feeding = asyncio.ensure_future(_feed(helper, layer))
+    ending = asyncio.ensure_future(helper.result())
     try:
         await asyncio.wait({feeding, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
@@ -105,7 +105,7 @@ async def apply_layer(box: Sandbox, layer: Path) -> None:
         for task in (feeding, ending):
             task.cancel()
         await asyncio.wait({feeding, ending})
-        program.close()
+        helper.close()
 
 
 class Writing:
@@ -233,11 +233,11 @@ def _enter(root: Path, folder: bytes) -> int:
     return fd
 
 
-async def _feed(program: Program, layer: Path) -> None:
+async def _feed(helper: GuestHelper, layer: Path) -> None:
     async for piece in _pieces(layer):
-        await program.send(piece)
+        await helper.send(piece)
     with suppress(SandlotError):
-        program.end_input()
+        helper.end_input()
 
 
 async def _pieces(layer: Path) -> AsyncIterator[bytes]:

@@ -45,7 +45,7 @@ class Listening:
     address: str
 
 
-async def ports(box: Sandbox) -> list[Listening]:
+async def ports(sandbox: Sandbox) -> list[Listening]:
     """The TCP ports on which something listens inside a sandbox, by number.
 
     Raises:
@@ -54,7 +54,7 @@ async def ports(box: Sandbox) -> list[Listening]:
     found: set[Listening] = set()
     for table in TABLES:
         try:
-            reading = await files.read(box, table, user=User.ROOT, length=MOST_BYTES)
+            reading = await files.read(sandbox, table, user=User.ROOT, length=MOST_BYTES)
         except NotFoundError:  # a kernel without IPv6
             continue
         try:

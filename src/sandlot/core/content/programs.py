@@ -53,24 +53,24 @@ def is_program(argv: Sequence[str]) -> bool:
     return len(argv) == len(_PREFIX) and tuple(argv[:-1]) == _PREFIX[:-1] and argv[-1].startswith(_START)
 
 
-class Program:
+class GuestHelper:
     """One program that runs. Iterate it: bytes that it gives, and messages; its error is raised, its result is kept.
 
     Args:
-        box: Where it runs.
+        sandbox: Where it runs.
         call: The link's end of it.
         name: What it is.
         holds: Whether its sandbox is not idle while it runs.
     """
 
-    __slots__ = ("_box", "_call", "_closed", "_hold", "_messages", "_name", "_over", "_told", "_verdict")
+    __slots__ = ("_call", "_closed", "_hold", "_messages", "_name", "_over", "_sandbox", "_told", "_verdict")
 
-    def __init__(self, box: Sandbox, call: ProcessCall, name: str, *, holds: bool = True) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, call: ProcessCall, name: str, *, holds: bool = True) -> None:
+        self._sandbox = sandbox
         self._closed = False
         self._call = aiter(call)
         self._name = name
-        self._hold: Hold | None = box.hold() if holds else None
+        self._hold: Hold | None = sandbox.hold() if holds else None
         self._told: list[Mapping[str, Any]] = []
         self._messages = values.MessageReader(MESSAGE_BYTES)
         self._verdict: Mapping[str, Any] | None = None
@@ -94,7 +94,7 @@ class Program:
                 raise
             except (SandboxEndedError, UnavailableError) as error:
                 self._over = True
-                raise await self._box.explain(error) from None
+                raise await self._sandbox.explain(error) from None
             if isinstance(event, Lost):
                 raise self._broken()
             if event.channel == schema.STDOUT:
@@ -129,7 +129,7 @@ class Program:
         try:
             await self._call.write(data)
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
 
     def end_input(self) -> None:
         """It gets no more."""
@@ -142,22 +142,22 @@ class Program:
         self._closed = True
         if self._hold is not None:
             self._hold.release()
-        self._box.spawn(self._leave())
+        self._sandbox.spawn(self._leave())
 
     async def _leave(self) -> None:
         try:
             if not self._over:
-                await self._box.until_awake()  # one that rests is not resumed for this
+                await self._sandbox.wait_awake()  # one that rests is not resumed for this
                 with suppress(SandlotError):
                     self.end_input()
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     with suppress(SandlotError):
-                        async with self._box.using() as link:
+                        async with self._sandbox.connection() as link:
                             await link.signal(self._call.id, int(number))
                     if await self._ends():
                         break
             with suppress(SandlotError):
-                async with self._box.using() as link:
+                async with self._sandbox.connection() as link:
                     await link.forget(self._call.id)
         finally:
             await self._call.aclose()
@@ -202,15 +202,15 @@ class Program:
             f"What Sandlot runs inside for this ({self._name}) ended before it was done.",
             code=ErrorCode.CONFLICT,
             hint="Something in the sandbox ended it, or it ran short of memory. Try again.",
-            fields={"sandbox": self._box.id},
+            fields={"sandbox": self._sandbox.id},
         )
 
 
-async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True) -> Program:
+async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True) -> GuestHelper:
     """Start a program and tell it what is wanted. Close it in the end.
 
     Args:
-        box: Where.
+        sandbox: Where.
         name: A module of ``guest/programs/``.
         request: What it takes.
         user: Who it runs as.
@@ -222,38 +222,38 @@ async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: Us
     spec = ProcessSpec(argv=program_argv(name), env=_ENV, cwd="/", user=user, stdin=True, timeout_s=None)
     id_ = new_process_id()
     try:
-        async with box.using() as link:
-            program = Program(box, await link.start(spec, id=id_), name, holds=holds)
+        async with sandbox.connection() as link:
+            helper = GuestHelper(sandbox, await link.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
-        box.spawn(_kill(box, id_))
+        sandbox.spawn(_kill(sandbox, id_))
         raise
     try:
-        await program.tell(request)
+        await helper.tell(request)
     except BaseException:
-        program.close()
+        helper.close()
         raise
-    return program
+    return helper
 
 
-async def end_leftovers(box: Sandbox) -> int:
+async def end_leftovers(sandbox: Sandbox) -> int:
     """End what a service that is gone had started; how many. Nobody can take their results any more.
 
     Raises:
         SandboxEndedError: The sandbox has ended.
     """
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         left = [info.process for info in await link.processes() if info.running and is_program(info.argv)]
         for process in left:
             await link.signal(process, int(signal.SIGTERM))
     for process in left:
-        box.spawn(_kill(box, process, LEAVE_S))
+        sandbox.spawn(_kill(sandbox, process, LEAVE_S))
     return len(left)
 
 
-async def _kill(box: Sandbox, process: ProcessId, after_s: float = 0.0) -> None:
+async def _kill(sandbox: Sandbox, process: ProcessId, after_s: float = 0.0) -> None:
     await asyncio.sleep(after_s)
     with suppress(SandlotError):
-        async with box.using() as link:
+        async with sandbox.connection() as link:
             await link.signal(process, int(signal.SIGKILL))
 
 

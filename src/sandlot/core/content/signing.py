@@ -53,7 +53,7 @@ class Grant:
     expires_s: int
 
 
-class Signer:
+class UrlSigner:
     """Makes and checks signatures.
 
     Args:
@@ -67,11 +67,11 @@ class Signer:
         self._now = now
         self._owners = owners
 
-    def sign(self, who: Principal, *, sandbox: str, method: str, path: str, user: User, expires_in_s: float) -> tuple[str, datetime]:
+    def sign(self, principal: Principal, *, sandbox: str, method: str, path: str, user: User, expires_in_s: float) -> tuple[str, datetime]:
         """A URL's query, and until when it holds.
 
         Args:
-            who: Who asks; the caller has seen to it that the sandbox is theirs.
+            principal: Who asks; the caller has seen to it that the sandbox is theirs.
             sandbox: Its id.
             method: One of ``METHODS``.
             path: Absolute.
@@ -87,7 +87,7 @@ class Signer:
         if not 1 <= expires_in_s <= MOST_S:
             raise InvalidRequestError(f"expires_in is {expires_in_s:g}; it must be from 1 to {MOST_S:g}.", fields={"field": "expires_in"})
         until = (self._now() + timedelta(seconds=expires_in_s)).replace(microsecond=0)
-        grant = Grant(method, sandbox, path, user, who.owner, int(until.timestamp()))
+        grant = Grant(method, sandbox, path, user, principal.owner, int(until.timestamp()))
         words = (grant.sandbox, grant.path, grant.user.value, grant.owner, str(grant.expires_s), self._signature(grant))
         return urlencode(dict(zip(_FIELDS, words, strict=True))), until
 
@@ -114,10 +114,10 @@ class Signer:
             raise _refused("This URL was not signed by this service, or it was changed.")
         if self._now().timestamp() >= grant.expires_s:
             raise _refused(f"This URL held until {datetime.fromtimestamp(grant.expires_s, UTC).isoformat()}.")
-        who = self._owners(grant.owner)
-        if who is None:
+        principal = self._owners(grant.owner)
+        if principal is None:
             raise _refused("The API key that this URL was made by was revoked.")
-        return who
+        return principal
 
     def token(self, owner: OwnerId, sandbox: str) -> str:
         """What stands for a key in requests about one sandbox, for clients that are given one: always the same for the same two.

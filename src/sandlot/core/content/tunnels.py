@@ -54,15 +54,15 @@ class Tunnel:
     """One connection to a port. Iterate it for what the program sends until it ends its half.
 
     Args:
-        box: Where.
+        sandbox: Where.
         port: Which.
         call: The link's end of it.
     """
 
-    __slots__ = ("_began_s", "_box", "_call", "_closed", "_ended", "port", "received_bytes", "sent_bytes")
+    __slots__ = ("_began_s", "_call", "_closed", "_ended", "_sandbox", "port", "received_bytes", "sent_bytes")
 
-    def __init__(self, box: Sandbox, port: int, call: Call) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, port: int, call: Call) -> None:
+        self._sandbox = sandbox
         self._call = call
         self._closed = False
         self._ended = False
@@ -86,9 +86,9 @@ class Tunnel:
         try:
             piece = await anext(self._call)
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
         self.received_bytes += len(piece)
-        self._box.activity.touch()
+        self._sandbox.activity.touch()
         return piece
 
     async def send(self, data: bytes) -> None:
@@ -99,15 +99,15 @@ class Tunnel:
             UnavailableError: ``busy``: there is no memory to keep it.
             SandboxEndedError: The sandbox has ended.
         """
-        self._box.budget.take(len(data))
+        self._sandbox.buffers.take(len(data))
         try:
             await self._call.send(data)
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
         finally:
-            self._box.budget.give(len(data))
+            self._sandbox.buffers.give(len(data))
         self.sent_bytes += len(data)
-        self._box.activity.touch()
+        self._sandbox.activity.touch()
 
     def end(self) -> None:
         """Send no more: the program reads to the end of what there is. Idempotent."""
@@ -123,7 +123,7 @@ class Tunnel:
         try:
             await self._call.wait()
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
 
     async def aclose(self) -> None:
         """Let go of it: where a half has not ended, the program sees a reset. Idempotent."""
@@ -136,7 +136,7 @@ class Tunnel:
             self._closed = True
             _log.info(
                 "tunnel",
-                sandbox=self._box.id,
+                sandbox=self._sandbox.id,
                 port=self.port,
                 sent=self.sent_bytes,
                 received=self.received_bytes,
@@ -144,11 +144,11 @@ class Tunnel:
             )
 
 
-async def connect(box: Sandbox, port: int) -> Tunnel:
+async def connect(sandbox: Sandbox, port: int) -> Tunnel:
     """Connect to what listens on a port inside; a sandbox that rests is resumed for it.
 
     Args:
-        box: Where.
+        sandbox: Where.
         port: On 127.0.0.1, or else on ::1.
 
     Raises:
@@ -160,8 +160,8 @@ async def connect(box: Sandbox, port: int) -> Tunnel:
     """
     if not 0 < port <= MOST_PORT:
         raise InvalidRequestError(f"There is no port {port}.", hint=f"Use 1 to {MOST_PORT}.", fields={"field": "port"})
-    async with box.using() as link:
-        return Tunnel(box, port, await link.connect(port))
+    async with sandbox.connection() as link:
+        return Tunnel(sandbox, port, await link.connect(port))
 
 
 async def carry(tunnel: Tunnel, peer: Peer) -> bool:

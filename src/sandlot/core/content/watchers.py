@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sandlot.core.content import watching
-from sandlot.core.content.watching import GONE, OVERFLOW, Event, Watch
+from sandlot.core.content.watching import GONE, OVERFLOW, FileEvent, FolderWatch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandlotError
 from sandlot.model.specs import User
@@ -28,21 +28,21 @@ EVENTS: Final = 4096
 _OWN_BYTES = 200
 
 
-class Watcher:
+class BufferedFolderWatch:
     """One folder that is watched, and what has happened in it since somebody asked.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: The folder.
         user: Who watches.
         recursive: Whether the folders in it are watched too.
     """
 
-    __slots__ = ("_box", "_events", "_taken_bytes", "_task", "_turn", "by", "id", "path", "recursive", "root", "user")
+    __slots__ = ("_events", "_sandbox", "_taken_bytes", "_task", "_turn", "by", "id", "path", "recursive", "root", "user")
 
-    def __init__(self, box: Sandbox, path: str, user: User, *, recursive: bool) -> None:
-        self._box = box
-        self._events: deque[Event] = deque()
+    def __init__(self, sandbox: Sandbox, path: str, user: User, *, recursive: bool) -> None:
+        self._sandbox = sandbox
+        self._events: deque[FileEvent] = deque()
         self._taken_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -65,12 +65,12 @@ class Watcher:
         Raises:
             SandlotError: As for :func:`sandlot.core.content.watching.watch`.
         """
-        watch = await watching.watch(self._box, self.path, user=self.user, recursive=self.recursive, holds=False)
+        watch = await watching.watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
         self.root, self.by = watch.root, watch.by
-        self._task = self._box.tasks.create_task(self._run(watch))
+        self._task = self._sandbox.tasks.create_task(self._run(watch))
         self._task.add_done_callback(lambda _: self._give_if_over())
 
-    async def take(self) -> Sequence[Event]:
+    async def take(self) -> Sequence[FileEvent]:
         """What has happened since the last time, oldest first; ``gone`` is the last word.
 
         Raises:
@@ -84,8 +84,8 @@ class Watcher:
             except NotFoundError as error:
                 if error.code is not ErrorCode.PATH_NOT_FOUND:
                     raise
-                return [*self._emptied(), Event(OVERFLOW, ""), Event(GONE, self.path, folder=True)]
-            return [*self._emptied(), Event(OVERFLOW, "")]
+                return [*self._emptied(), FileEvent(OVERFLOW, ""), FileEvent(GONE, self.path, folder=True)]
+            return [*self._emptied(), FileEvent(OVERFLOW, "")]
 
     def close(self) -> None:
         """Watch no more. Idempotent."""
@@ -93,7 +93,7 @@ class Watcher:
             self._task.cancel()
         self._emptied()
 
-    async def _run(self, watch: Watch) -> None:
+    async def _run(self, watch: FolderWatch) -> None:
         try:
             async for event in watch:
                 self._keep(event)
@@ -102,35 +102,35 @@ class Watcher:
         finally:
             await watch.aclose()
 
-    def _keep(self, event: Event) -> None:
+    def _keep(self, event: FileEvent) -> None:
         if self.full and event.kind != GONE:
             return
         size = _size(event)
-        if event.kind != GONE and (len(self._events) >= EVENTS or not self._box.budget.has(size)):
-            event = Event(OVERFLOW, "")
+        if event.kind != GONE and (len(self._events) >= EVENTS or not self._sandbox.buffers.has(size)):
+            event = FileEvent(OVERFLOW, "")
             size = _size(event)
-        self._box.budget.take_anyway(size)
+        self._sandbox.buffers.take_anyway(size)
         self._taken_bytes += size
         self._events.append(event)
 
-    def _emptied(self) -> list[Event]:
+    def _emptied(self) -> list[FileEvent]:
         events = list(self._events)
         self._events.clear()
-        self._box.budget.give(self._taken_bytes)
+        self._sandbox.buffers.give(self._taken_bytes)
         self._taken_bytes = 0
         return events
 
     def _give_if_over(self) -> None:
         """The sandbox is no more: nobody will ask."""
-        if self._box.wanted.is_set():
+        if self._sandbox.end_requested.is_set():
             self._emptied()
 
 
-async def create(box: Sandbox, path: str, *, user: User, recursive: bool = False) -> Watcher:
+async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
     """Watch a folder for whoever asks later; it is watched when this returns.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: Absolute; a link at its end is followed.
         user: Who watches.
         recursive: Whether the folders in it are watched too.
@@ -139,33 +139,33 @@ async def create(box: Sandbox, path: str, *, user: User, recursive: bool = False
         LimitError: ``limit_exceeded``: the sandbox has as many watchers as it may, or there are too many folders.
         SandlotError: As for :func:`sandlot.core.content.watching.watch`.
     """
-    _check_lives(box)
-    if len(box.watchers) >= MOST:
+    _check_lives(sandbox)
+    if len(sandbox.watchers) >= MOST:
         raise LimitError(
             f"The sandbox has {MOST} watchers, which is as many as it may.",
             code=ErrorCode.LIMIT_EXCEEDED,
             hint="Remove one that nobody asks any more, or watch one folder recursively.",
             fields={"watchers": MOST},
         )
-    watcher = Watcher(box, path, user, recursive=recursive)
-    box.watchers[watcher.id] = watcher
+    watcher = BufferedFolderWatch(sandbox, path, user, recursive=recursive)
+    sandbox.watchers[watcher.id] = watcher
     try:
         await watcher.begin()
     except BaseException:
-        box.watchers.pop(watcher.id, None)
+        sandbox.watchers.pop(watcher.id, None)
         raise
     return watcher
 
 
-def find(box: Sandbox, id_: str) -> Watcher:
+def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
     """A watcher by its id.
 
     Raises:
         NotFoundError: ``not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    _check_lives(box)
-    watcher = box.watchers.get(id_)
+    _check_lives(sandbox)
+    watcher = sandbox.watchers.get(id_)
     if watcher is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
@@ -175,44 +175,44 @@ def find(box: Sandbox, id_: str) -> Watcher:
     return watcher
 
 
-def listing(box: Sandbox) -> list[Watcher]:
+def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
     """Those that a sandbox has, oldest first.
 
     Raises:
         SandboxEndedError: It has ended.
     """
-    _check_lives(box)
-    return list(box.watchers.values())
+    _check_lives(sandbox)
+    return list(sandbox.watchers.values())
 
 
-async def take(box: Sandbox, id_: str) -> Sequence[Event]:
+async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
     """What has happened in a watched folder since it was asked last. One whose folder is gone tells that, and is removed.
 
     Raises:
         NotFoundError: ``not_found``: there is no such watcher.
         SandlotError: It was cut, and could not begin anew.
     """
-    watcher = find(box, id_)
+    watcher = find(sandbox, id_)
     events = await watcher.take()
     if events and events[-1].kind == GONE:
-        remove(box, id_)
+        remove(sandbox, id_)
     return events
 
 
-def remove(box: Sandbox, id_: str) -> None:
+def remove(sandbox: Sandbox, id_: str) -> None:
     """Watch no more.
 
     Raises:
         NotFoundError: ``not_found``.
     """
-    find(box, id_).close()
-    del box.watchers[id_]
+    find(sandbox, id_).close()
+    del sandbox.watchers[id_]
 
 
-def _check_lives(box: Sandbox) -> None:
-    if box.wanted.is_set() or box.ended.is_set():
-        raise box.ended_error()
+def _check_lives(sandbox: Sandbox) -> None:
+    if sandbox.end_requested.is_set() or sandbox.ended.is_set():
+        raise sandbox.ended_error()
 
 
-def _size(event: Event) -> int:
+def _size(event: FileEvent) -> int:
     return _OWN_BYTES + 2 * (len(event.path) + len(event.source or ""))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandlot.core.content import programs
-from sandlot.core.content.programs import Program
+from sandlot.core.content.programs import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
@@ -28,7 +28,7 @@ _EVENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class FileEvent:
     """One thing that happened.
 
     Args:
@@ -44,46 +44,46 @@ class Event:
     source: str | None = None
 
 
-class Watch:
+class FolderWatch:
     """One folder that is watched: iterate, and close it in the end.
 
     Args:
-        program: Watches.
+        helper: Watches.
         path: The folder.
         by: ``inotify`` or ``scan``.
         root: Where it is, without links: what all paths of events begin with.
     """
 
-    __slots__ = ("_program", "by", "path", "root")
+    __slots__ = ("_helper", "by", "path", "root")
 
-    def __init__(self, program: Program, path: str, by: str, *, root: str = "") -> None:
-        self._program = program
+    def __init__(self, helper: GuestHelper, path: str, by: str, *, root: str = "") -> None:
+        self._helper = helper
         self.path = path
         self.by = by
         self.root = root or path
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[FileEvent]:
         """What happens, until the folder is gone.
 
         Raises:
             ConflictError: What watched it was ended by something inside.
             SandboxEndedError: The sandbox has ended.
         """
-        async for told in self._program:
+        async for told in self._helper:
             for event in _events(told):
                 yield event
-        yield Event(GONE, self.path, folder=True)
+        yield FileEvent(GONE, self.path, folder=True)
 
     async def aclose(self) -> None:
         """Watch no more. Idempotent."""
-        self._program.close()
+        self._helper.close()
 
 
-async def watch(box: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> Watch:
+async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> FolderWatch:
     """Watch a folder; it is watched when this returns.
 
     Args:
-        box: Where.
+        sandbox: Where.
         path: Absolute; a link at its end is followed.
         user: Who watches: folders that this user may not read are not watched.
         recursive: Whether the folders in it are watched too, those that come later included.
@@ -97,20 +97,20 @@ async def watch(box: Sandbox, path: str, *, user: User, recursive: bool = False,
         SandlotError: The sandbox has ended, or has no room for a process.
     """
     check_path(path)
-    program = await programs.start(box, "watching", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
+    helper = await programs.start(sandbox, "watching", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
     try:
-        async with box.using():
-            told = await anext(program, None)
+        async with sandbox.connection():
+            told = await anext(helper, None)
     except BaseException:
-        program.close()
+        helper.close()
         raise
     begun = told if isinstance(told, Mapping) else {}
     root = begun.get("root")
     known = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
-    return Watch(program, path, "scan" if begun.get("by") == "scan" else "inotify", root=str(root) if known else path)
+    return FolderWatch(helper, path, "scan" if begun.get("by") == "scan" else "inotify", root=str(root) if known else path)
 
 
-def _events(told: Any) -> list[Event]:  # noqa: ANN401 - a guest's word
+def _events(told: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest's word
     """What one message of the program comes to.
 
     Raises:
@@ -122,7 +122,7 @@ def _events(told: Any) -> list[Event]:  # noqa: ANN401 - a guest's word
     return [_event(event) for event in events]
 
 
-def _event(event: Any) -> Event:  # noqa: ANN401 - likewise
+def _event(event: Any) -> FileEvent:  # noqa: ANN401 - likewise
     if not isinstance(event, dict):
         raise _nonsense()
     kind, path, folder, source = (event.get(name) for name in ("kind", "path", "folder", "from"))
@@ -130,7 +130,7 @@ def _event(event: Any) -> Event:  # noqa: ANN401 - likewise
         raise _nonsense()
     if len(path) > MAX_PATH_BYTES or len(source or "") > MAX_PATH_BYTES:
         raise _nonsense()
-    return Event(kind, path, folder, source)
+    return FileEvent(kind, path, folder, source)
 
 
 def _nonsense() -> ConflictError:

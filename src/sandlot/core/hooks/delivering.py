@@ -25,7 +25,7 @@ import structlog
 from sandlot.core.hooks import messages
 from sandlot.core.hooks.messages import Shape
 from sandlot.core.ports import Clock
-from sandlot.core.records.events import Feed
+from sandlot.core.records.events import EventFeed
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import NodeId, WebhookId
@@ -64,7 +64,7 @@ class Outgoing(Protocol):
         ...
 
 
-class Deliveries:
+class WebhookDispatcher:
     """The tasks that deliver.
 
     Args:
@@ -80,7 +80,7 @@ class Deliveries:
     def __init__(
         self,
         table: WebhookTable,
-        feed: Feed,
+        feed: EventFeed,
         calls: Outgoing,
         clock: Clock,
         node: NodeId,
@@ -157,20 +157,20 @@ class Deliveries:
             SandlotError: The store failed.
         """
         cursor = max(record.progress.cursor, self._reached.get(record.id, 0))
-        while (who := self._principal_of(record.owner)) is not None:
-            with self._feed.listening(who) as told:
+        while (principal := self._principal_of(record.owner)) is not None:
+            with self._feed.listening(principal) as told:
                 self._looks.add(told)
                 try:
-                    following = await self._page(record, who, cursor, told)
+                    following = await self._page(record, principal, cursor, told)
                 finally:
                     self._looks.discard(told)
             if following is None:
                 return
             cursor = self._reached[record.id] = following
 
-    async def _page(self, record: WebhookRecord, who: Principal, cursor: int, told: asyncio.Event) -> int | None:
+    async def _page(self, record: WebhookRecord, principal: Principal, cursor: int, told: asyncio.Event) -> int | None:
         """Tell a webhook of a page of events, or wait until there is one; where it goes on. None where it is told nothing more."""
-        page = await self._feed.page(who, after=cursor)
+        page = await self._feed.page(principal, after=cursor)
         if not page:
             await told.wait()  # whatever was committed since this listens has set it
             return cursor

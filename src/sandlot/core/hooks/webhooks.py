@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sandlot.core.hooks.delivering import Deliveries, Outgoing
+from sandlot.core.hooks.delivering import Outgoing, WebhookDispatcher
 from sandlot.core.hooks.messages import Shape
 from sandlot.core.ports import Clock
-from sandlot.core.records.events import Feed
+from sandlot.core.records.events import EventFeed
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import NodeId, WebhookId, new_webhook_id
@@ -37,7 +37,7 @@ PREFIX: Final = "whsec_"
 """Of a secret that is made: lets people and secret scanners see what it is."""
 
 
-class Webhooks:
+class WebhookManager:
     """All webhooks of a store.
 
     Args:
@@ -53,7 +53,7 @@ class Webhooks:
     def __init__(
         self,
         store: Store,
-        feed: Feed,
+        feed: EventFeed,
         calls: Outgoing,
         clock: Clock,
         node: NodeId,
@@ -64,22 +64,22 @@ class Webhooks:
         self._feed = feed
         self._calls = calls
         self._clock = clock
-        self._deliveries = Deliveries(store.webhooks, feed, calls, clock, node, principal_of, shapes or {})
+        self._dispatcher = WebhookDispatcher(store.webhooks, feed, calls, clock, node, principal_of, shapes or {})
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Deliver from now on, what happened since the last service included."""
-        self._running = asyncio.create_task(self._deliveries.run(), name="webhooks")
+        self._running = asyncio.create_task(self._dispatcher.run(), name="webhooks")
 
     async def aclose(self) -> None:
         """Deliver no more; the next service goes on. Idempotent."""
         if self._running is not None:
             self._running.cancel()
-        await self._deliveries.aclose()
+        await self._dispatcher.aclose()
 
     async def create(
         self,
-        who: Principal,
+        principal: Principal,
         *,
         url: str,
         events: Sequence[str] = (),
@@ -91,7 +91,7 @@ class Webhooks:
         """Make one.
 
         Args:
-            who: Whose it will be, and of whose things it is told: for an operator everybody's.
+            principal: Whose it will be, and of whose things it is told: for an operator everybody's.
             url: Where what happens is sent.
             events: The types of events that it is told; none is all.
             secret: What signs them; None has one made.
@@ -106,7 +106,7 @@ class Webhooks:
         self._check(WebhookChange(url=url, events=tuple(events), secret=secret, name=name))
         record = WebhookRecord(
             id=new_webhook_id(),
-            owner=who.owner,
+            owner=principal.owner,
             name=name,
             url=url,
             events=tuple(dict.fromkeys(events)),
@@ -123,21 +123,21 @@ class Webhooks:
                 hint="Remove one that is not needed; one may be told of all events.",
                 fields={"max": MOST},
             )
-        self._deliveries.begin(record)
+        self._dispatcher.begin(record)
         return record
 
-    async def listing(self, who: Principal) -> Sequence[WebhookRecord]:
+    async def list(self, principal: Principal) -> Sequence[WebhookRecord]:
         """One's own, oldest first; for an operator everybody's."""
-        return await self._table.all(None if who.operator else who.owner)
+        return await self._table.all(None if principal.operator else principal.owner)
 
-    async def get(self, who: Principal, webhook: str) -> WebhookRecord:
+    async def get(self, principal: Principal, webhook: str) -> WebhookRecord:
         """One.
 
         Raises:
             NotFoundError: ``not_found``: there is none, or it is somebody else's.
         """
         record = await self._table.get(WebhookId(webhook))
-        if record is None or not who.sees(record.owner):
+        if record is None or not principal.sees(record.owner):
             raise NotFoundError(
                 f"There is no webhook {webhook[:64]!r}.",
                 code=ErrorCode.NOT_FOUND,
@@ -146,35 +146,35 @@ class Webhooks:
             )
         return record
 
-    async def update(self, who: Principal, webhook: str, change: WebhookChange) -> WebhookRecord:
+    async def update(self, principal: Principal, webhook: str, change: WebhookChange) -> WebhookRecord:
         """Change one; what is answered is what holds from then on.
 
         Raises:
             NotFoundError: ``not_found``.
             InvalidRequestError: As when it is made.
         """
-        record = await self.get(who, webhook)
+        record = await self.get(principal, webhook)
         self._check(change)
         if change.events is not None:
             change = replace(change, events=tuple(dict.fromkeys(change.events)))
         now: WebhookRecord | None = record
         try:
-            await self._deliveries.rest(record.id)  # of two that write how far it is, the later one would win
+            await self._dispatcher.rest(record.id)  # of two that write how far it is, the later one would win
             now = await self._table.change(record.id, change)
         finally:
             if now is not None:
-                self._deliveries.begin(now)
-        return now or await self.get(who, webhook)
+                self._dispatcher.begin(now)
+        return now or await self.get(principal, webhook)
 
-    async def remove(self, who: Principal, webhook: str) -> None:
+    async def delete(self, principal: Principal, webhook: str) -> None:
         """Tell one nothing more.
 
         Raises:
             NotFoundError: ``not_found``.
         """
-        record = await self.get(who, webhook)
+        record = await self.get(principal, webhook)
         await self._table.remove(record.id)
-        self._deliveries.end(record.id)
+        self._dispatcher.end(record.id)
 
     def _check(self, asked: WebhookChange) -> None:
         """Refuse what no webhook may be.

@@ -21,8 +21,8 @@ import structlog
 
 from sandlot.core.content import programs
 from sandlot.core.lives import life, resting
-from sandlot.core.lives.means import Living, Means, extend, step, turn
-from sandlot.core.lives.starts import first_answer, reach
+from sandlot.core.lives.means import LifecycleDependencies, SandboxSupervisor, driver_step, extend_deadline, start_slot
+from sandlot.core.lives.starts import reconnect_guest, wait_first_response
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import mounting
 from sandlot.model.errors import NotFoundError, SandlotError
@@ -67,74 +67,74 @@ def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noq
     return Exit(ExitReason.CRASHED, AWAY), State.FAILED
 
 
-async def take_over(living: Living) -> Exit:
+async def recover(supervisor: SandboxSupervisor) -> Exit:
     """Take a sandbox over that lives or sleeps, and keep it until it ends.
 
     Raises:
         SandlotError: It is there, but cannot be taken over.
         Left: The service leaves.
     """
-    box, means = living.box, living.means
-    settles = SETTLEMENT[box.state]
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    settles = SETTLEMENT[sandbox.state]
     if settles is Settlement.SLEEP:
-        return await _sleep_on(living)
-    async with turn(box, means.turns):
+        return await _sleep_on(supervisor)
+    async with start_slot(sandbox, dependencies.turns):
         try:
-            instance = await _adopt(box, means)
+            instance = await _adopt(sandbox, dependencies)
         except NotFoundError:
             if settles is Settlement.ADOPT_OR_SLEEP:
-                return await _sleep_on(living)
-            has_expired = box.deadline_monotonic_s <= means.clock.monotonic_s()
+                return await _sleep_on(supervisor)
+            has_expired = sandbox.deadline_monotonic_s <= dependencies.clock.monotonic_s()
             return Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, AWAY)
-        living.holdings.append(instance)
-        box.instance = instance
-    if instance.limits != box.spec.limits:  # a change of them was cut in half, and its driver has settled it
-        box.spec = replace(box.spec, limits=instance.limits)
-        means.promised(box)
-    exits = living.exits = asyncio.ensure_future(instance.wait())
+        supervisor.holdings.append(instance)
+        sandbox.instance = instance
+    if instance.limits != sandbox.spec.limits:  # a change of them was cut in half, and its driver has settled it
+        sandbox.spec = replace(sandbox.spec, limits=instance.limits)
+        dependencies.promised(sandbox)
+    exits = supervisor.exits = asyncio.ensure_future(instance.wait())
     try:
-        if box.state is State.PAUSED:
-            await step("pause", instance.pause())  # a resume may have been cut in half
+        if sandbox.state is State.PAUSED:
+            await driver_step("pause", instance.pause())  # a resume may have been cut in half
         else:
-            await step("resume", instance.resume())
+            await driver_step("resume", instance.resume())
             # Without a turn: a guest that keeps silent must not keep the others from being taken over, or from being created.
-            box.link = await first_answer(box, reach(box, means, instance), exits)
-            if box.state is State.SNAPSHOTTING:  # of a paused one, nobody knows how long it had
-                extend(box, means.clock, box.spec.timeout_s)
-            if box.state is not State.RUNNING:
-                box.become(State.RUNNING)
-            await means.images.remove(box.id)  # half an image, or one that is older than what runs
-            box.spawn(_end_programs(box))
-        box.activity.touch()
-        box.spawn(_settled(box))  # before anything else that is asked of it
-        box.adopted.set()
-        _log.info("sandbox.adopted", sandbox=box.id)
-        if box.metadata.get(USE_WORD) == ONE_RUN:
-            box.end(Exit(ExitReason.KILLED, FORSAKEN))
-        box.spawn(means.register.adopted(box))
-        return await life.keep(living)
+            sandbox.link = await wait_first_response(sandbox, reconnect_guest(sandbox, dependencies, instance), exits)
+            if sandbox.state is State.SNAPSHOTTING:  # of a paused one, nobody knows how long it had
+                extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+            if sandbox.state is not State.RUNNING:
+                sandbox.become(State.RUNNING)
+            await dependencies.images.remove(sandbox.id)  # half an image, or one that is older than what runs
+            sandbox.spawn(_end_programs(sandbox))
+        sandbox.activity.touch()
+        sandbox.spawn(_settled(sandbox))  # before anything else that is asked of it
+        sandbox.recovered.set()
+        _log.info("sandbox.adopted", sandbox=sandbox.id)
+        if sandbox.metadata.get(USE_WORD) == ONE_RUN:
+            sandbox.request_end(Exit(ExitReason.KILLED, FORSAKEN))
+        sandbox.spawn(dependencies.recorder.adopted(sandbox))
+        return await life.serve(supervisor)
     finally:
-        if living.exits is not None:
-            living.exits.cancel()
+        if supervisor.exits is not None:
+            supervisor.exits.cancel()
 
 
-async def _sleep_on(living: Living) -> Exit:
+async def _sleep_on(supervisor: SandboxSupervisor) -> Exit:
     """It is what its image holds."""
-    await resting.asleep(living)
-    living.box.adopted.set()
-    living.box.spawn(living.means.register.adopted(living.box))
-    return await life.keep(living)
+    await resting.keep_hibernated(supervisor)
+    supervisor.sandbox.recovered.set()
+    supervisor.sandbox.spawn(supervisor.dependencies.recorder.adopted(supervisor.sandbox))
+    return await life.serve(supervisor)
 
 
-async def tidy(boxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
+async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
     """Remove what nobody took over, once everything has been taken over that can be.
 
     Args:
-        boxes: Those that are being taken over.
+        sandboxes: Those that are being taken over.
         drivers: Who may have left something.
         kept: What stays although nobody takes it over: refs.
     """
-    await asyncio.gather(*(box.adopted.wait() for box in boxes))
+    await asyncio.gather(*(sandbox.recovered.wait() for sandbox in sandboxes))
     while True:
         try:
             swept = sum([await driver.sweep(keep=kept) for driver in drivers])
@@ -147,28 +147,28 @@ async def tidy(boxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collec
             return
 
 
-async def _adopt(box: Sandbox, means: Means) -> Instance:
+async def _adopt(sandbox: Sandbox, dependencies: LifecycleDependencies) -> Instance:
     for left in reversed(range(TRIES)):
         try:
-            return await means.driver.adopt(box.ref or "")
+            return await dependencies.driver.adopt(sandbox.ref or "")
         except NotFoundError:
             raise
         except (SandlotError, OSError) as error:
             if not left:
                 raise
-            _log.warning("sandbox.not_adopted_yet", sandbox=box.id, error=str(error))
+            _log.warning("sandbox.not_adopted_yet", sandbox=sandbox.id, error=str(error))
             await asyncio.sleep(PAUSE_S)
     raise AssertionError
 
 
-async def _settled(box: Sandbox) -> None:
+async def _settled(sandbox: Sandbox) -> None:
     """Finish what the service before had begun with its volumes."""
-    if any(mount.moving for mount in box.spec.volumes):
+    if any(mount.moving for mount in sandbox.spec.volumes):
         with contextlib.suppress(SandlotError):
-            await box.orders.put(mounting.settle)
+            await sandbox.operations.submit(mounting.settle)
 
 
-async def _end_programs(box: Sandbox) -> None:
+async def _end_programs(sandbox: Sandbox) -> None:
     """End what the service before ran inside for itself; nobody waits for it any more."""
     with contextlib.suppress(SandlotError):
-        await programs.end_leftovers(box)
+        await programs.end_leftovers(sandbox)

@@ -20,7 +20,7 @@ LAYER = "files.layer"
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
+class MemoryImages:
     """They.
 
     Args:

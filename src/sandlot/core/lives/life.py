@@ -23,9 +23,17 @@ from typing import Any
 import structlog
 
 from sandlot.core.lives import resting
-from sandlot.core.lives.ending import RECORD_PATIENCE_S, destroy, let_go, record_end, until_dead
-from sandlot.core.lives.means import Ended, Left, Living, Means, check, extend, unless_ended
-from sandlot.core.lives.starts import last_word
+from sandlot.core.lives.ending import RECORD_PATIENCE_S, destroy, detach, record_end, wait_processes_dead
+from sandlot.core.lives.means import (
+    LifecycleDependencies,
+    SandboxSupervisor,
+    SupervisionDetachedError,
+    SupervisionEndedError,
+    check_end,
+    extend_deadline,
+    until_end,
+)
+from sandlot.core.lives.starts import exit_after_link_lost
 from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import LinkLost
@@ -45,155 +53,155 @@ def state_after(why: Exit) -> State:
     return State.STOPPED if why.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
 
 
-Course = Callable[[Living], Coroutine[Any, Any, Exit]]
+Course = Callable[[SandboxSupervisor], Coroutine[Any, Any, Exit]]
 """How a sandbox comes to run and how it ended; what it takes of the host goes into the list of its life."""
 
 
-async def live(box: Sandbox, means: Means, course: Course) -> None:
+async def supervise(sandbox: Sandbox, dependencies: LifecycleDependencies, course: Course) -> None:
     """Create a sandbox, or take it over, keep it until it ends, and remove it; or leave it when the service does.
 
-    ``box.ready`` is resolved when it runs, or gets the error that prevented it; ``box.ended`` is set when its processes are
+    ``sandbox.ready`` is resolved when it runs, or gets the error that prevented it; ``sandbox.ended`` is set when its processes are
     dead; the coroutine returns when every trace of it is gone, or it was left.
     """
-    living = Living(box, means, [])
+    supervisor = SandboxSupervisor(sandbox, dependencies, [])
     failure: SandlotError | None = None
     try:
-        why = await course(living)
-    except Left:
-        box.orders.close(box.left_error)
-        await let_go(box)
+        why = await course(supervisor)
+    except SupervisionDetachedError:
+        sandbox.operations.close(sandbox.stopping_error)
+        await detach(sandbox)
         return
-    except Ended as end:
+    except SupervisionEndedError as end:
         why = end.why
     except SandlotError as error:
         failure, why = error, Exit(ExitReason.CRASHED, error.message)
     except Exception as error:  # noqa: BLE001 - a defect must not leave a sandbox behind
-        _log.exception("sandbox.defect", sandbox=box.id)
-        failure = InternalError(f"Sandbox {box.id} failed by a defect in Sandlot.", hint="The service's log has the details.")
+        _log.exception("sandbox.defect", sandbox=sandbox.id)
+        failure = InternalError(f"Sandbox {sandbox.id} failed by a defect in Sandlot.", hint="The service's log has the details.")
         why = Exit(ExitReason.CRASHED, type(error).__name__)
-    if box.wanted_exit is not None:
-        why = box.wanted_exit
-    box.wanted_exit = why
-    box.wanted.set()
-    box.adopted.set()
-    box.become(State.STOPPING)
-    if not box.told:
-        box.idempotency_key = None  # whoever asked is told that it failed, and may ask again
-    recorded = asyncio.ensure_future(means.register.ends(box))
+    if sandbox.requested_exit is not None:
+        why = sandbox.requested_exit
+    sandbox.requested_exit = why
+    sandbox.end_requested.set()
+    sandbox.recovered.set()
+    sandbox.become(State.STOPPING)
+    if not sandbox.is_announced:
+        sandbox.idempotency_key = None  # whoever asked is told that it failed, and may ask again
+    recorded = asyncio.ensure_future(dependencies.recorder.ends(sandbox))
     await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
     failed = asyncio.Event()
-    removal = asyncio.ensure_future(destroy(box, living.holdings, means.disposer, failed))
+    removal = asyncio.ensure_future(destroy(sandbox, supervisor.holdings, dependencies.disposer, failed))
     try:
-        await until_dead(box, removal, failed)
+        await wait_processes_dead(sandbox, removal, failed)
     finally:
-        box.exit = why
-        box.ended_at = means.clock.now()
-        box.become(state_after(why))
-        recorded = asyncio.ensure_future(record_end(box, means.register, recorded))
+        sandbox.exit = why
+        sandbox.ended_at = dependencies.clock.now()
+        sandbox.become(state_after(why))
+        recorded = asyncio.ensure_future(record_end(sandbox, dependencies.recorder, recorded))
         await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
-        box.ended.set()
-        box.orders.close(box.ended_error)
-        if not box.ready.done():
-            box.ready.set_exception(failure or box.ended_error())
-            box.ready.exception()  # whoever created it may be gone; then nobody fetches it
-    _log.info("sandbox.ended", sandbox=box.id, reason=str(why.reason), detail=why.detail)
-    await let_go(box)
+        sandbox.ended.set()
+        sandbox.operations.close(sandbox.ended_error)
+        if not sandbox.ready.done():
+            sandbox.ready.set_exception(failure or sandbox.ended_error())
+            sandbox.ready.exception()  # whoever created it may be gone; then nobody fetches it
+    _log.info("sandbox.ended", sandbox=sandbox.id, reason=str(why.reason), detail=why.detail)
+    await detach(sandbox)
     await removal
-    await asyncio.gather(*living.going)
+    await asyncio.gather(*supervisor.going)
     await recorded
-    await means.images.remove(box.id)
+    await dependencies.images.remove(sandbox.id)
 
 
-async def create(living: Living) -> Exit:
+async def create(supervisor: SandboxSupervisor) -> Exit:
     """From nothing to running to how it ended."""
-    box, means = living.box, living.means
-    started = await means.start(box, means, living.holdings)
-    living.exits = started.exits
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    started = await dependencies.start(sandbox, dependencies, supervisor.holdings)
+    supervisor.exits = started.exits
     try:
-        box.become(State.RUNNING)
-        if means.inject is not None:
-            await unless_ended(box, means.inject(box), living.exits)
+        sandbox.become(State.RUNNING)
+        if dependencies.inject is not None:
+            await until_end(sandbox, dependencies.inject(sandbox), supervisor.exits)
         if not started.recorded:
-            extend(box, means.clock, box.spec.timeout_s)
-            await means.register.runs(box)
-        check(box)
-        box.ready.set_result(None)
-        return await keep(living)
+            extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+            await dependencies.recorder.runs(sandbox)
+        check_end(sandbox)
+        sandbox.ready.set_result(None)
+        return await serve(supervisor)
     finally:
-        if living.exits is not None:
-            living.exits.cancel()
+        if supervisor.exits is not None:
+            supervisor.exits.cancel()
 
 
-async def keep(living: Living) -> Exit:
+async def serve(supervisor: SandboxSupervisor) -> Exit:
     """Let it live, and do what it is asked for, until it ends by itself, breaks a law, expires, or is asked to; how it ended.
 
     Raises:
         Left: The service leaves.
     """
-    box = living.box
-    wanted = asyncio.ensure_future(box.wanted.wait())
-    leaving = asyncio.ensure_future(box.leaving.wait())
+    sandbox = supervisor.sandbox
+    wanted = asyncio.ensure_future(sandbox.end_requested.wait())
+    leaving = asyncio.ensure_future(sandbox.detaching.wait())
     try:
         while True:
-            lost = asyncio.ensure_future(_lost(living))
-            expiry = asyncio.ensure_future(_expiry(box, living.means.clock))
-            moved = asyncio.ensure_future(box.deadline_changed.wait())
-            asked = asyncio.ensure_future(box.orders.there.wait())
+            lost = asyncio.ensure_future(_lost(supervisor))
+            expiry = asyncio.ensure_future(_expiry(sandbox, supervisor.dependencies.clock))
+            moved = asyncio.ensure_future(sandbox.deadline_changed.wait())
+            asked = asyncio.ensure_future(sandbox.operations.there.wait())
             waiting: set[asyncio.Future[Any]] = {lost, expiry, moved, asked}
-            ends: set[asyncio.Future[Any]] = {wanted, leaving} if living.exits is None else {wanted, leaving, living.exits}
+            ends: set[asyncio.Future[Any]] = {wanted, leaving} if supervisor.exits is None else {wanted, leaving, supervisor.exits}
             try:
                 await asyncio.wait(waiting | ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 expired, broken = expiry.done() and not moved.done(), lost.done()
                 for each in waiting:
                     each.cancel()
-            box.deadline_changed.clear()
-            if box.wanted_exit is not None:
-                return box.wanted_exit
-            if living.exits is not None and living.exits.done():
-                return living.exits.result()
+            sandbox.deadline_changed.clear()
+            if sandbox.requested_exit is not None:
+                return sandbox.requested_exit
+            if supervisor.exits is not None and supervisor.exits.done():
+                return supervisor.exits.result()
             if leaving.done():
-                raise Left
+                raise SupervisionDetachedError
             if broken:
-                return await _told(living, lost.result())
-            await (_expired(living) if expired else box.orders.carry_out_next(living))
+                return await _told(supervisor, lost.result())
+            await (_expired(supervisor) if expired else sandbox.operations.run_next(supervisor))
     finally:
         for each in (wanted, leaving):
             each.cancel()
 
 
-async def _lost(living: Living) -> LinkLost:
+async def _lost(supervisor: SandboxSupervisor) -> LinkLost:
     """Why its link is over; never, while it has none."""
-    if living.box.link is None:
+    if supervisor.sandbox.link is None:
         await asyncio.Event().wait()
         raise AssertionError
-    return await living.box.link.wait_lost()
+    return await supervisor.sandbox.link.wait_lost()
 
 
-async def _told(living: Living, lost: LinkLost) -> Exit:
-    return Exit(ExitReason.CRASHED, lost.detail) if living.exits is None else await last_word(living.exits, lost)
+async def _told(supervisor: SandboxSupervisor, lost: LinkLost) -> Exit:
+    return Exit(ExitReason.CRASHED, lost.detail) if supervisor.exits is None else await exit_after_link_lost(supervisor.exits, lost)
 
 
-async def _expiry(box: Sandbox, clock: Clock) -> None:
-    if box.deadline_monotonic_s == math.inf:
+async def _expiry(sandbox: Sandbox, clock: Clock) -> None:
+    if sandbox.deadline_monotonic_s == math.inf:
         await asyncio.Event().wait()
-    await clock.sleep_until(box.deadline_monotonic_s)
+    await clock.sleep_until(sandbox.deadline_monotonic_s)
 
 
-async def _expired(living: Living) -> None:
+async def _expired(supervisor: SandboxSupervisor) -> None:
     """What becomes of a sandbox whose deadline has passed."""
-    box = living.box
-    works = {OnTimeout.HIBERNATE: (resting.hibernate, resting.pause), OnTimeout.PAUSE: (resting.pause,), OnTimeout.KILL: ()}[box.spec.on_timeout]
-    if box.state in RESTING:
-        box.end(Exit(ExitReason.KILLED, "it rested for as long as it may"))
+    sandbox = supervisor.sandbox
+    works = {OnTimeout.HIBERNATE: (resting.hibernate, resting.pause), OnTimeout.PAUSE: (resting.pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
+    if sandbox.state in RESTING:
+        sandbox.request_end(Exit(ExitReason.KILLED, "it rested for as long as it may"))
     elif not works:
-        box.end(Exit(ExitReason.KILLED, "its timeout passed"))
+        sandbox.request_end(Exit(ExitReason.KILLED, "its timeout passed"))
     else:
         for work in works:
             try:
-                await work(living)
+                await work(supervisor)
             except SandlotError as error:
-                _log.warning("sandbox.rests_not", sandbox=box.id, on_timeout=str(box.spec.on_timeout), error=str(error))
+                _log.warning("sandbox.rests_not", sandbox=sandbox.id, on_timeout=str(sandbox.spec.on_timeout), error=str(error))
             else:
                 return
-        extend(box, living.means.clock, AGAIN_S)
+        extend_deadline(sandbox, supervisor.dependencies.clock, AGAIN_S)

@@ -16,15 +16,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandlot.core.lives.ending import STEP_TIMEOUT_S
-from sandlot.core.lives.images import Images
+from sandlot.core.lives.images import MemoryImages
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.ports import Base, Clock, Greet
-from sandlot.core.records.register import Register
+from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
+from sandlot.core.records.register import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.link.services import Service
 from sandlot.model.errors import ErrorCode, HostError, TimeoutExceededError
-from sandlot.model.ports import Ability, Blank, Capabilities, Driver, Exit, Instance
+from sandlot.model.ports import Capabilities, Driver, DriverCapability, Exit, Instance, PreparedSandbox
 from sandlot.model.specs import SandboxSpec
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GUEST_GRACE_S = 60.0
 _Result = TypeVar("_Result")
 
 
-class Ended(Exception):  # noqa: N818 - a way out of a coroutine, not a defect
+class SupervisionEndedError(Exception):
     """The sandbox was asked to end, or has ended, and this is why."""
 
     def __init__(self, why: Exit) -> None:
@@ -44,12 +44,12 @@ class Ended(Exception):  # noqa: N818 - a way out of a coroutine, not a defect
         self.why = why
 
 
-class Left(Exception):  # noqa: N818 - likewise
+class SupervisionDetachedError(Exception):
     """The service leaves, and the sandbox goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class LifecycleDependencies:
     """What a life is made with.
 
     Args:
@@ -62,7 +62,7 @@ class Means:
         clock: The time.
         disposer: Destroys what the driver made.
         turns: Bounds how many are created, or taken over, at once.
-        register: Records where it is.
+        recorder: Records where it is.
         images: Where what is hibernated is.
         claim: Promises anew what a sandbox may use that had only what it occupies on the disk; refuses where there is no room.
         rested: Gives up all that was promised to a sandbox but so many bytes on the disk.
@@ -74,53 +74,53 @@ class Means:
     """
 
     driver: Driver
-    can: Callable[[Ability], Coroutine[Any, Any, Capabilities]]
-    base: Callable[[SandboxSpec], Coroutine[Any, Any, Base]]
+    can: Callable[[DriverCapability], Coroutine[Any, Any, Capabilities]]
+    base: Callable[[SandboxSpec], Coroutine[Any, Any, ResolvedTemplate]]
     start: Start
     prepare: Prepare
-    greet: Greet
+    greet: GuestLinkFactory
     clock: Clock
     disposer: Disposer
     turns: asyncio.Semaphore
-    register: Register
-    images: Images
+    recorder: SandboxRecorder
+    images: MemoryImages
     claim: Callable[[Sandbox], Coroutine[Any, Any, None]]
     rested: Callable[[Sandbox, int], None]
     keep_resting_s: float
     inject: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
-    promised: Callable[[Sandbox], None] = lambda _box: None
-    services: Callable[[Sandbox], Mapping[str, Service]] = lambda _box: {}
-    volumes: Volumes | None = None
+    promised: Callable[[Sandbox], None] = lambda _sandbox: None
+    services: Callable[[Sandbox], Mapping[str, Service]] = lambda _sandbox: {}
+    volumes: VolumeManager | None = None
 
 
 @dataclass(slots=True)
-class Living:
+class SandboxSupervisor:
     """A sandbox that lives, and all that its life has.
 
     Args:
-        box: It.
-        means: What its life is made with.
+        sandbox: It.
+        dependencies: What its life is made with.
         holdings: What it has of the host; given back at its end.
         exits: Resolved when its processes end; None while it has none.
         going: What of an earlier time is still being given back.
     """
 
-    box: Sandbox
-    means: Means
-    holdings: list[Blank | Instance]
+    sandbox: Sandbox
+    dependencies: LifecycleDependencies
+    holdings: list[PreparedSandbox | Instance]
     exits: asyncio.Future[Exit] | None = None
     going: set[asyncio.Future[None]] = field(default_factory=set)
 
 
-def extend(box: Sandbox, clock: Clock, timeout_s: float | None) -> None:
+def extend_deadline(sandbox: Sandbox, clock: Clock, timeout_s: float | None) -> None:
     """Move a sandbox's deadline to ``timeout_s`` seconds from now; None takes it away."""
     if timeout_s is None:
-        box.deadline_monotonic_s, box.expires_at = math.inf, None
+        sandbox.deadline_monotonic_s, sandbox.expires_at = math.inf, None
     else:
-        box.deadline_monotonic_s = clock.monotonic_s() + timeout_s
-        box.expires_at = clock.now() + timedelta(seconds=timeout_s)
-    box.activity.touch()
-    box.deadline_changed.set()
+        sandbox.deadline_monotonic_s = clock.monotonic_s() + timeout_s
+        sandbox.expires_at = clock.now() + timedelta(seconds=timeout_s)
+    sandbox.activity.touch()
+    sandbox.deadline_changed.set()
 
 
 def guest_deadline_s(timeout_s: float | None) -> float | None:
@@ -128,23 +128,23 @@ def guest_deadline_s(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else timeout_s + GUEST_GRACE_S
 
 
-def left_s(box: Sandbox, clock: Clock) -> float | None:
+def left_s(sandbox: Sandbox, clock: Clock) -> float | None:
     """How long a sandbox has until its deadline; None is for ever."""
-    return None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
+    return None if sandbox.expires_at is None else max(0.0, sandbox.deadline_monotonic_s - clock.monotonic_s())
 
 
 @contextlib.asynccontextmanager
-async def turn(box: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+async def start_slot(sandbox: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
     """One of the turns, once there is one; see :func:`unless_ended`."""
-    await unless_ended(box, turns.acquire())
+    await until_end(sandbox, turns.acquire())
     try:
-        check(box)
+        check_end(sandbox)
         yield
     finally:
         turns.release()
 
 
-async def step(what: str, work: Coroutine[Any, Any, _Result], timeout_s: float | None = None) -> _Result:
+async def driver_step(what: str, work: Coroutine[Any, Any, _Result], timeout_s: float | None = None) -> _Result:
     """One step of a driver or of the link, within its time (:data:`STEP_TIMEOUT_S`); what is no error of ours becomes one."""
     longest_s = STEP_TIMEOUT_S if timeout_s is None else timeout_s
     try:
@@ -164,17 +164,17 @@ async def step(what: str, work: Coroutine[Any, Any, _Result], timeout_s: float |
         ) from error
 
 
-def check(box: Sandbox) -> None:
+def check_end(sandbox: Sandbox) -> None:
     """Go no further with one that was asked to end.
 
     Raises:
         Ended: It was.
     """
-    if box.wanted_exit is not None:
-        raise Ended(box.wanted_exit)
+    if sandbox.requested_exit is not None:
+        raise SupervisionEndedError(sandbox.requested_exit)
 
 
-async def unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: asyncio.Future[Exit] | None = None) -> _Result:
+async def until_end(sandbox: Sandbox, work: Coroutine[Any, Any, _Result], exits: asyncio.Future[Exit] | None = None) -> _Result:
     """Do some work, but give it up when the sandbox is asked to end, or has ended, or is left.
 
     Raises:
@@ -182,8 +182,8 @@ async def unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: 
         Left: The service leaves.
     """
     task = asyncio.ensure_future(work)
-    wanted = asyncio.ensure_future(box.wanted.wait())
-    leaving = asyncio.ensure_future(box.leaving.wait())
+    wanted = asyncio.ensure_future(sandbox.end_requested.wait())
+    leaving = asyncio.ensure_future(sandbox.detaching.wait())
     others: set[asyncio.Future[Any]] = {wanted, leaving} if exits is None else {wanted, leaving, exits}
     try:
         await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,9 +194,9 @@ async def unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: 
             task.cancel()
             await asyncio.wait({task})
     if task.cancelled():
-        check(box)
-        if box.leaving.is_set():
-            raise Left
+        check_end(sandbox)
+        if sandbox.detaching.is_set():
+            raise SupervisionDetachedError
         if exits is not None and exits.done():
-            raise Ended(exits.result())
+            raise SupervisionEndedError(exits.result())
     return task.result()

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sandlot.model.errors import SandlotError
 
 if TYPE_CHECKING:
-    from sandlot.core.lives.means import Living
+    from sandlot.core.lives.means import SandboxSupervisor
 
 _Result = TypeVar("_Result")
 
-Work = Callable[["Living"], Coroutine[Any, Any, _Result]]
+Work = Callable[["SandboxSupervisor"], Coroutine[Any, Any, _Result]]
 """What is to be done to a sandbox by its life."""
 
 
-class Order:
+class QueuedOperation:
     """One work that was asked for.
 
     Args:
@@ -37,11 +37,11 @@ class Order:
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.begun = False
 
-    async def carry_out(self, living: Living) -> None:
+    async def run(self, supervisor: SandboxSupervisor) -> None:
         """Do it, and answer; what is no error of ours, and the end of the sandbox, go on to the caller, and are answered by the end."""
         self.begun = True
         try:
-            result = await self.work(living)
+            result = await self.work(supervisor)
         except SandlotError as error:
             if not self.done.done():
                 self.done.set_exception(error)
@@ -51,19 +51,19 @@ class Order:
                 self.done.set_result(result)
 
 
-class Orders:
+class OperationQueue:
     """The works that a sandbox is asked for."""
 
     __slots__ = ("_now", "_over", "_waiting", "there")
 
     def __init__(self) -> None:
-        self._waiting: deque[Order] = deque()
-        self._now: Order | None = None
+        self._waiting: deque[QueuedOperation] = deque()
+        self._now: QueuedOperation | None = None
         self._over: Callable[[], SandlotError] | None = None
         self.there = asyncio.Event()
         """Set while one waits."""
 
-    async def put(self, work: Work[_Result]) -> _Result:
+    async def submit(self, work: Work[_Result]) -> _Result:
         """Ask for one, and wait for it.
 
         Raises:
@@ -71,7 +71,7 @@ class Orders:
         """
         if self._over is not None:
             raise self._over()
-        order = Order(work)
+        order = QueuedOperation(work)
         self._waiting.append(order)
         self.there.set()
         try:
@@ -82,13 +82,13 @@ class Orders:
             raise
         return result
 
-    async def carry_out_next(self, living: Living) -> None:
+    async def run_next(self, supervisor: SandboxSupervisor) -> None:
         """Carry out the one that was asked for first."""
         self._now = self._waiting.popleft() if self._waiting else None
         if not self._waiting:
             self.there.clear()
         if self._now is not None:
-            await self._now.carry_out(living)
+            await self._now.run(supervisor)
             self._now = None
 
     def close(self, over: Callable[[], SandlotError]) -> None:

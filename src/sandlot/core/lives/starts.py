@@ -14,13 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandlot.core.lives.means import Ended, Means, check, guest_deadline_s, left_s, step, turn, unless_ended
-from sandlot.core.ports import Base
+from sandlot.core.lives.means import (
+    LifecycleDependencies,
+    SupervisionEndedError,
+    check_end,
+    driver_step,
+    guest_deadline_s,
+    left_s,
+    start_slot,
+    until_end,
+)
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Attachment, Blank, Exit, ExitReason, Instance
+from sandlot.model.ports import Attachment, Exit, ExitReason, Instance, PreparedSandbox
 from sandlot.model.specs import SandboxSpec, Shape, VolumeMount
 
 LAST_WORD_S = 3.0
@@ -47,7 +56,7 @@ class Started:
     recorded: bool = False
 
 
-Start = Callable[[Sandbox, Means, list[Blank | Instance]], Coroutine[Any, Any, Started]]
+Start = Callable[[Sandbox, LifecycleDependencies, list[PreparedSandbox | Instance]], Coroutine[Any, Any, Started]]
 """How a sandbox comes to its first answer. It records the intent first, where a kill in the middle could leave what nobody else removes, and puts
 what it takes into the list."""
 
@@ -55,13 +64,13 @@ what it takes into the list."""
 class Prepare(Protocol):
     """Makes blank sandboxes: a driver's ``prepare``, or what has some made ahead."""
 
-    def __call__(self, shape: Shape, *, snapshot: Path | None = None) -> Coroutine[Any, Any, Blank]:
+    def __call__(self, shape: Shape, *, snapshot: Path | None = None) -> Coroutine[Any, Any, PreparedSandbox]:
         """One of a shape; ``snapshot`` is what it is going to be restored from."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StartSource:
     """What a new sandbox goes on from, in place of a template.
 
     Args:
@@ -85,21 +94,21 @@ class Source:
     shares: bool = False
 
 
-async def boot(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
+async def boot(sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
     """From a template, as a machine starts."""
-    await means.register.intend(box)
-    base = await based(box, means)
-    async with turn(box, means.turns):
-        blank = await step("prepare", means.driver.prepare(shape_of(box, base)))
-        holdings.append(blank)
-        check(box)
-        await attach(box, means, blank)
-        instance = await step("start", blank.boot(box.spec))
-        return await answering(box, means, holdings, instance, base)
+    await dependencies.recorder.intend(sandbox)
+    base = await resolved_template(sandbox, dependencies)
+    async with start_slot(sandbox, dependencies.turns):
+        prepared = await driver_step("prepare", dependencies.driver.prepare(shape_of(sandbox, base)))
+        holdings.append(prepared)
+        check_end(sandbox)
+        await attach(sandbox, dependencies, prepared)
+        instance = await driver_step("start", prepared.boot(sandbox.spec))
+        return await connect_guest(sandbox, dependencies, holdings, instance, base)
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class MemoryImageStart:
     """From an image of memory and files.
 
     Args:
@@ -108,43 +117,45 @@ class Restored:
 
     image: Path
 
-    async def __call__(self, box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
+    async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
         """Go on from it, as another sandbox, or as the same one."""
-        await means.register.intend(box)
-        return await restore(self.image, box, means, holdings)
+        await dependencies.recorder.intend(sandbox)
+        return await restore(self.image, sandbox, dependencies, holdings)
 
 
-async def restore(image: Path, box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
+async def restore(image: Path, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
     """Start a sandbox from an image of memory and files. The caller has recorded the intent."""
-    base = await based(box, means)
-    async with turn(box, means.turns):
-        blank = await step("prepare", means.prepare(shape_of(box, base), snapshot=image))
-        holdings.append(blank)
-        check(box)
-        await attach(box, means, blank)
-        instance = await step("restore", blank.restore(image, box.spec))
-        return await answering(box, means, holdings, instance, base)
+    base = await resolved_template(sandbox, dependencies)
+    async with start_slot(sandbox, dependencies.turns):
+        prepared = await driver_step("prepare", dependencies.prepare(shape_of(sandbox, base), snapshot=image))
+        holdings.append(prepared)
+        check_end(sandbox)
+        await attach(sandbox, dependencies, prepared)
+        instance = await driver_step("restore", prepared.restore(image, sandbox.spec))
+        return await connect_guest(sandbox, dependencies, holdings, instance, base)
 
 
-async def attach(box: Sandbox, means: Means, to: Blank) -> None:
+async def attach(sandbox: Sandbox, dependencies: LifecycleDependencies, to: PreparedSandbox) -> None:
     """Let a sandbox have its volumes, before anything of it runs."""
-    if volumes := await mounted(box, means):
-        await step("attach a volume to", to.attach(volumes))
+    if volumes := await mounted(sandbox, dependencies):
+        await driver_step("attach a volume to", to.attach(volumes))
 
 
-async def mounted(box: Sandbox, means: Means) -> tuple[Attachment, ...]:
+async def mounted(sandbox: Sandbox, dependencies: LifecycleDependencies) -> tuple[Attachment, ...]:
     """Its volumes, mounted on the host; they are let go of when it is gone."""
-    if not box.spec.volumes or means.volumes is None:
+    if not sandbox.spec.volumes or dependencies.volumes is None:
         return ()
-    return await step("attach a volume to", means.volumes.attach(box.id, box.spec.volumes))
+    return await driver_step("attach a volume to", dependencies.volumes.attach(sandbox.id, sandbox.spec.volumes))
 
 
-async def answering(box: Sandbox, means: Means, holdings: list[Blank | Instance], instance: Instance, base: Base) -> Started:
+async def connect_guest(
+    sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance], instance: Instance, base: ResolvedTemplate
+) -> Started:
     """Reach the guest of what was just started, and wake it.
 
     Args:
-        box: The sandbox.
-        means: What its life is made with.
+        sandbox: The sandbox.
+        dependencies: What its life is made with.
         holdings: What it has; the instance takes the place of its blank.
         instance: It.
         base: What it was started from.
@@ -155,47 +166,47 @@ async def answering(box: Sandbox, means: Means, holdings: list[Blank | Instance]
         Ended: It was asked to end.
     """
     holdings[:] = [instance]
-    box.instance = instance
-    box.ref = instance.ref
+    sandbox.instance = instance
+    sandbox.ref = instance.ref
     exits = asyncio.ensure_future(instance.wait())
     try:
-        link = box.link = await first_answer(box, _open(box, means, instance, base), exits)
+        link = sandbox.link = await wait_first_response(sandbox, _open(sandbox, dependencies, instance, base), exits)
     except BaseException:
         exits.cancel()
         raise
     return Started(instance, link, exits)
 
 
-async def wake(box: Sandbox, means: Means, link: Link, base: Base) -> None:
+async def wake(sandbox: Sandbox, dependencies: LifecycleDependencies, link: Link, base: ResolvedTemplate) -> None:
     """Make a guest that is asleep this sandbox's."""
     await link.wake(
-        identity=box.id,
-        hostname=box.id,
-        env={**base.env, **box.spec.env},
-        pids=box.spec.limits.pids,
-        memory_bytes=box.spec.limits.memory_bytes,
-        deadline_s=guest_deadline_s(left_s(box, means.clock) if box.told else box.spec.timeout_s),
+        identity=sandbox.id,
+        hostname=sandbox.id,
+        env={**base.env, **sandbox.spec.env},
+        pids=sandbox.spec.limits.pids,
+        memory_bytes=sandbox.spec.limits.memory_bytes,
+        deadline_s=guest_deadline_s(left_s(sandbox, dependencies.clock) if sandbox.is_announced else sandbox.spec.timeout_s),
     )
 
 
-async def reach(box: Sandbox, means: Means, instance: Instance) -> Link:
+async def reconnect_guest(sandbox: Sandbox, dependencies: LifecycleDependencies, instance: Instance) -> Link:
     """A link to a guest that runs already, and woken where it is asleep: what an earlier service was doing with it is over."""
-    link = await means.greet(await instance.connect(), services=means.services(box))
+    link = await dependencies.greet(await instance.connect(), services=dependencies.services(sandbox))
     try:
         if link.asleep:
-            await wake(box, means, link, await means.base(box.spec))
+            await wake(sandbox, dependencies, link, await dependencies.base(sandbox.spec))
         else:
             # Said again, also that there is none: of a change that was cut in half, what is recorded holds.
-            await link.set_deadline(guest_deadline_s(left_s(box, means.clock)))
+            await link.set_deadline(guest_deadline_s(left_s(sandbox, dependencies.clock)))
             with suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
-                await link.set_limits(pids=box.spec.limits.pids, memory_bytes=box.spec.limits.memory_bytes)
+                await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)
     except BaseException:
         await link.aclose()
         raise
     return link
 
 
-async def first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits: asyncio.Future[Exit]) -> Link:
+async def wait_first_response(sandbox: Sandbox, opening: Coroutine[Any, Any, Link], exits: asyncio.Future[Exit]) -> Link:
     """The link to a guest that was just started.
 
     Raises:
@@ -203,24 +214,24 @@ async def first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits: 
         HostError: It died; says how.
     """
     try:
-        return await unless_ended(box, step("answer", opening), exits)
+        return await until_end(sandbox, driver_step("answer", opening), exits)
     except SandboxEndedError as error:
-        died = await last_word(exits, LinkLost(LostReason.EOF, error.message))
-    except Ended:
+        died = await exit_after_link_lost(exits, LinkLost(LostReason.EOF, error.message))
+    except SupervisionEndedError:
         if not exits.done():
             raise
         died = exits.result()
     detail = f"{died.reason}: {died.detail}" if died.detail else str(died.reason)
     if died.reason is ExitReason.OOM:
         raise InvalidRequestError(
-            f"{box.spec.limits.memory_bytes} bytes of memory are too few for this sandbox to start ({detail}).",
+            f"{sandbox.spec.limits.memory_bytes} bytes of memory are too few for this sandbox to start ({detail}).",
             hint="Raise limits.memory_bytes.",
             fields={"field": "limits.memory_bytes"},
         )
     raise _bad_guest(detail, died.reason)
 
 
-async def last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
+async def exit_after_link_lost(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
     """How a sandbox ended whose link is gone: the driver's word, or, where it still lives, what became of the link."""
     if lost.reason is not LostReason.VIOLATION:
         await asyncio.wait({exits}, timeout=LAST_WORD_S)
@@ -230,22 +241,22 @@ async def last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
     return Exit(ExitReason.CRASHED, f"{broke}: {lost.detail}" if lost.detail else broke)
 
 
-async def based(box: Sandbox, means: Means) -> Base:
+async def resolved_template(sandbox: Sandbox, dependencies: LifecycleDependencies) -> ResolvedTemplate:
     """What a sandbox is started from; its spec says which that was, from now on."""
-    base = await unless_ended(box, means.base(box.spec))
-    box.spec = replace(box.spec, root=base.root.digest)
+    base = await until_end(sandbox, dependencies.base(sandbox.spec))
+    sandbox.spec = replace(sandbox.spec, root=base.root.digest)
     return base
 
 
-def shape_of(box: Sandbox, base: Base) -> Shape:
+def shape_of(sandbox: Sandbox, base: ResolvedTemplate) -> Shape:
     """What a driver has to know of a sandbox before it is anyone's. Pure."""
-    return Shape(root=base.root, limits=box.spec.limits, network=box.spec.network)
+    return Shape(root=base.root, limits=sandbox.spec.limits, network=sandbox.spec.network)
 
 
-async def _open(box: Sandbox, means: Means, instance: Instance, base: Base) -> Link:
-    link = await means.greet(await instance.connect(), services=means.services(box))
+async def _open(sandbox: Sandbox, dependencies: LifecycleDependencies, instance: Instance, base: ResolvedTemplate) -> Link:
+    link = await dependencies.greet(await instance.connect(), services=dependencies.services(sandbox))
     try:
-        await wake(box, means, link, base)
+        await wake(sandbox, dependencies, link, base)
     except BaseException as error:
         await link.aclose()
         if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):

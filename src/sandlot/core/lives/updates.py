@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from sandlot.core import admission
 from sandlot.core.limits import changed, check_able
-from sandlot.core.lives.means import Living, extend, guest_deadline_s
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.lives.means import SandboxSupervisor, extend_deadline, guest_deadline_s
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.ports import Clock
-from sandlot.core.records.register import Register
+from sandlot.core.records.register import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ports import Capabilities, Change, Driver
@@ -26,7 +26,7 @@ from sandlot.model.states import RESTING
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateSandboxParams:
     """What to change; what is left out stays.
 
     Args:
@@ -87,21 +87,21 @@ class Hands:
     Args:
         driver: The sandbox's.
         can: What it is able to.
-        ledger: Where the promises are.
-        register: Where it is recorded.
+        reservations: Where the promises are.
+        recorder: Where it is recorded.
         clock: The time.
         check: Refuses what the owner's quota does not allow; asked where nobody comes between it and the change.
     """
 
     driver: Driver
     can: Capabilities
-    ledger: Ledger
-    register: Register
+    reservations: Reservations
+    recorder: SandboxRecorder
     clock: Clock
     check: Callable[[], None]
 
 
-async def update(box: Sandbox, what: Update, hands: Hands) -> None:
+async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> None:
     """Change it.
 
     Raises:
@@ -114,76 +114,80 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
         HostError: It cannot be recorded; everything is as it was.
     """
     if what.timeout_s is not None:
-        replace(box.spec, timeout_s=what.timeout_s)  # refuses what is out of bounds
-    await box.adopted.wait()
-    if box.state in RESTING and what.limits == Change() and await box.orders.put(functools.partial(_while_it_rests, what=what, hands=hands)):
+        replace(sandbox.spec, timeout_s=what.timeout_s)  # refuses what is out of bounds
+    await sandbox.recovered.wait()
+    if (
+        sandbox.state in RESTING
+        and what.limits == Change()
+        and await sandbox.operations.submit(functools.partial(_while_it_rests, what=what, hands=hands))
+    ):
         return
-    await box.within_reach()
-    box.require_link()
-    async with box.changing:
-        box.require_link()  # again: it may have ended while this waited for its turn
-        admission.check_own(what.metadata or {}, box.metadata)
-        check_able(what.limits, box.spec.limits, hands.can)
-        before = box.spec, box.metadata, box.idle_timeout_s, box.name, box.expires_at, box.deadline_monotonic_s
-        async with changed(box, what.limits, hands.driver, hands.ledger, hands.check):
+    await sandbox.wait_reachable()
+    sandbox.require_link()
+    async with sandbox.change_lock:
+        sandbox.require_link()  # again: it may have ended while this waited for its turn
+        admission.check_own(what.metadata or {}, sandbox.metadata)
+        check_able(what.limits, sandbox.spec.limits, hands.can)
+        before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name, sandbox.expires_at, sandbox.deadline_monotonic_s
+        async with changed(sandbox, what.limits, hands.driver, hands.reservations, hands.check):
             try:
                 if what.moves_deadline:
-                    async with box.using() as link:
+                    async with sandbox.connection() as link:
                         await link.set_deadline(guest_deadline_s(what.timeout_s))
-                    extend(box, hands.clock, what.timeout_s)
-                _apply(box, what)
-                await hands.register.changed(box, *what.names())
+                    extend_deadline(sandbox, hands.clock, what.timeout_s)
+                _apply(sandbox, what)
+                await hands.recorder.changed(sandbox, *what.names())
             except BaseException:
-                _take_back(box, *before[:4])
-                box.expires_at, box.deadline_monotonic_s = before[4:]
-                box.deadline_changed.set()
+                _take_back(sandbox, *before[:4])
+                sandbox.expires_at, sandbox.deadline_monotonic_s = before[4:]
+                sandbox.deadline_changed.set()
                 if what.moves_deadline:
-                    box.spawn(_say_again(box, hands.clock))
+                    sandbox.spawn(_say_again(sandbox, hands.clock))
                 raise
 
 
-async def _while_it_rests(living: Living, *, what: Update, hands: Hands) -> bool:
+async def _while_it_rests(supervisor: SandboxSupervisor, *, what: UpdateSandboxParams, hands: Hands) -> bool:
     """Change it while it rests; whether that was possible: it may run again by now, or be changed by somebody who waits for that."""
-    box = living.box
-    if box.state not in RESTING or box.changing.locked():
+    sandbox = supervisor.sandbox
+    if sandbox.state not in RESTING or sandbox.change_lock.locked():
         return False
-    async with box.changing:
-        admission.check_own(what.metadata or {}, box.metadata)
+    async with sandbox.change_lock:
+        admission.check_own(what.metadata or {}, sandbox.metadata)
         hands.check()
-        before = box.spec, box.metadata, box.idle_timeout_s, box.name
+        before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         try:
-            _apply(box, what)
-            await hands.register.changed(box, *what.names())
+            _apply(sandbox, what)
+            await hands.recorder.changed(sandbox, *what.names())
         except BaseException:
-            _take_back(box, *before)
+            _take_back(sandbox, *before)
             raise
     return True
 
 
-def _apply(box: Sandbox, what: Update) -> None:
+def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
     """All of it that neither its guest nor its driver has to know."""
-    spec = box.spec
-    box.spec = replace(
+    spec = sandbox.spec
+    sandbox.spec = replace(
         spec,
         timeout_s=what.timeout_s if what.moves_deadline else spec.timeout_s,
         on_timeout=spec.on_timeout if what.on_timeout is None else what.on_timeout,
         auto_resume=spec.auto_resume if what.auto_resume is None else what.auto_resume,
     )
     if what.metadata is not None:
-        box.metadata = {**{name: word for name, word in box.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
+        sandbox.metadata = {**{name: word for name, word in sandbox.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
     if what.idle_timeout_s is not None:
-        box.idle_timeout_s = what.idle_timeout_s or None
-    box.name = box.name if what.name is None else what.name
+        sandbox.idle_timeout_s = what.idle_timeout_s or None
+    sandbox.name = sandbox.name if what.name is None else what.name
 
 
-def _take_back(box: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
+def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
     """As it was; its limits are taken back by who changed them."""
-    box.metadata, box.idle_timeout_s, box.name = metadata, idle_timeout_s, name
-    box.spec = replace(box.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
+    sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
+    sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 
-async def _say_again(box: Sandbox, clock: Clock) -> None:
+async def _say_again(sandbox: Sandbox, clock: Clock) -> None:
     """Tell the guest the deadline that holds; where it cannot be told, the service's own ends the sandbox on time all the same."""
-    left_s = None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
-    async with box.using() as link:
+    left_s = None if sandbox.expires_at is None else max(0.0, sandbox.deadline_monotonic_s - clock.monotonic_s())
+    async with sandbox.connection() as link:
         await link.set_deadline(guest_deadline_s(left_s))

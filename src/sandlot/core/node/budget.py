@@ -19,7 +19,7 @@ PART = 4
 """One part in so many is the most that one sandbox gets."""
 
 
-class Budget:
+class BufferBudget:
     """So many bytes.
 
     Args:
@@ -29,7 +29,7 @@ class Budget:
 
     __slots__ = ("_most_bytes", "_taken_bytes", "_whole")
 
-    def __init__(self, most_bytes: int, whole: Budget | None = None) -> None:
+    def __init__(self, most_bytes: int, whole: BufferBudget | None = None) -> None:
         self._most_bytes = most_bytes
         self._taken_bytes = 0
         self._whole = whole
@@ -39,9 +39,9 @@ class Budget:
         """What is taken now."""
         return self._taken_bytes
 
-    def part(self) -> Budget:
+    def part(self) -> BufferBudget:
         """A sandbox's part of it."""
-        return Budget(self._most_bytes // PART, self)
+        return BufferBudget(self._most_bytes // PART, self)
 
     def has(self, size: int) -> bool:
         """Whether so much could be taken."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB
 
 RETRY_AFTER_S = 2
@@ -41,7 +41,7 @@ _SETTINGS = {"memory_bytes": "SANDLOT_MEMORY_RATIO", "disk_bytes": "SANDLOT_DISK
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class OvercommitConfig:
     """How much of the host may be promised.
 
     Args:
@@ -62,7 +62,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class NodeCapacity:
     """What a node may promise, and what it has promised.
 
     Args:
@@ -78,7 +78,7 @@ class Figures:
     sandboxes: int
 
 
-def reserve(reading: Reading, shares: Shares) -> Resources:
+def host_reserve(reading: HostReading, shares: OvercommitConfig) -> Resources:
     """What is kept for the host and the service."""
     part = Resources(
         memory_bytes=reading.has.memory_bytes // RESERVE_SHARE,
@@ -93,9 +93,9 @@ def reserve(reading: Reading, shares: Shares) -> Resources:
     )
 
 
-def total(reading: Reading, shares: Shares) -> Resources:
+def allocatable(reading: HostReading, shares: OvercommitConfig) -> Resources:
     """All that may be promised on a host."""
-    kept = reserve(reading, shares)
+    kept = host_reserve(reading, shares)
     return Resources(
         memory_bytes=_part(reading.has.memory_bytes - kept.memory_bytes, shares.memory),
         disk_bytes=_part(reading.free.disk_bytes + reading.held_disk_bytes - kept.disk_bytes, shares.disk),
@@ -103,32 +103,32 @@ def total(reading: Reading, shares: Shares) -> Resources:
     )
 
 
-def ceiling(reading: Reading, shares: Shares) -> Resources:
+def max_allocatable(reading: HostReading, shares: OvercommitConfig) -> Resources:
     """All that may ever be promised on a host: what :func:`total` is once nobody else has anything on its disk."""
-    disk = _part(reading.has.disk_bytes - reserve(reading, shares).disk_bytes, shares.disk)
-    now = total(reading, shares)
+    disk = _part(reading.has.disk_bytes - host_reserve(reading, shares).disk_bytes, shares.disk)
+    now = allocatable(reading, shares)
     return Resources(memory_bytes=now.memory_bytes, disk_bytes=max(now.disk_bytes, disk), pids=now.pids)
 
 
-def figures(promises: Iterable[Resources], reading: Reading, shares: Shares) -> Figures:
+def node_capacity(promises: Iterable[Resources], reading: HostReading, shares: OvercommitConfig) -> NodeCapacity:
     """How a node stands."""
     all_of_them = tuple(promises)
-    may, promised = total(reading, shares), added(all_of_them)
+    may, promised = allocatable(reading, shares), added(all_of_them)
     free = Resources(
         memory_bytes=max(0, may.memory_bytes - promised.memory_bytes),
         disk_bytes=max(0, may.disk_bytes - promised.disk_bytes),
         pids=max(0, may.pids - promised.pids),
     )
-    return Figures(total=may, promised=promised, free=free, sandboxes=len(all_of_them))
+    return NodeCapacity(total=may, promised=promised, free=free, sandboxes=len(all_of_them))
 
 
-def check_ever(asked: Resources, reading: Reading, shares: Shares) -> None:
+def check_feasible(asked: Resources, reading: HostReading, shares: OvercommitConfig) -> None:
     """Refuse what could not be kept even if nothing else were promised.
 
     Raises:
         InvalidRequestError: So it is; the fields say what there is.
     """
-    most = ceiling(reading, shares)
+    most = max_allocatable(reading, shares)
     for name, what in _NAMES.items():
         want, has = getattr(asked, name), getattr(most, name)
         if want > has:
@@ -139,7 +139,7 @@ def check_ever(asked: Resources, reading: Reading, shares: Shares) -> None:
             )
 
 
-def check(asked: Resources, promised: Iterable[Resources], reading: Reading, shares: Shares) -> None:
+def check_available(asked: Resources, promised: Iterable[Resources], reading: HostReading, shares: OvercommitConfig) -> None:
     """Refuse a promise that could not be kept.
 
     Args:
@@ -152,8 +152,8 @@ def check(asked: Resources, promised: Iterable[Resources], reading: Reading, sha
         InvalidRequestError: It does not fit here even when nothing else is promised; the fields say what there is.
         UnavailableError: ``busy``: it does not fit beside the others, or beside what somebody else has on the disk.
     """
-    check_ever(asked, reading, shares)
-    may, others = total(reading, shares), added(promised)
+    check_feasible(asked, reading, shares)
+    may, others = allocatable(reading, shares), added(promised)
     for name, what in _NAMES.items():
         want, most = getattr(asked, name), getattr(may, name)
         left = max(0, most - getattr(others, name))
@@ -175,7 +175,7 @@ def check(asked: Resources, promised: Iterable[Resources], reading: Reading, sha
             )
 
 
-def check_pressure(asked: Resources, reading: Reading, shares: Shares) -> None:
+def check_pressure(asked: Resources, reading: HostReading, shares: OvercommitConfig) -> None:
     """Refuse to give anything of which the host itself runs short, whoever took it.
 
     Args:
@@ -186,7 +186,7 @@ def check_pressure(asked: Resources, reading: Reading, shares: Shares) -> None:
     Raises:
         UnavailableError: ``busy``: less than half of the reserve is free.
     """
-    kept = reserve(reading, shares)
+    kept = host_reserve(reading, shares)
     for name, what in _NAMES.items():
         floor, left = getattr(kept, name) // 2, getattr(reading.free, name)
         if getattr(asked, name) and left < floor:

@@ -96,16 +96,16 @@ def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) 
     return quiet_s >= idle_timeout_s and (tasks == 0 or seen_s >= min(WINDOW_S, idle_timeout_s))
 
 
-class Reaper:
+class IdleMonitor:
     """Ends sandboxes that have idled for as long as they may.
 
     Args:
-        boxes: Gives those that there are.
+        sandboxes: Gives those that there are.
         clock: The time.
     """
 
-    def __init__(self, boxes: Callable[[], Iterable[Sandbox]], clock: Clock) -> None:
-        self._boxes = boxes
+    def __init__(self, sandboxes: Callable[[], Iterable[Sandbox]], clock: Clock) -> None:
+        self._sandboxes = sandboxes
         self._clock = clock
         self._seen: dict[str, Background] = {}
 
@@ -120,39 +120,43 @@ class Reaper:
 
     async def look(self) -> None:
         """Look once at every sandbox that may idle only so long."""
-        watched = [box for box in self._boxes() if box.idle_timeout_s is not None and box.state is State.RUNNING and box.link is not None]
-        known = {box.id for box in watched}
+        watched = [
+            sandbox
+            for sandbox in self._sandboxes()
+            if sandbox.idle_timeout_s is not None and sandbox.state is State.RUNNING and sandbox.link is not None
+        ]
+        known = {sandbox.id for sandbox in watched}
         self._seen = {id_: background for id_, background in self._seen.items() if id_ in known}
-        await asyncio.gather(*(self._look_at(box) for box in watched))
+        await asyncio.gather(*(self._look_at(sandbox) for sandbox in watched))
 
-    async def _look_at(self, box: Sandbox) -> None:
-        limit_s = box.idle_timeout_s
-        if limit_s is None or self._is_held(box) or not wants_look(limit_s, self._quiet_s(box)):
+    async def _look_at(self, sandbox: Sandbox) -> None:
+        limit_s = sandbox.idle_timeout_s
+        if limit_s is None or self._is_held(sandbox) or not wants_look(limit_s, self._quiet_s(sandbox)):
             return
-        tasks, background = 0, self._seen.setdefault(box.id, Background())
+        tasks, background = 0, self._seen.setdefault(sandbox.id, Background())
         background.missed += 1
         with contextlib.suppress(TimeoutError, SandlotError):
-            # Not by box.using(), which would hold it.
+            # Not by sandbox.connection(), which counts as activity.
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                info = await box.require_link().info()
+                info = await sandbox.require_link().info()
             tasks, background.missed = info.tasks, 0
-            if background.add(Sample(self._clock.monotonic_s(), info.cpu_s), box.activity.quiet_since_s):
-                box.activity.touch()
+            if background.add(Sample(self._clock.monotonic_s(), info.cpu_s), sandbox.activity.quiet_since_s):
+                sandbox.activity.touch()
                 return
         if 0 < background.missed < MISSES:
             return
         # Asked again, because the guest took its time.
-        if not self._is_held(box) and has_idled(limit_s, self._quiet_s(box), background.seen_s(), tasks):
-            _log.info("sandbox.idle", sandbox=box.id, idle_timeout_s=limit_s)
-            if box.spec.on_timeout is OnTimeout.KILL:
-                box.end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
+        if not self._is_held(sandbox) and has_idled(limit_s, self._quiet_s(sandbox), background.seen_s(), tasks):
+            _log.info("sandbox.idle", sandbox=sandbox.id, idle_timeout_s=limit_s)
+            if sandbox.spec.on_timeout is OnTimeout.KILL:
+                sandbox.request_end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
             else:
-                box.deadline_monotonic_s = self._clock.monotonic_s()
-                box.deadline_changed.set()
+                sandbox.deadline_monotonic_s = self._clock.monotonic_s()
+                sandbox.deadline_changed.set()
 
-    def _quiet_s(self, box: Sandbox) -> float:
-        return self._clock.monotonic_s() - box.activity.quiet_since_s
+    def _quiet_s(self, sandbox: Sandbox) -> float:
+        return self._clock.monotonic_s() - sandbox.activity.quiet_since_s
 
     @staticmethod
-    def _is_held(box: Sandbox) -> bool:
-        return box.activity.held > 0
+    def _is_held(sandbox: Sandbox) -> bool:
+        return sandbox.activity.held > 0

@@ -16,8 +16,8 @@ import structlog
 
 from sandlot.core.oneshot.execute import execute
 from sandlot.core.oneshot.results import Result
-from sandlot.core.oneshot.spec import OneShot
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.oneshot.spec import OneShotParams
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import InternalError, InvalidRequestError, SandlotError
 
@@ -32,7 +32,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BatchItem:
     """One item of a batch: its result, or its error.
 
     Args:
@@ -62,13 +62,13 @@ def check(items: int, concurrency: int) -> None:
 
 
 async def execute_batch(
-    sandboxes: Sandboxes, who: Principal, items: Sequence[OneShot | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
-) -> AsyncGenerator[Done]:
+    manager: SandboxManager, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
+) -> AsyncGenerator[BatchItem]:
     """Run programs, and give what becomes of each as soon as it is known. Closing it ends those that run.
 
     Args:
-        sandboxes: Who makes their sandboxes.
-        who: For whom.
+        manager: Who makes their sandboxes.
+        principal: For whom.
         items: What; an error that stands for one that makes no sense comes back as it is.
         concurrency: How many run at once.
 
@@ -76,12 +76,12 @@ async def execute_batch(
         InvalidRequestError: It is too large.
     """
     check(len(items), concurrency)
-    done: asyncio.Queue[Done] = asyncio.Queue(maxsize=1)
+    done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
     todo = iter(enumerate(items))
 
     async def work() -> None:
         for index, item in todo:
-            await done.put(Done(index, await _outcome(sandboxes, who, item)))
+            await done.put(BatchItem(index, await _outcome(manager, principal, item)))
 
     workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
     try:
@@ -93,11 +93,11 @@ async def execute_batch(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _outcome(sandboxes: Sandboxes, who: Principal, item: OneShot | SandlotError) -> Result | SandlotError:
+async def _outcome(manager: SandboxManager, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
     if isinstance(item, SandlotError):
         return item
     try:
-        return await execute(sandboxes, who, item, patience_s=PATIENCE_S)
+        return await execute(manager, principal, item, patience_s=PATIENCE_S)
     except SandlotError as error:
         return error
     except Exception:  # noqa: BLE001 - the others go on

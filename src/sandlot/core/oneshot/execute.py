@@ -15,19 +15,19 @@ import signal as signals
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.content import files
 from sandlot.core.lives.adoption import ONE_RUN, USE_WORD
 from sandlot.core.node.budget import RETRY_AFTER_S
 from sandlot.core.oneshot.grading import Comparison
-from sandlot.core.oneshot.results import Result, Seen, graded
-from sandlot.core.oneshot.spec import OneShot, language_of
-from sandlot.core.records.executions import Label
+from sandlot.core.oneshot.results import Observation, Result, graded
+from sandlot.core.oneshot.spec import OneShotParams, language_of
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import processes
-from sandlot.core.runs.outcomes import Collected
+from sandlot.core.runs.outcomes import CommandOutputCollector
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.link.types import Lost, Output
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError, UnavailableError
@@ -47,47 +47,47 @@ _GRADED_AT_ONCE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KI
 """Of both texts: what takes longer to compare than a few milliseconds (numbers take about 3 us a word) is compared in a thread."""
 
 
-async def execute(sandboxes: Sandboxes, who: Principal, shot: OneShot, *, patience_s: float = PATIENCE_S) -> Result:
+async def execute(manager: SandboxManager, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S) -> Result:
     """Run a program in a sandbox of its own. Cancelling ends both.
 
     Args:
-        sandboxes: Who makes it.
-        who: For whom.
-        shot: What.
+        manager: Who makes it.
+        principal: For whom.
+        params: What.
         patience_s: Seconds to wait for room where there is none.
 
     Raises:
         SandlotError: It could not be run. A program that fails is no error.
     """
-    async with _place(sandboxes, who, shot, patience_s) as box:
-        await _furnish(box, shot)
-        seen = await _run(box, shot)
+    async with _place(manager, principal, params, patience_s) as sandbox:
+        await _furnish(sandbox, params)
+        seen = await _run(sandbox, params)
         if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
             raise seen.ended  # by somebody, or because the service stops: nothing is known of the program
-    if shot.expected_output is not None and len(seen.stdout) + len(shot.expected_output) > _GRADED_AT_ONCE_CHARS[shot.comparison]:
-        return await asyncio.get_running_loop().run_in_executor(sandboxes.grading, graded, shot, seen)
-    return graded(shot, seen)
+    if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_AT_ONCE_CHARS[params.comparison]:
+        return await asyncio.get_running_loop().run_in_executor(manager.grading, graded, params, seen)
+    return graded(params, seen)
 
 
 @asynccontextmanager
-async def _place(sandboxes: Sandboxes, who: Principal, shot: OneShot, patience_s: float) -> AsyncIterator[Sandbox]:
+async def _place(manager: SandboxManager, principal: Principal, params: OneShotParams, patience_s: float) -> AsyncIterator[Sandbox]:
     """A sandbox that ends with the block."""
-    sandboxes.check_runs(who)  # a sandbox is much to make for a run that may not begin
-    box = await _created(sandboxes, _asked(shot, who), who, patience_s)
-    box.throwaway = True
+    manager.check_runs(principal)  # a sandbox is much to make for a run that may not begin
+    sandbox = await _created(manager, _asked(params, principal), principal, patience_s)
+    sandbox.single_use = True
     try:
-        yield box
+        yield sandbox
     finally:
-        box.end(Exit(ExitReason.KILLED, "its run is over"))
+        sandbox.request_end(Exit(ExitReason.KILLED, "its run is over"))
 
 
-async def _created(sandboxes: Sandboxes, asked: NewSandbox, who: Principal, patience_s: float) -> Sandbox:
+async def _created(manager: SandboxManager, params: CreateSandboxParams, principal: Principal, patience_s: float) -> Sandbox:
     """A sandbox; where there is no room, as soon as there is some."""
     loop = asyncio.get_running_loop()
     give_up_s, wait_s = loop.time() + patience_s, _LOOK_S
     while True:
         try:
-            return await sandboxes.create(asked, who)
+            return await manager.create(params, principal)
         except SandlotError as error:
             if error.code not in _MAY_PASS or "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
                 raise
@@ -95,47 +95,47 @@ async def _created(sandboxes: Sandboxes, asked: NewSandbox, who: Principal, pati
         wait_s = min(2 * wait_s, _LOOK_MOST_S)
 
 
-def _asked(shot: OneShot, who: Principal) -> NewSandbox:
-    longest_s = who.quota.lifetime_s
-    deadline_s = shot.timeout_s + _DEADLINE_S
-    return NewSandbox(
-        template=shot.template,
-        metadata={**shot.metadata, USE_WORD: ONE_RUN},
-        limits=shot.limits,
-        timeout_s=deadline_s if longest_s is None else max(1.0, shot.timeout_s, min(deadline_s, longest_s)),
-        isolation=shot.isolation,
+def _asked(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
+    longest_s = principal.quota.lifetime_s
+    deadline_s = params.timeout_s + _DEADLINE_S
+    return CreateSandboxParams(
+        template=params.template,
+        metadata={**params.metadata, USE_WORD: ONE_RUN},
+        limits=params.limits,
+        timeout_s=deadline_s if longest_s is None else max(1.0, params.timeout_s, min(deadline_s, longest_s)),
+        isolation=params.isolation,
         network=Network.NONE,
     )
 
 
-async def _furnish(box: Sandbox, shot: OneShot) -> None:
+async def _furnish(sandbox: Sandbox, params: OneShotParams) -> None:
     """Give a sandbox the program and its files."""
-    for path, content in {shot.program: shot.code.encode(), **shot.files}.items():
-        await files.write(box, posixpath.join(WORKSPACE, path), _once(content), user=User.USER)
+    for path, content in {params.program: params.code.encode(), **params.files}.items():
+        await files.write(sandbox, posixpath.join(WORKSPACE, path), _once(content), user=User.USER)
 
 
-async def _run(box: Sandbox, shot: OneShot) -> Seen:
-    language = language_of(shot.language)
-    spec = ProcessSpec(argv=(language.interpreter, shot.program), env=shot.env, cwd=WORKSPACE, stdin=True, timeout_s=shot.timeout_s)
-    label = Label(origin=shot.origin, language=language.name, code=shot.code)
+async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
+    language = language_of(params.language)
+    spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
+    description = ExecutionDescription(origin=params.origin, language=language.name, code=params.code)
     loop = asyncio.get_running_loop()
-    process = await processes.start(box, spec, stdin=shot.stdin, label=label)
+    process = await processes.start(sandbox, spec, stdin=params.stdin, description=description)
     began_s = loop.time()
-    output = Collected(box.budget, (STDOUT, STDERR), head_bytes=shot.output_bytes, tail_bytes=0)
-    seen = Seen(execution=process.id)
+    output = CommandOutputCollector(sandbox.buffers, (STDOUT, STDERR), head_bytes=params.output_bytes, tail_bytes=0)
+    seen = Observation(execution=process.id)
     try:
         # The guest ends it on time; this is for a guest that does not.
-        async with box.using(shot.timeout_s + GRACE_S):
+        async with sandbox.connection(params.timeout_s + GRACE_S):
             with suppress(TimeoutError):
                 async with asyncio.timeout(None) as patience:
                     async for event in process:
-                        if not seen.flooded and not _kept(output, event, shot.output_bytes):
+                        if not seen.flooded and not _kept(output, event, params.output_bytes):
                             seen.flooded = True
                             patience.reschedule(loop.time() + _KILL_PATIENCE_S)
-                            await processes.send_signal(box, process.id, int(signals.SIGKILL))
+                            await processes.send_signal(sandbox, process.id, int(signals.SIGKILL))
                     seen.outcome = await process.outcome()
-        if seen.outcome is not None and seen.outcome.exit_code and box.instance is not None:
-            seen.oom_kills = (await box.instance.usage()).oom_kills
+        if seen.outcome is not None and seen.outcome.exit_code and sandbox.instance is not None:
+            seen.oom_kills = (await sandbox.instance.usage()).oom_kills
     except SandboxEndedError as error:
         seen.ended = error
     finally:
@@ -146,7 +146,7 @@ async def _run(box: Sandbox, shot: OneShot) -> Seen:
     return seen
 
 
-def _kept(output: Collected, event: Output | Lost, most_bytes: int) -> bool:
+def _kept(output: CommandOutputCollector, event: Output | Lost, most_bytes: int) -> bool:
     """Keep the next piece of what a process writes; False where it has written more than it may.
 
     Raises:

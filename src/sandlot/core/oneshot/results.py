@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sandlot.core.oneshot.grading import matches
-from sandlot.core.oneshot.spec import OneShot, language_of
-from sandlot.core.runs.outcomes import Outcome
+from sandlot.core.oneshot.spec import OneShotParams, language_of
+from sandlot.core.runs.outcomes import ProcessOutcome
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ids import ProcessId
 from sandlot.model.ports import ExitReason
@@ -74,7 +74,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Seen:
+class Observation:
     """What was seen of a run.
 
     Args:
@@ -91,25 +91,25 @@ class Seen:
     stdout: str = ""
     stderr: str = ""
     flooded: bool = False
-    outcome: Outcome | None = None
+    outcome: ProcessOutcome | None = None
     execution: ProcessId | None = None
     ended: SandboxEndedError | None = None
     oom_kills: int = 0
     duration_s: float = 0.0
 
 
-def graded(shot: OneShot, seen: Seen) -> Result:
+def graded(params: OneShotParams, seen: Observation) -> Result:
     """What a run came to.
 
     Args:
-        shot: What was asked for.
+        params: What was asked for.
         seen: What was seen of it.
     """
     outcome = seen.outcome
-    status, detail = _cut(shot, seen) or _ended(shot, outcome, seen)
+    status, detail = _cut(params, seen) or _ended(params, outcome, seen)
     return Result(
         status=status,
-        language=language_of(shot.language).name,
+        language=language_of(params.language).name,
         stdout=seen.stdout,
         stderr=seen.stderr,
         exit_code=KILLED if outcome is None else outcome.exit_code,
@@ -122,26 +122,29 @@ def graded(shot: OneShot, seen: Seen) -> Result:
     )
 
 
-def _cut(shot: OneShot, seen: Seen) -> tuple[Status, str] | None:
+def _cut(params: OneShotParams, seen: Observation) -> tuple[Status, str] | None:
     """The limit that ended it; None where none did."""
     reason, code = ("", 0) if seen.outcome is None else (seen.outcome.reason, seen.outcome.exit_code)
     ended = "" if seen.ended is None else seen.ended.fields.get("reason")
     if seen.flooded:
-        return Status.OUTPUT_LIMIT, f"It wrote more than {shot.output_bytes} bytes to one stream, and was killed."
+        return Status.OUTPUT_LIMIT, f"It wrote more than {params.output_bytes} bytes to one stream, and was killed."
     if reason == "timeout":
-        return Status.TIMEOUT, f"It was killed after {shot.timeout_s:g} s."
+        return Status.TIMEOUT, f"It was killed after {params.timeout_s:g} s."
     if ended == ExitReason.OOM or reason == "oom" or (seen.oom_kills and code):
         what = "its sandbox" if ended == ExitReason.OOM else "a process"
-        return Status.MEMORY_EXCEEDED, f"The memory limit of {shot.limits.memory_bytes} bytes was reached, and {what} was killed."
+        return Status.MEMORY_EXCEEDED, f"The memory limit of {params.limits.memory_bytes} bytes was reached, and {what} was killed."
     return None
 
 
-def _ended(shot: OneShot, outcome: Outcome | None, seen: Seen) -> tuple[Status, str]:
+def _ended(params: OneShotParams, outcome: ProcessOutcome | None, seen: Observation) -> tuple[Status, str]:
     """What it came to by itself."""
     if outcome is None:
         return Status.RUNTIME_ERROR, "It ended its own sandbox" + ("." if seen.ended is None else f": {seen.ended.message}")
     if outcome.exit_code:
-        return Status.RUNTIME_ERROR, f"It was killed, because its sandbox may have {shot.limits.pids} processes." if outcome.reason == "pids" else ""
-    if shot.expected_output is not None and not matches(seen.stdout, shot.expected_output, shot.comparison, shot.tolerance):
+        return (
+            Status.RUNTIME_ERROR,
+            f"It was killed, because its sandbox may have {params.limits.pids} processes." if outcome.reason == "pids" else "",
+        )
+    if params.expected_output is not None and not matches(seen.stdout, params.expected_output, params.comparison, params.tolerance):
         return Status.WRONG_ANSWER, ""
     return Status.COMPLETED, ""

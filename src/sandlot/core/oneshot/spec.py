@@ -55,7 +55,7 @@ _BY_WORD: Mapping[str, Language] = MappingProxyType({word: language for language
 
 
 @dataclass(frozen=True, slots=True)
-class OneShot:
+class OneShotParams:
     """A program to run.
 
     Args:

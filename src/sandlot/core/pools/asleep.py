@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sandlot.core.lives.means import step
-from sandlot.core.ports import Base, Greet
+from sandlot.core.lives.means import driver_step
+from sandlot.core.ports import GuestLinkFactory, ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Blank, Driver, Exit, Instance
+from sandlot.model.ports import Driver, Exit, Instance, PreparedSandbox
 from sandlot.model.specs import Limits, Network, ProcessSpec, SandboxSpec, Shape
 
 NEUTRAL: Final = "template"
@@ -30,7 +30,7 @@ _TRY_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
-class Asleep:
+class StartedWarmSandbox:
     """It.
 
     Args:
@@ -53,7 +53,7 @@ class Asleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class WarmSandboxFactory:
     """What such a sandbox is made with.
 
     Args:
@@ -65,9 +65,9 @@ class Making:
     """
 
     driver: Driver
-    greet: Greet
+    greet: GuestLinkFactory
     template: str
-    base: Base
+    base: ResolvedTemplate
     limits: Limits
 
     @property
@@ -87,33 +87,33 @@ class Making:
             root=self.base.root.digest,
         )
 
-    async def boot(self, id_: SandboxId) -> Asleep:
+    async def boot(self, id_: SandboxId) -> StartedWarmSandbox:
         """Start it as a machine starts, make it warm, and let it fall asleep.
 
         Raises:
             SandlotError: It could not; nothing of it is left.
         """
-        blank = await step("prepare", self.driver.prepare(self.shape))
-        instance = await _or_destroyed(blank, step("start", blank.boot(self.spec(id_))))
+        prepared = await driver_step("prepare", self.driver.prepare(self.shape))
+        instance = await _or_destroyed(prepared, driver_step("start", prepared.boot(self.spec(id_))))
         made = await self._reached(instance, restored=False)
         await self._warmed(made)
         return made
 
-    async def restore(self, id_: SandboxId, image: Path) -> Asleep:
+    async def restore(self, id_: SandboxId, image: Path) -> StartedWarmSandbox:
         """Restore it from a snapshot: asleep, and said nothing but hello.
 
         Raises:
             SandlotError: It could not; nothing of it is left.
         """
-        blank = await step("prepare", self.driver.prepare(self.shape, snapshot=image))
-        instance = await _or_destroyed(blank, step("restore", blank.restore(image, self.spec(id_))))
+        prepared = await driver_step("prepare", self.driver.prepare(self.shape, snapshot=image))
+        instance = await _or_destroyed(prepared, driver_step("restore", prepared.restore(image, self.spec(id_))))
         made = await self._reached(instance, restored=True)
         if not made.link.asleep:
             await asyncio.shield(made.destroy())
             raise HostError("What was restored from a template snapshot is awake.", hint="It is made anew.")
         return made
 
-    async def rehearse(self, id_: SandboxId, image: Path) -> Asleep:
+    async def rehearse(self, id_: SandboxId, image: Path) -> StartedWarmSandbox:
         """Restore it, and let it go through once what it will go through when it is claimed, as nobody: then its memory is where that needs it.
 
         Raises:
@@ -123,10 +123,10 @@ class Making:
         await self._warmed(made, rehearsed=True)
         return made
 
-    async def _warmed(self, made: Asleep, *, rehearsed: bool = False) -> None:
+    async def _warmed(self, made: StartedWarmSandbox, *, rehearsed: bool = False) -> None:
         """Woken as nobody, made warm, asleep again."""
         try:
-            has_python = await step("answer", self.wake(made.link, NEUTRAL, NEUTRAL))
+            has_python = await driver_step("answer", self.wake(made.link, NEUTRAL, NEUTRAL))
             if rehearsed:
                 await _rehearse(made.link)
             if has_python:
@@ -148,7 +148,7 @@ class Making:
         )
         return python is not None
 
-    async def _reached(self, instance: Instance, *, restored: bool) -> Asleep:
+    async def _reached(self, instance: Instance, *, restored: bool) -> StartedWarmSandbox:
         exits = asyncio.ensure_future(instance.wait())
         greeting = asyncio.ensure_future(self._greeted(instance))
         ends: set[asyncio.Future[Any]] = {exits, greeting}
@@ -157,7 +157,7 @@ class Making:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not greeting.done():
                 raise _ended_early(exits.result())  # noqa: TRY301 - what was begun is given back below, as for all that fails
-            return Asleep(instance, greeting.result(), exits, restored)
+            return StartedWarmSandbox(instance, greeting.result(), exits, restored)
         except BaseException:
             exits.cancel()
             greeting.cancel()
@@ -170,7 +170,7 @@ class Making:
         return await self.greet(await instance.connect(), services={})
 
 
-async def proved(making: Making, made: Asleep) -> None:
+async def verify_restored(making: WarmSandboxFactory, made: StartedWarmSandbox) -> None:
     """See that what was restored works: it is woken, runs a command and, where it has a python, a cell. It is of no more use afterwards.
 
     Raises:
@@ -206,9 +206,9 @@ def _ended_early(how: Exit) -> HostError:
     return HostError(f"The sandbox ended before it answered ({how.reason}: {how.detail}).", hint="The service's log may have more.")
 
 
-async def _or_destroyed(blank: Blank, work: Coroutine[Any, Any, Instance]) -> Instance:
+async def _or_destroyed(prepared: PreparedSandbox, work: Coroutine[Any, Any, Instance]) -> Instance:
     try:
         return await work
     except BaseException:
-        await asyncio.shield(blank.destroy())
+        await asyncio.shield(prepared.destroy())
         raise

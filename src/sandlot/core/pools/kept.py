@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from sandlot.core.pools.kinds import Identity, Sizes, kind_as_words, kind_of_words
+from sandlot.core.pools.kinds import PoolId, PoolSizes, kind_as_words, kind_of_words
 from sandlot.host import durable
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, HostError, SandlotError
@@ -42,11 +42,11 @@ class Said:
         metadata: Its owner's own words.
     """
 
-    sizes: Sizes | None
+    sizes: PoolSizes | None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-class Kept:
+class PoolConfigFile:
     """The file.
 
     Args:
@@ -57,14 +57,14 @@ class Kept:
         self._file = folder / FILE
         self._aside = folder / _ASIDE
 
-    def read(self) -> dict[Identity, Said]:
+    def read(self) -> dict[PoolId, Said]:
         """What was said at run time."""
         try:
             words = json.loads(self._file.read_text("utf-8"))
             owned = {_FORMAT: True, _FORMAT_WITHOUT_OWNERS: False}[words["format"]]
             return {
-                Identity(OwnerId(str(each["owner"])) if owned else LOCAL, kind_of_words(each["kind"])): Said(
-                    sizes=None if each["sizes"] is None else Sizes(**each["sizes"]),
+                PoolId(OwnerId(str(each["owner"])) if owned else LOCAL, kind_of_words(each["kind"])): Said(
+                    sizes=None if each["sizes"] is None else PoolSizes(**each["sizes"]),
                     metadata={str(name): str(word) for name, word in each.get("metadata", {}).items()},
                 )
                 for each in words["pools"]
@@ -79,7 +79,7 @@ class Kept:
                 _log.error("pools.not_set_aside", file=str(self._file), error=str(refused))
             return {}
 
-    def write(self, said: Mapping[Identity, Said]) -> None:
+    def write(self, said: Mapping[PoolId, Said]) -> None:
         """Keep it for the next service.
 
         Args:

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandlot.core.pools.kinds import Kind
-from sandlot.core.ports import Base
+from sandlot.core.pools.kinds import PoolSpec
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.specs import GIB, Limits
 
 FORMAT = 2
@@ -36,7 +36,7 @@ DISK_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TemplateSnapshotSpec:
     """What a template snapshot is of: kinds that look the same from inside share one.
 
     Args:
@@ -54,22 +54,22 @@ class Look:
         return {"template": self.template, "isolation": self.isolation, "memory_bytes": self.limits.memory_bytes, "cpus": self.limits.cpus}
 
 
-def look(kind: Kind) -> Look:
+def snapshot_spec(kind: PoolSpec) -> TemplateSnapshotSpec:
     """What a kind looks like from inside."""
     limits = Limits(
         cpus=kind.limits.cpus,
         memory_bytes=kind.limits.memory_bytes,
         disk_bytes=min(kind.limits.disk_bytes, DISK_BYTES),
     )
-    return Look(kind.template, kind.isolation, limits)
+    return TemplateSnapshotSpec(kind.template, kind.isolation, limits)
 
 
-def fits(of: Look, limits: Limits) -> bool:
+def fits(of: TemplateSnapshotSpec, limits: Limits) -> bool:
     """Whether a sandbox of these limits can be restored from a snapshot of that look, and looks like it."""
     return replace(limits, disk_bytes=of.limits.disk_bytes, pids=of.limits.pids) == of.limits and limits.disk_bytes >= of.limits.disk_bytes
 
 
-def made_of(of: Look, base: Base, fingerprint: str, version: str) -> Mapping[str, Any]:
+def made_of(of: TemplateSnapshotSpec, base: ResolvedTemplate, fingerprint: str, version: str) -> Mapping[str, Any]:
     """Everything that a snapshot depends on, as the manifest tells it.
 
     Args:

@@ -34,7 +34,7 @@ _NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PoolSpec:
     """What a pool holds: everything that must be known of a sandbox before it is anybody's.
 
     Args:
@@ -47,14 +47,14 @@ class Kind:
     isolation: str
     limits: Limits
 
-    def gives(self, wanted: Kind) -> bool:
+    def gives(self, wanted: PoolSpec) -> bool:
         """Whether one of them can become one of the other kind."""
         same = replace(wanted, limits=replace(wanted.limits, pids=self.limits.pids)) == self
         return same and wanted.limits.pids <= self.limits.pids
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PoolId:
     """Which pool it is; no two have the same.
 
     Args:
@@ -63,7 +63,7 @@ class Identity:
     """
 
     owner: OwnerId
-    kind: Kind
+    kind: PoolSpec
 
     @property
     def id(self) -> str:
@@ -75,7 +75,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class PoolSizes:
     """How much a pool holds; 0 to 1,000 each.
 
     Args:
@@ -99,15 +99,15 @@ class Sizes:
                 f"max is {self.max}, and {self.warm} are to be kept warm.", hint="Raise max, or lower warm.", fields={"field": "max"}
             )
 
-    def changed(self, *, warm: int | None = None, most: int | None = None, blank: int | None = None) -> Sizes:
+    def changed(self, *, warm: int | None = None, most: int | None = None, blank: int | None = None) -> PoolSizes:
         """Other sizes; what is None stays, but ``max`` follows where ``warm`` alone is raised beyond it."""
         now = self.warm if warm is None else warm
-        return Sizes(warm=now, max=max(self.max, now) if most is None else most, blank=self.blank if blank is None else blank)
+        return PoolSizes(warm=now, max=max(self.max, now) if most is None else most, blank=self.blank if blank is None else blank)
 
 
-def sizes(warm: int, most: int | None = None, blank: int = 0) -> Sizes:
+def sizes(warm: int, most: int | None = None, blank: int = 0) -> PoolSizes:
     """Sizes of a new pool, of which only ``warm`` must be said."""
-    return Sizes(warm=warm, max=max(warm, GROWS_TO) if most is None and warm else warm if most is None else most, blank=blank)
+    return PoolSizes(warm=warm, max=max(warm, GROWS_TO) if most is None and warm else warm if most is None else most, blank=blank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,11 @@ class Wish:
     """
 
     template: str
-    sizes: Sizes
+    sizes: PoolSizes
     implied: bool = False
 
 
-DEFAULT_WISHES = (Wish(DEFAULT_TEMPLATE, Sizes(warm=1, max=GROWS_TO, blank=1), implied=True),)
+DEFAULT_WISHES = (Wish(DEFAULT_TEMPLATE, PoolSizes(warm=1, max=GROWS_TO, blank=1), implied=True),)
 """Where an operator says nothing. One that waits takes about 100 MiB of real memory and no processor time, and is what the first request of an agent
 needs; a machine with 2 cores and 4 GiB bears four, and gives them up for sandboxes. A blank takes about 20 MiB, and a tenth of a second off
 every wake, fork and restore."""
@@ -160,12 +160,12 @@ def wishes(text: str, templates: Collection[str] | None = None) -> tuple[Wish, .
     return tuple(found.values())
 
 
-def kind_as_words(kind: Kind) -> dict[str, Any]:
+def kind_as_words(kind: PoolSpec) -> dict[str, Any]:
     """A kind as JSON has it; see :func:`kind_of_words`."""
     return {"template": kind.template, "isolation": kind.isolation, "limits": asdict(kind.limits)}
 
 
-def kind_of_words(words: dict[str, Any]) -> Kind:
+def kind_of_words(words: dict[str, Any]) -> PoolSpec:
     """A kind out of its words.
 
     Raises:
@@ -173,4 +173,4 @@ def kind_of_words(words: dict[str, Any]) -> Kind:
         TypeError: One is no number.
         InvalidRequestError: The limits are none.
     """
-    return Kind(template=str(words["template"]), isolation=str(words["isolation"]), limits=Limits(**words["limits"]))
+    return PoolSpec(template=str(words["template"]), isolation=str(words["isolation"]), limits=Limits(**words["limits"]))

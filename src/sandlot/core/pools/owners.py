@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandlot.core.pools import policy
-from sandlot.core.pools.kinds import Kind, Sizes
-from sandlot.core.pools.pool import Member, Pool, Prepared
+from sandlot.core.pools.kinds import PoolSizes, PoolSpec
+from sandlot.core.pools.pool import Pool, PreparedPoolEntry, WarmSandbox
 from sandlot.core.records import quotas
 from sandlot.core.records.quotas import Taken, taken
 from sandlot.model.access import LOCAL, OwnerId, Principal, Quota
@@ -29,7 +29,7 @@ _SUMS = "cpus", "memory_bytes", "disk_bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class PoolOwners:
     """Who owns pools, and what else is theirs.
 
     Args:
@@ -44,39 +44,39 @@ class Owners:
         """Pools whose owners have no key any more."""
         return [pool for pool in pools if pool.owner != LOCAL and self.principal_of(pool.owner) is None]
 
-    def over(self, pools: Iterable[Pool]) -> Iterator[tuple[Pool, Member]]:
+    def over(self, pools: Iterable[Pool]) -> Iterator[tuple[Pool, WarmSandbox]]:
         """What waits in which pool, and has to go because its owner's quota leaves no room for it."""
         of: dict[OwnerId, list[Pool]] = {}
         for pool in pools:
             of.setdefault(pool.owner, []).append(pool)
         for owner, theirs in of.items():
-            who = None if owner == LOCAL else self.principal_of(owner)
-            if who is not None:
+            principal = None if owner == LOCAL else self.principal_of(owner)
+            if principal is not None:
                 ready = sorted(((pool, member) for pool in theirs for member in pool.ready), key=lambda each: each[1].made_at_s)
                 making = [pool.kind.limits for pool in theirs for _ in range(pool.making)]
-                yield from ready[: excess(who.quota, self.live(owner), making, [pool.kind.limits for pool, _ in ready])]
+                yield from ready[: excess(principal.quota, self.live(owner), making, [pool.kind.limits for pool, _ in ready])]
 
     def spare(self, pool: Pool, pools: Iterable[Pool]) -> int | None:
         """How many more may wait in one of them, as far as its owner's quota goes; None is no bound."""
         if pool.owner == LOCAL:
             return None
-        who = self.principal_of(pool.owner)
-        if who is None:
+        principal = self.principal_of(pool.owner)
+        if principal is None:
             return 0
         waiting = [each.kind.limits for each in pools if each.owner == pool.owner for _ in range(each.held)]
-        return spare(who.quota, self.live(pool.owner), waiting, pool.kind.limits)
+        return spare(principal.quota, self.live(pool.owner), waiting, pool.kind.limits)
 
     def may_have(self, pool: Pool, pools: Iterable[Pool]) -> bool:
         """Whether anything may wait in one of them now: only then is there a template snapshot to be made for it."""
         return policy.target(pool.sizes, pool.grown) > 0 and (pool.held > 0 or self.spare(pool, pools) != 0)
 
 
-def owner_of(who: Principal) -> OwnerId:
+def owner_of(principal: Principal) -> OwnerId:
     """Whose a pool is that somebody makes."""
-    return LOCAL if who.operator else who.owner
+    return LOCAL if principal.operator else principal.owner
 
 
-def find(pools: Mapping[str, Pool], word: str, who: Principal) -> Pool:
+def find(pools: Mapping[str, Pool], word: str, principal: Principal) -> Pool:
     """One that somebody sees by its id, or his own by its template where he has only one of that.
 
     A template's name is never somebody else's pool, not even to an operator: a removal that is asked for twice must not find the next one.
@@ -84,16 +84,16 @@ def find(pools: Mapping[str, Pool], word: str, who: Principal) -> Pool:
     Args:
         pools: Id -> pool.
         word: The id, or the template.
-        who: Who asks.
+        principal: Who asks.
 
     Raises:
         NotFoundError: ``pool_not_found``.
         ConflictError: He has several of the template.
     """
     pool = pools.get(word)
-    if pool is not None and who.sees(pool.owner):
+    if pool is not None and principal.sees(pool.owner):
         return pool
-    named = [each for each in pools.values() if each.kind.template == word and each.owner == owner_of(who)]
+    named = [each for each in pools.values() if each.kind.template == word and each.owner == owner_of(principal)]
     if len(named) > 1:
         ids = ", ".join(each.id for each in named)
         raise ConflictError(f"The template {word[:64]!r} has several pools.", code=ErrorCode.CONFLICT, hint=f"Name one by its id: {ids}.")
@@ -107,21 +107,21 @@ def find(pools: Mapping[str, Pool], word: str, who: Principal) -> Pool:
     return named[0]
 
 
-def claimable(pools: Mapping[str, Pool], word: str, who: Principal) -> Pool:
+def claimable(pools: Mapping[str, Pool], word: str, principal: Principal) -> Pool:
     """One out of which somebody may have a sandbox: one of his own, or one of the node's whose id he knows; else ``pool_not_found``."""
-    own, pool = owner_of(who), pools.get(word)
+    own, pool = owner_of(principal), pools.get(word)
     if pool is not None and pool.owner in {own, LOCAL}:
         return pool
-    return find({id_: each for id_, each in pools.items() if each.owner == own}, word, who)
+    return find({id_: each for id_, each in pools.items() if each.owner == own}, word, principal)
 
 
-def check(pool: Pool, sizes: Sizes, who: Principal, others: int | None = None) -> None:
+def check(pool: Pool, sizes: PoolSizes, principal: Principal, others: int | None = None) -> None:
     """Refuse a pool that somebody may not have.
 
     Args:
         pool: It.
         sizes: How much it is to hold.
-        who: Who asks.
+        principal: Who asks.
         others: How many its owner has besides; None where it is there already.
 
     Raises:
@@ -137,13 +137,13 @@ def check(pool: Pool, sizes: Sizes, who: Principal, others: int | None = None) -
             hint="Leave blank out, or use an operator's key.",
             fields={"field": "blank"},
         )
-    if pool.owner == who.owner and (others is not None or sizes.warm > pool.sizes.warm):
-        quotas.check_pool(who.quota, pool.kind.limits, sizes.warm)
+    if pool.owner == principal.owner and (others is not None or sizes.warm > pool.sizes.warm):
+        quotas.check_pool(principal.quota, pool.kind.limits, sizes.warm)
     if others is not None:
-        quotas.check_pools(who.quota, others)
+        quotas.check_pools(principal.quota, others)
 
 
-def suiting(pools: Iterable[Pool], kind: Kind, owner: OwnerId) -> list[Pool]:
+def suiting(pools: Iterable[Pool], kind: PoolSpec, owner: OwnerId) -> list[Pool]:
     """The pools out of which an owner may get one of a kind: his own, then the node's."""
     return sorted((pool for pool in pools if pool.owner in {owner, LOCAL} and pool.kind.gives(kind)), key=lambda pool: pool.owner == LOCAL)
 
@@ -184,7 +184,7 @@ def excess(quota: Quota, live: Sequence[Limits], making: Sequence[Limits], ready
     return next((gone for gone in range(len(ready)) if _fits(quota, taken([*live, *making, *ready[gone:]]))), len(ready))
 
 
-def first_to_go(pools: Sequence[Pool]) -> Member | Prepared | None:
+def first_to_go(pools: Sequence[Pool]) -> WarmSandbox | PreparedPoolEntry | None:
     """What goes first where its room is needed.
 
     Of what waits for owners the oldest of the largest pool of whoever has most; then the node's blanks; then the oldest of its largest pool.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sandlot.core.pools.kinds import Sizes
+from sandlot.core.pools.kinds import PoolSizes
 
 AT_ONCE: Final = 2
 """In the making at once, of all pools together: as many as a small machine has processors."""
@@ -78,12 +78,12 @@ class Step:
     drop_blank: int = 0
 
 
-def target(sizes: Sizes, grown: int) -> int:
+def target(sizes: PoolSizes, grown: int) -> int:
     """How many are to wait."""
     return min(sizes.max, sizes.warm + grown)
 
 
-def step(sizes: Sizes, stock: Stock, free_hands: int, spare: int | None = None) -> Step:
+def step(sizes: PoolSizes, stock: Stock, free_hands: int, spare: int | None = None) -> Step:
     """What a pool does next.
 
     Args:
@@ -120,7 +120,7 @@ def is_calm(now_s: float, asked_s: float, hungry_s: float | None) -> bool:
     return now_s - asked_s >= CALM_S or (hungry_s is not None and now_s - hungry_s >= PATIENT_S)
 
 
-def grown_by_miss(sizes: Sizes, grown: int) -> int:
+def grown_by_miss(sizes: PoolSizes, grown: int) -> int:
     """How far a pool has grown after a request that found it empty."""
     return min(sizes.max - sizes.warm, grown + 1)
 

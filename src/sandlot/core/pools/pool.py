@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 import structlog
 
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.pools import policy
-from sandlot.core.pools.asleep import Asleep
-from sandlot.core.pools.kinds import Identity, Kind, Sizes
-from sandlot.core.ports import Base
+from sandlot.core.pools.asleep import StartedWarmSandbox
+from sandlot.core.pools.kinds import PoolId, PoolSizes, PoolSpec
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Blank
+from sandlot.model.ports import PreparedSandbox
 
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class WarmSandbox:
     """A sandbox that waits, frozen, and is nobody's.
 
     Args:
@@ -42,9 +42,9 @@ class Member:
     """
 
     id: SandboxId
-    kind: Kind
-    asleep: Asleep
-    base: Base
+    kind: PoolSpec
+    asleep: StartedWarmSandbox
+    base: ResolvedTemplate
     made_at_s: float
     key: str
 
@@ -55,21 +55,21 @@ class Member:
 
 
 @dataclass(eq=False, slots=True)
-class Prepared:
+class PreparedPoolEntry:
     """A blank that waits.
 
     Args:
         kind: What it can become.
-        blank: It.
+        prepared: It.
         base: What it was prepared for.
         key: Of the snapshot for which it was prepared; empty where there was none.
         holder: Who has its promise.
         made_at_s: When, monotonic.
     """
 
-    kind: Kind
-    blank: Blank
-    base: Base
+    kind: PoolSpec
+    prepared: PreparedSandbox
+    base: ResolvedTemplate
     key: str
     holder: str
     made_at_s: float
@@ -98,13 +98,13 @@ class Pool:
         error: Why making failed last; empty where it did not.
     """
 
-    kind: Kind
-    sizes: Sizes
+    kind: PoolSpec
+    sizes: PoolSizes
     owner: OwnerId = LOCAL
     implied: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
-    ready: deque[Member] = field(default_factory=deque)
-    blanks: deque[Prepared] = field(default_factory=deque)
+    ready: deque[WarmSandbox] = field(default_factory=deque)
+    blanks: deque[PreparedPoolEntry] = field(default_factory=deque)
     filling: set[asyncio.Task[None]] = field(default_factory=set)
     filling_blanks: set[asyncio.Task[None]] = field(default_factory=set)
     grown: int = 0
@@ -116,9 +116,9 @@ class Pool:
     error: str = ""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PoolId:
         """Which it is."""
-        return Identity(self.owner, self.kind)
+        return PoolId(self.owner, self.kind)
 
     @property
     def id(self) -> str:
@@ -135,7 +135,7 @@ class Pool:
         """Sandboxes that wait, and those in the making."""
         return len(self.ready) + self.making
 
-    def take(self, now_s: float) -> Member | None:
+    def take(self, now_s: float) -> WarmSandbox | None:
         """One that waits, out of the pool for good: the youngest that lives, because what it touched last is likely still in the caches."""
         self._asked(now_s)
         member = next(self._living(), None)
@@ -147,7 +147,7 @@ class Pool:
         """Whether one waits."""
         return next(self._living(), None) is not None
 
-    def _living(self) -> Iterator[Member]:
+    def _living(self) -> Iterator[WarmSandbox]:
         """Those that wait, the youngest first; the death of the others is about to be noticed."""
         return (each for each in reversed(self.ready) if not each.asleep.exits.done() and not each.asleep.link.closed)
 
@@ -156,7 +156,7 @@ class Pool:
         self._asked(now_s)
         self.grown = policy.grown_by_miss(self.sizes, self.grown)
 
-    def lend(self, blank: Prepared, now_s: float) -> bool:
+    def lend(self, blank: PreparedPoolEntry, now_s: float) -> bool:
         """Take a blank out of the pool for good; whether it was there still."""
         self._asked(now_s)
         return self.drop(blank)
@@ -182,14 +182,14 @@ class Pool:
             grown=self.grown,
         )
 
-    def everything(self) -> Iterator[Member | Prepared]:
+    def everything(self) -> Iterator[WarmSandbox | PreparedPoolEntry]:
         """All that waits."""
         yield from self.blanks
         yield from self.ready
 
-    def drop(self, what: Member | Prepared) -> bool:
+    def drop(self, what: WarmSandbox | PreparedPoolEntry) -> bool:
         """Take something out for good; whether it was in."""
-        there = self.ready if isinstance(what, Member) else self.blanks
+        there = self.ready if isinstance(what, WarmSandbox) else self.blanks
         try:
             there.remove(what)  # type: ignore[arg-type] # each is in its own
         except ValueError:
@@ -201,26 +201,26 @@ class Removals:
     """What is out of its pool, until nothing of it is left.
 
     Args:
-        ledger: Where the node's promises are.
+        reservations: Where the node's promises are.
         disposer: Destroys what is removed.
     """
 
-    def __init__(self, ledger: Ledger, disposer: Disposer) -> None:
-        self._ledger = ledger
+    def __init__(self, reservations: Reservations, disposer: Disposer) -> None:
+        self._reservations = reservations
         self._disposer = disposer
         self.tasks: dict[asyncio.Task[None], str] = {}
         """Those that are under way, and who has the promise of what is removed."""
 
-    def begin(self, *out: Member | Prepared) -> None:
+    def begin(self, *out: WarmSandbox | PreparedPoolEntry) -> None:
         """Remove some; a promise is given up once nothing of what had it is left."""
         for what in out:
             task = asyncio.create_task(self._removed(what))
             self.tasks[task] = what.holder
             task.add_done_callback(self.tasks.pop)
 
-    async def _removed(self, what: Member | Prepared) -> None:
-        await self._disposer.destroy(what.asleep if isinstance(what, Member) else what.blank, reservation=what.holder)
-        self._ledger.give_up(what.holder)
+    async def _removed(self, what: WarmSandbox | PreparedPoolEntry) -> None:
+        await self._disposer.destroy(what.asleep if isinstance(what, WarmSandbox) else what.prepared, reservation=what.holder)
+        self._reservations.release(what.holder)
 
 
 def holder_of(id_: SandboxId) -> str:

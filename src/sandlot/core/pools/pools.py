@@ -21,24 +21,24 @@ from typing import TYPE_CHECKING
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.admission import Rules
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.pools import keys, owners, starts
-from sandlot.core.pools.kept import Kept, Said
-from sandlot.core.pools.kinds import Identity, Kind, Sizes, Wish
-from sandlot.core.pools.owners import Owners
-from sandlot.core.pools.pool import Member, Pool, all_sizes
-from sandlot.core.pools.refill import Refill
-from sandlot.core.pools.shelf import Held, Shelf
-from sandlot.core.pools.starts import Claim, Direct, Lent
-from sandlot.core.pools.templates import Snapshots
-from sandlot.core.ports import Clock, Greet
+from sandlot.core.pools.kept import PoolConfigFile, Said
+from sandlot.core.pools.kinds import PoolId, PoolSizes, PoolSpec, Wish
+from sandlot.core.pools.owners import PoolOwners
+from sandlot.core.pools.pool import Pool, WarmSandbox, all_sizes
+from sandlot.core.pools.refill import PoolRefiller
+from sandlot.core.pools.shelf import TemplateSnapshot, TemplateSnapshotCache
+from sandlot.core.pools.starts import Lent, TemplateSnapshotStart, WarmStart
+from sandlot.core.pools.templates import TemplateSnapshotManager
+from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
 from sandlot.model.access import LOCAL, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Blank
+from sandlot.model.ports import DriverCapability, PreparedSandbox
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, Shape
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Pooling:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PoolStatus:
     """How a pool stands.
 
     Args:
@@ -75,7 +75,7 @@ class Told:
     """
 
     pool: Pool
-    held: Held | None
+    held: TemplateSnapshot | None
     error: str
 
     @property
@@ -85,13 +85,13 @@ class Told:
         return self.pool.claims.get(starts.HOT, 0) / total if total else None
 
 
-class Pools:
+class PoolManager:
     """All of them.
 
     Args:
         pooling: What an operator set.
         supply: Drivers and templates.
-        ledger: Where the node's promises are.
+        reservations: Where the node's promises are.
         rules: What the operator allows.
         greet: Makes a link to a guest.
         clock: The time.
@@ -106,45 +106,45 @@ class Pools:
         pooling: Pooling,
         *,
         supply: Supply,
-        ledger: Ledger,
-        rules: Rules,
-        greet: Greet,
+        reservations: Reservations,
+        rules: AdmissionPolicy,
+        greet: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
         busy: Callable[[], bool],
-        owners: Owners,
+        owners: PoolOwners,
     ) -> None:
         self._owners = owners
         self._supply = supply
-        self._ledger = ledger
+        self._reservations = reservations
         self._rules = rules
         self._clock = clock
         self._metrics = metrics
-        self._kept = Kept(pooling.data)
+        self._kept = PoolConfigFile(pooling.data)
         self._said = self._kept.read()
         self._saying = asyncio.Lock()
         self._pooling = pooling
         there = [Pool(which.kind, wish.sizes, implied=wish.implied) for which, wish in self._wished().items() if which not in self._said]
         there += [Pool(which.kind, said.sizes, which.owner, metadata=said.metadata) for which, said in self._said.items() if said.sizes is not None]
         self._pools = {pool.id: pool for pool in there}
-        self._snapshots = Snapshots(
-            shelf=Shelf(pooling.cache),
+        self._snapshots = TemplateSnapshotManager(
+            shelf=TemplateSnapshotCache(pooling.cache),
             supply=supply,
-            ledger=ledger,
+            reservations=reservations,
             greet=greet,
             clock=clock,
             new_id=new_id,
             metrics=metrics,
             version=pooling.version,
         )
-        self._refill = Refill(
+        self._refiller = PoolRefiller(
             pools=lambda: tuple(self._pools.values()),
             # Whoever wants nothing to be made ahead gets nothing.
-            implied=[Kind(DEFAULT_TEMPLATE, rules.isolation_default, Limits())] if pooling.wishes else [],
+            implied=[PoolSpec(DEFAULT_TEMPLATE, rules.isolation_default, Limits())] if pooling.wishes else [],
             snapshots=self._snapshots,
             supply=supply,
-            ledger=ledger,
+            reservations=reservations,
             greet=greet,
             clock=clock,
             new_id=new_id,
@@ -153,54 +153,54 @@ class Pools:
             settle=self._settle,
             owners=owners,
         )
-        ledger.evict = self.evict
+        reservations.evict = self.evict_one
         metrics.count_pools(lambda: all_sizes(self._pools.values()))
 
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep them full, until it is cancelled."""
-        await self._refill.run()
+        await self._refiller.run()
 
     async def aclose(self) -> None:
         """Remove everything that waits, or is in the making. Idempotent."""
         for pool in tuple(self._pools.values()):
             self._empty(pool)
         self._pools.clear()
-        await self._refill.aclose()
+        await self._refiller.aclose()
         self._snapshots.close()
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def waits(self, template: str, isolation: str, limits: Limits, owner: OwnerId) -> bool:
         """Whether something waits that could become such a sandbox of that owner; looks only."""
-        return any(pool.has() for pool in owners.suiting(self._pools.values(), Kind(template, isolation, limits), owner))
+        return any(pool.has() for pool in owners.suiting(self._pools.values(), PoolSpec(template, isolation, limits), owner))
 
     def choose(self, spec: SandboxSpec, owner: OwnerId) -> Start:
         """How a sandbox comes to its first answer that goes on from nothing but its template. Waits for nothing.
 
-        A claim holds what it takes over: its promise is to be handed over to the sandbox (``Claim.member.holder``).
+        A claim holds what it takes over: its promise is to be handed over to the sandbox (``WarmStart.member.holder``).
 
         Args:
             spec: The sandbox.
             owner: Whose it will be.
         """
-        kind = Kind(spec.template, spec.isolation, spec.limits)
-        held = self._snapshots.at_hand(keys.look(kind))
+        kind = PoolSpec(spec.template, spec.isolation, spec.limits)
+        held = self._snapshots.at_hand(keys.snapshot_spec(kind))
         asked: list[Pool] = []
-        direct = Direct(held, lambda path: self._came(path, spec, asked), self._unusable)
+        direct = TemplateSnapshotStart(held, lambda path: self._came(path, spec, asked), self._unusable)
         now_s = self._clock.monotonic_s()
         for pool in owners.suiting(self._pools.values(), kind, owner):
             asked.append(pool)
             member = pool.take(now_s)
             if member is not None:
-                self._refill.kick()
-                return Claim(member, direct, lambda: self._came(starts.HOT, spec, asked), self._spoilt)
+                self._refiller.kick()
+                return WarmStart(member, direct, lambda: self._came(starts.HOT, spec, asked), self._spoilt)
             pool.missed(now_s)
-        self._refill.kick()
+        self._refiller.kick()
         return direct
 
-    async def prepare(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> Blank:
+    async def take_prepared(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
         """A blank sandbox for a snapshot: one that was prepared ahead, where there is one of that shape; another one otherwise.
 
         Args:
@@ -214,54 +214,54 @@ class Pools:
                 for waiting in tuple(pool.blanks):
                     same = waiting.base.root.digest == shape.root.digest and waiting.kind.limits == shape.limits
                     if same and waiting.kind.isolation == isolation and pool.lend(waiting, self._clock.monotonic_s()):
-                        self._refill.kick()
-                        self._ledger.give_up(waiting.holder)  # whoever gets it has a promise of its own
-                        return Lent(waiting.blank, lambda: driver.prepare(shape, snapshot=snapshot))
+                        self._refiller.kick()
+                        self._reservations.release(waiting.holder)  # whoever gets it has a promise of its own
+                        return Lent(waiting.prepared, lambda: driver.prepare(shape, snapshot=snapshot))
         return await driver.prepare(shape, snapshot=snapshot)
 
-    async def evict(self) -> bool:
+    async def evict_one(self) -> bool:
         """Remove one of those that wait, as :func:`~sandlot.core.pools.owners.first_to_go` says; whether there was any.
 
         What is in the making for owners goes before what the node has.
         """
-        self._refill.hold()
+        self._refiller.hold()
         pools = tuple(self._pools.values())
         chosen = owners.first_to_go([pool for pool in pools if pool.owner != LOCAL])
-        if chosen is None and await self._refill.free_one(of_owners=True):
+        if chosen is None and await self._refiller.free_one(of_owners=True):
             return True
         chosen = chosen or owners.first_to_go(pools)
         if chosen is None:
-            return await self._refill.free_one()
-        self._refill.evict(chosen, "A sandbox needed its room, or the host is short of memory.")
-        return await self._refill.free_one()
+            return await self._refiller.free_one()
+        self._refiller.evict(chosen, "A sandbox needed its room, or the host is short of memory.")
+        return await self._refiller.free_one()
 
     # -- owners and operators ---------------------------------------------------------------------------------------
 
-    def all(self, who: Principal) -> list[Told]:
+    def list(self, principal: Principal) -> list[PoolStatus]:
         """How those stand that somebody may see."""
-        seen = [pool for pool in self._pools.values() if who.sees(pool.owner)]
+        seen = [pool for pool in self._pools.values() if principal.sees(pool.owner)]
         return [self._told(pool) for pool in sorted(seen, key=lambda pool: (pool.kind.template, pool.kind.isolation, pool.id))]
 
-    def find(self, word: str, who: Principal) -> Told:
+    def find(self, word: str, principal: Principal) -> PoolStatus:
         """One that somebody may see by its id, or his own by its template where he has only one of that.
 
         Raises:
             NotFoundError: ``pool_not_found``.
             ConflictError: He has several of the template.
         """
-        return self._told(owners.find(self._pools, word, who))
+        return self._told(owners.find(self._pools, word, principal))
 
-    def claimable(self, word: str, who: Principal) -> Pool:
+    def claimable(self, word: str, principal: Principal) -> Pool:
         """One out of which somebody may have a sandbox: one of his own, or one of the node's whose id he knows; else ``pool_not_found``."""
-        return owners.claimable(self._pools, word, who)
+        return owners.claimable(self._pools, word, principal)
 
     async def create(
-        self, who: Principal, template: str, isolation: str, limits: Limits, sizes: Sizes, metadata: Mapping[str, str] | None = None
-    ) -> Told:
+        self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
+    ) -> PoolStatus:
         """Have a pool, also after a restart. One that nobody asked for is made somebody's.
 
         Args:
-            who: Whose it will be; an operator's are the node's.
+            principal: Whose it will be; an operator's are the node's.
             template: What its sandboxes are made from.
             isolation: ``auto`` or a kind that the operator allows.
             limits: What each may use.
@@ -277,18 +277,18 @@ class Pools:
             ConflictError: He has one of this kind.
         """
         self._supply.check_template(template)
-        chosen = admission.choose_isolation(isolation, self._rules, self._supply.drivers)
+        chosen = admission.resolve_isolation(isolation, self._rules, self._supply.drivers)
         can = await self._supply.capabilities(chosen)
-        if not can.can(Ability.PAUSE):
+        if not can.can(DriverCapability.PAUSE):
             raise UnsupportedError(
-                f"Sandboxes of isolation {chosen!r} cannot wait in a pool: {can.why_not(Ability.PAUSE)}.",
+                f"Sandboxes of isolation {chosen!r} cannot wait in a pool: {can.why_not(DriverCapability.PAUSE)}.",
                 code=ErrorCode.UNSUPPORTED,
-                fields={"ability": str(Ability.PAUSE)},
+                fields={"ability": str(DriverCapability.PAUSE)},
             )
-        self._ledger.check_ever(self._supply.drivers[chosen].takes(limits), await self._ledger.look())
+        self._reservations.check_feasible(self._supply.drivers[chosen].max_resources(limits), await self._reservations.read_host())
         words = metadata or {}
         admission.check_metadata(words)
-        pool = Pool(Kind(template, chosen, limits), sizes, owners.owner_of(who), metadata=words)
+        pool = Pool(PoolSpec(template, chosen, limits), sizes, owners.owner_of(principal), metadata=words)
         async with self._saying:
             there = self._pools.get(pool.id)
             if there is not None and there.implied:
@@ -300,7 +300,7 @@ class Pools:
                     hint=f"Change it: 'sandlot pool set {pool.id}'.",
                     fields={"pool": pool.id},
                 )
-            owners.check(pool, sizes, who, self.count(pool.owner))
+            owners.check(pool, sizes, principal, self.count(pool.owner))
             await self._say(pool.identity, Said(sizes, words))
             self._pools[pool.id] = pool
             return self._changed(pool)
@@ -309,9 +309,9 @@ class Pools:
         """How many pools an owner has."""
         return sum(1 for pool in self._pools.values() if pool.owner == owner)
 
-    async def change(
-        self, word: str, who: Principal, *, warm: int | None, most: int | None, blank: int | None, metadata: Mapping[str, str] | None = None
-    ) -> Told:
+    async def update(
+        self, word: str, principal: Principal, *, warm: int | None, most: int | None, blank: int | None, metadata: Mapping[str, str] | None = None
+    ) -> PoolStatus:
         """Change what a pool holds, also after a restart; what is None stays.
 
         Raises:
@@ -322,19 +322,19 @@ class Pools:
         """
         admission.check_metadata(metadata or {})
         async with self._saying:
-            pool = self.find(word, who).pool
+            pool = self.find(word, principal).pool
             sizes = pool.sizes.changed(warm=warm, most=most, blank=blank)
-            owners.check(pool, sizes, who)
+            owners.check(pool, sizes, principal)
             return await self._set(pool, sizes, pool.metadata if metadata is None else metadata)
 
-    async def remove(self, word: str, who: Principal) -> None:
+    async def delete(self, word: str, principal: Principal) -> None:
         """Have a pool no more, also after a restart; what waits in it is removed.
 
         Raises:
             NotFoundError: ``pool_not_found``.
         """
         async with self._saying:
-            pool = self.find(word, who).pool
+            pool = self.find(word, principal).pool
             await self._say(pool.identity, Said(None))
             self._forget(pool)
 
@@ -344,28 +344,28 @@ class Pools:
                 task.cancel()
             self._empty(pool)
 
-    async def _set(self, pool: Pool, sizes: Sizes, metadata: Mapping[str, str]) -> Told:
+    async def _set(self, pool: Pool, sizes: PoolSizes, metadata: Mapping[str, str]) -> PoolStatus:
         await self._say(pool.identity, Said(sizes, metadata))
         pool.sizes, pool.metadata, pool.implied, pool.grown = sizes, metadata, False, 0
         return self._changed(pool)
 
-    async def _say(self, which: Identity, what: Said) -> None:
+    async def _say(self, which: PoolId, what: Said) -> None:
         said = {**self._said, which: what}
         if what.sizes is None and which not in self._wished():
             del said[which]  # no setting would bring it back
         await asyncio.to_thread(self._kept.write, said)
         self._said = said
 
-    def _wished(self) -> dict[Identity, Wish]:
-        return {Identity(LOCAL, Kind(wish.template, self._rules.isolation_default, Limits())): wish for wish in self._pooling.wishes}
+    def _wished(self) -> dict[PoolId, Wish]:
+        return {PoolId(LOCAL, PoolSpec(wish.template, self._rules.isolation_default, Limits())): wish for wish in self._pooling.wishes}
 
-    def _changed(self, pool: Pool) -> Told:
-        self._refill.kick()
+    def _changed(self, pool: Pool) -> PoolStatus:
+        self._refiller.kick()
         return self._told(pool)
 
-    def _told(self, pool: Pool) -> Told:
-        look = keys.look(pool.kind)
-        return Told(pool, self._snapshots.at_hand(look), pool.error or self._snapshots.error(look))
+    def _told(self, pool: Pool) -> PoolStatus:
+        look = keys.snapshot_spec(pool.kind)
+        return PoolStatus(pool, self._snapshots.at_hand(look), pool.error or self._snapshots.error(look))
 
     async def _settle(self) -> None:
         """Remove the pools of those who have no key any more, and of what waits for others what their quotas leave no room for."""
@@ -377,7 +377,7 @@ class Pools:
                 except SandlotError as error:  # the next service removes it as well
                     _log.error("pool.not_forgotten", pool=pool.id, error=error.message)
             _log.info("pool.disowned", pool=pool.id, hint="The key of its owner was revoked.")
-        self._refill.dispose(*(member for pool, member in list(self._owners.over(self._pools.values())) if pool.drop(member)))
+        self._refiller.dispose(*(member for pool, member in list(self._owners.over(self._pools.values())) if pool.drop(member)))
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
@@ -386,15 +386,15 @@ class Pools:
         for pool in pools:
             pool.claims[path] = pool.claims.get(path, 0) + 1
 
-    def _spoilt(self, member: Member) -> None:
+    def _spoilt(self, member: WarmSandbox) -> None:
         """One that was claimed is of no use: it is removed, and promised until it is."""
-        self._ledger.promised_before(member.holder, self._supply.drivers[member.kind.isolation].takes(member.kind.limits))
-        self._refill.dispose(member)
-        self._refill.kick()
+        self._reservations.record(member.holder, self._supply.drivers[member.kind.isolation].max_resources(member.kind.limits))
+        self._refiller.dispose(member)
+        self._refiller.kick()
 
-    def _unusable(self, held: Held, why: str) -> None:
+    def _unusable(self, held: TemplateSnapshot, why: str) -> None:
         self._snapshots.failed(held, why)
-        self._refill.kick()
+        self._refiller.kick()
 
     def _empty(self, pool: Pool) -> None:
-        self._refill.dispose(*(what for what in list(pool.everything()) if pool.drop(what)))
+        self._refiller.dispose(*(what for what in list(pool.everything()) if pool.drop(what)))

@@ -21,22 +21,22 @@ import structlog
 
 from sandlot.core.node import capacity
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.pools import keys, policy
-from sandlot.core.pools.asleep import Making
-from sandlot.core.pools.keys import Look
-from sandlot.core.pools.kinds import Kind
-from sandlot.core.pools.owners import Owners, first_to_go, turn
-from sandlot.core.pools.pool import Member, Pool, Prepared, Removals, holder_of
-from sandlot.core.pools.shelf import Held
-from sandlot.core.pools.templates import Snapshots, failure
-from sandlot.core.ports import Clock, Greet
+from sandlot.core.pools.asleep import WarmSandboxFactory
+from sandlot.core.pools.keys import TemplateSnapshotSpec
+from sandlot.core.pools.kinds import PoolSpec
+from sandlot.core.pools.owners import PoolOwners, first_to_go, turn
+from sandlot.core.pools.pool import Pool, PreparedPoolEntry, Removals, WarmSandbox, holder_of
+from sandlot.core.pools.shelf import TemplateSnapshot
+from sandlot.core.pools.templates import TemplateSnapshotManager, failure
+from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Reading, Resources
+from sandlot.model.ports import DriverCapability, HostReading, Resources
 
 START_S: Final = 1.0
 """A service that was just started answers first."""
@@ -50,7 +50,7 @@ SWEEP_S: Final = 3600.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class Refill:
+class PoolRefiller:
     """It.
 
     Args:
@@ -58,7 +58,7 @@ class Refill:
         implied: What template snapshots there should be besides those of pools, once their images are there.
         snapshots: The template snapshots.
         supply: Drivers and templates.
-        ledger: Where the node's promises are.
+        reservations: Where the node's promises are.
         greet: Makes a link to a guest.
         clock: The time.
         new_id: Makes ids that carry this node.
@@ -72,23 +72,23 @@ class Refill:
         self,
         *,
         pools: Callable[[], Iterable[Pool]],
-        implied: Iterable[Kind],
-        snapshots: Snapshots,
+        implied: Iterable[PoolSpec],
+        snapshots: TemplateSnapshotManager,
         supply: Supply,
-        ledger: Ledger,
-        greet: Greet,
+        reservations: Reservations,
+        greet: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
         busy: Callable[[], bool],
         settle: Callable[[], Awaitable[None]],
-        owners: Owners,
+        owners: PoolOwners,
     ) -> None:
         self._pools = pools
         self._implied = tuple(implied)
         self._snapshots = snapshots
         self._supply = supply
-        self._ledger = ledger
+        self._reservations = reservations
         self._greet = greet
         self._clock = clock
         self._new_id = new_id
@@ -106,7 +106,7 @@ class Refill:
         self._rest_until_s = {True: float("-inf"), False: float("-inf")}
         """Of owners' pools, and of the node's."""
         self._swept_s = float("-inf")
-        self._removals = Removals(ledger, Disposer(clock))
+        self._removals = Removals(reservations, Disposer(clock))
         snapshots.displace = self._displace
 
     def kick(self) -> None:
@@ -172,11 +172,11 @@ class Refill:
             return True
         return False
 
-    def dispose(self, *out: Member | Prepared) -> None:
+    def dispose(self, *out: WarmSandbox | PreparedPoolEntry) -> None:
         """Remove what is out of its pool; its promise is given up once nothing of it is left."""
         self._removals.begin(*out)
 
-    def evict(self, chosen: Member | Prepared, why: str) -> None:
+    def evict(self, chosen: WarmSandbox | PreparedPoolEntry, why: str) -> None:
         """Take something out of its pool, whose room is needed, and remove it."""
         for pool in self._pools():
             pool.drop(chosen)
@@ -193,7 +193,7 @@ class Refill:
         theirs = [task for pool in self._pools() if pool.owner != LOCAL for task in pool.filling]
         return {task: holder for task, holder in self._making().items() if task in theirs or (task is self._writing and self._writes_owners)}
 
-    def _displace(self, asked: Resources, reading: Reading) -> bool:
+    def _displace(self, asked: Resources, reading: HostReading) -> bool:
         """Let go of what waits for owners, or is made for them, until there will be room for something of the node's; whether there will be."""
         pools = [pool for pool in self._pools() if pool.owner != LOCAL]
         making = self._making_for_owners()
@@ -202,7 +202,7 @@ class Refill:
             return False
         while not self._has_room(asked, reading, going):
             self._rest(AFTER_EVICTION_S, True)
-            if isinstance(chosen := first_to_go(pools), Member):
+            if isinstance(chosen := first_to_go(pools), WarmSandbox):
                 self.evict(chosen, "The node's own pools needed its room.")
                 going.add(chosen.holder)
             else:
@@ -222,8 +222,8 @@ class Refill:
         short = await self._is_short()
         if short:
             self.hold()
-            if self._ledger.evict is not None:
-                await self._ledger.evict()
+            if self._reservations.evict is not None:
+                await self._reservations.evict()
         if self._writing is None and not short and not self._busy():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(self._written)
@@ -234,21 +234,21 @@ class Refill:
     async def _is_short(self) -> bool:
         """Whether the host is short of memory, so that what only waits has to go."""
         try:
-            self._ledger.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._ledger.look())
+            self._reservations.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._reservations.read_host())
         except UnavailableError:
             return True
         return False
 
     async def _write(self) -> None:
         """See to every template snapshot that there should be, one after the other."""
-        kinds: dict[Look, bool] = {}
+        kinds: dict[TemplateSnapshotSpec, bool] = {}
         for pool in self._pools():
             if pool.owner == LOCAL:
-                kinds[keys.look(pool.kind)] = kinds.get(keys.look(pool.kind), True) and pool.implied
+                kinds[keys.snapshot_spec(pool.kind)] = kinds.get(keys.snapshot_spec(pool.kind), True) and pool.implied
         for kind in self._implied:
-            kinds.setdefault(keys.look(kind), True)
+            kinds.setdefault(keys.snapshot_spec(kind), True)
         theirs = [pool for pool in self._pools() if pool.owner != LOCAL]
-        await self._snapshots.keep(set(kinds), {keys.look(pool.kind) for pool in theirs} - kinds.keys())
+        await self._snapshots.keep(set(kinds), {keys.snapshot_spec(pool.kind) for pool in theirs} - kinds.keys())
         for look, implied in kinds.items():
             if self._busy():
                 return
@@ -256,14 +256,14 @@ class Refill:
                 await self._write_one(look)
         self._writes_owners = True
         began_s = self._clock.monotonic_s()
-        for look in {keys.look(pool.kind): None for pool in theirs if self._owners.may_have(pool, self._pools())}:
+        for look in {keys.snapshot_spec(pool.kind): None for pool in theirs if self._owners.may_have(pool, self._pools())}:
             now_s = self._clock.monotonic_s()
             if self._busy() or now_s < self._rest_until_s[True] or now_s - began_s > TICK_S:
                 return  # after one that took its time the node's are looked at first
             if look not in kinds:
                 await self._write_one(look)
 
-    async def _write_one(self, look: Look) -> None:
+    async def _write_one(self, look: TemplateSnapshotSpec) -> None:
         before = self._snapshots.at_hand(look)
         if look.isolation in self._supply.drivers and await self._snapshots.ensure(look) is not before:
             self.kick()
@@ -295,7 +295,7 @@ class Refill:
         able = hands > 0 and await self._can_fill(pool)
         self._drop_stale(pool)
         step = policy.step(pool.sizes, pool.stock(self._clock.monotonic_s()), max(0, hands) if able else 0, self._owners.spare(pool, self._pools()))
-        out: list[Member | Prepared] = [*list(pool.ready)[: step.drop], *list(pool.blanks)[: step.drop_blank]]
+        out: list[WarmSandbox | PreparedPoolEntry] = [*list(pool.ready)[: step.drop], *list(pool.blanks)[: step.drop_blank]]
         self.dispose(*(what for what in out if pool.drop(what)))
         if step.fill or step.fill_blank:
             pool.hungry_s = None
@@ -310,16 +310,16 @@ class Refill:
         if driver is None:
             return False
         can = await self._supply.capabilities(pool.kind.isolation)
-        if not can.can(Ability.PAUSE):
-            pool.error = f"It cannot wait frozen: {can.why_not(Ability.PAUSE)}."
+        if not can.can(DriverCapability.PAUSE):
+            pool.error = f"It cannot wait frozen: {can.why_not(DriverCapability.PAUSE)}."
             return False
-        if can.can(Ability.SNAPSHOT):
-            return self._snapshots.at_hand(keys.look(pool.kind)) is not None
+        if can.can(DriverCapability.SNAPSHOT):
+            return self._snapshots.at_hand(keys.snapshot_spec(pool.kind)) is not None
         return not pool.implied or await self._is_built(pool.kind.template)
 
     def _drop_stale(self, pool: Pool) -> None:
         """What was made from another snapshot than what would be used now goes."""
-        held = self._snapshots.at_hand(keys.look(pool.kind))
+        held = self._snapshots.at_hand(keys.snapshot_spec(pool.kind))
         if held is None:
             return
         self.dispose(*(what for what in list(pool.everything()) if what.key not in {"", held.key} and pool.drop(what)))
@@ -335,16 +335,16 @@ class Refill:
 
     async def _fill(self, pool: Pool, id_: SandboxId) -> None:
         """Make one that waits."""
-        held = self._snapshots.at_hand(keys.look(pool.kind))
+        held = self._snapshots.at_hand(keys.snapshot_spec(pool.kind))
 
-        async def make(making: Making) -> None:
+        async def make(making: WarmSandboxFactory) -> None:
             asleep = await (making.boot(id_) if held is None else making.rehearse(id_, held.image))
             try:
                 await asleep.instance.pause()
             except BaseException:
                 await asyncio.shield(asleep.destroy())
                 raise
-            member = Member(id_, pool.kind, asleep, making.base, self._clock.monotonic_s(), "" if held is None else held.key)
+            member = WarmSandbox(id_, pool.kind, asleep, making.base, self._clock.monotonic_s(), "" if held is None else held.key)
             pool.ready.append(member)
             asleep.exits.add_done_callback(lambda _: self._died(pool, member))
 
@@ -352,40 +352,42 @@ class Refill:
 
     async def _fill_blank(self, pool: Pool, id_: SandboxId) -> None:
         """Prepare one with nothing in it, its runtime started."""
-        held = self._snapshots.at_hand(keys.look(pool.kind))
+        held = self._snapshots.at_hand(keys.snapshot_spec(pool.kind))
 
-        async def make(making: Making) -> None:
-            blank = await making.driver.prepare(making.shape, snapshot=None if held is None else held.image)
+        async def make(making: WarmSandboxFactory) -> None:
+            prepared = await making.driver.prepare(making.shape, snapshot=None if held is None else held.image)
             try:
                 if held is not None:
-                    await blank.warm()
+                    await prepared.warm()
             except BaseException:
-                await asyncio.shield(blank.destroy())
+                await asyncio.shield(prepared.destroy())
                 raise
             key = "" if held is None else held.key
-            pool.blanks.append(Prepared(pool.kind, blank, making.base, key, holder_of(id_), self._clock.monotonic_s()))
+            pool.blanks.append(PreparedPoolEntry(pool.kind, prepared, making.base, key, holder_of(id_), self._clock.monotonic_s()))
 
         await self._filled(pool, holder_of(id_), held, make)
 
-    async def _filled(self, pool: Pool, holder: str, held: Held | None, make: Callable[[Making], Coroutine[Any, Any, None]]) -> None:
+    async def _filled(
+        self, pool: Pool, holder: str, held: TemplateSnapshot | None, make: Callable[[WarmSandboxFactory], Coroutine[Any, Any, None]]
+    ) -> None:
         """Make something under a promise; what comes of it is the pool's."""
         driver, kind = self._supply.drivers[pool.kind.isolation], pool.kind
-        takes, began_s, done = driver.takes(kind.limits), self._clock.monotonic_s(), False
+        takes, began_s, done = driver.max_resources(kind.limits), self._clock.monotonic_s(), False
         try:
             base = await self._supply.base(kind.template)
-            reading = await self._ledger.look()
+            reading = await self._reservations.read_host()
             room = capacity.added([takes, takes])  # for a sandbox of that size besides
             if not self._has_room(room, reading):
                 soon = pool.owner == LOCAL and self._displace(room, reading)
                 pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if soon else 2)
                 return
-            self._ledger.promise(holder, takes, reading)
+            self._reservations.reserve(holder, takes, reading)
             try:
-                await make(Making(driver, self._greet, kind.template, base, kind.limits))
+                await make(WarmSandboxFactory(driver, self._greet, kind.template, base, kind.limits))
                 done = True
             finally:
                 if not done:
-                    self._ledger.give_up(holder)
+                    self._reservations.release(holder)
         except (SandlotError, OSError, TimeoutError) as error:
             why = failure(error)
             _log.warning("pool.not_filled", pool=pool.id, template=kind.template, error=str(error) or why)
@@ -399,14 +401,14 @@ class Refill:
         finally:
             self._rest(policy.pause_s(self._clock.monotonic_s() - began_s), pool.owner != LOCAL)
 
-    def _has_room(self, asked: Resources, reading: Reading, besides: Collection[str] = ()) -> bool:
+    def _has_room(self, asked: Resources, reading: HostReading, besides: Collection[str] = ()) -> bool:
         """Whether there is room for it, where some promises do not count."""
         try:
-            return self._ledger.has_room(asked, reading, besides=besides)
+            return self._reservations.fits(asked, reading, besides=besides)
         except InvalidRequestError:  # it is more than the node ever has
             return False
 
-    def _died(self, pool: Pool, member: Member) -> None:
+    def _died(self, pool: Pool, member: WarmSandbox) -> None:
         if pool.drop(member):
             _log.warning("pool.member_died", pool=pool.id, ref=member.asleep.instance.ref)
             self.dispose(member)

@@ -44,7 +44,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TemplateSnapshot:
     """A snapshot that this service uses. It stays on the disk until it is released.
 
     Args:
@@ -65,7 +65,7 @@ class Held:
             os.close(self.descriptor)
 
 
-class Shelf:
+class TemplateSnapshotCache:
     """Template snapshots of a cache directory.
 
     Args:
@@ -79,7 +79,7 @@ class Shelf:
         self._scratch = self._folder / "tmp"
         self._locks = self._folder / "locks"
 
-    def take(self, key: str) -> Held | None:
+    def take(self, key: str) -> TemplateSnapshot | None:
         """Return a snapshot and keep it from being removed. Return None if there is none."""
         file = self._folder / key / MADE
         while True:
@@ -93,7 +93,7 @@ class Shelf:
                     if os.path.samestat(os.fstat(descriptor), file.stat()):
                         made = json.loads(file.read_text("utf-8"))
                         os.utime(descriptor)  # time of the last use
-                        return Held(key, self._folder / key / IMAGE, made, descriptor)
+                        return TemplateSnapshot(key, self._folder / key / IMAGE, made, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise

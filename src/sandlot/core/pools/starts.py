@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from sandlot.core.lives.means import Ended, Means, extend, step, unless_ended
+from sandlot.core.lives.means import LifecycleDependencies, SupervisionEndedError, driver_step, extend_deadline, until_end
 from sandlot.core.lives.starts import Started, boot, mounted, restore, wake
-from sandlot.core.pools.pool import Member
-from sandlot.core.pools.shelf import Held
+from sandlot.core.pools.pool import WarmSandbox
+from sandlot.core.pools.shelf import TemplateSnapshot
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
-from sandlot.model.ports import Attachment, Blank, Change, Instance
+from sandlot.model.ports import Attachment, Change, Instance, PreparedSandbox
 from sandlot.model.specs import SandboxSpec, Shape
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ PATHS: Final = (HOT, BLANK, DIRECT, BOOT)
 
 _log = structlog.get_logger("sandlot.core")
 
-Holdings = list[Blank | Instance]
+Holdings = list[PreparedSandbox | Instance]
 
 
-class Claim:
+class WarmStart:
     """One that waited becomes the sandbox that was asked for.
 
     Args:
@@ -55,53 +55,53 @@ class Claim:
         spoilt: Given what is of no use, to be removed while the request goes on.
     """
 
-    def __init__(self, member: Member, otherwise: Start, came: Callable[[], None], spoilt: Callable[[Member], None]) -> None:
+    def __init__(self, member: WarmSandbox, otherwise: Start, came: Callable[[], None], spoilt: Callable[[WarmSandbox], None]) -> None:
         self.member = member
         self._otherwise = otherwise
         self._came = came
         self._spoilt = spoilt
 
-    async def __call__(self, box: Sandbox, means: Means, holdings: Holdings) -> Started:
+    async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: Holdings) -> Started:
         """Thaw it, and make it somebody."""
         member, instance, link = self.member, self.member.asleep.instance, self.member.asleep.link
         holdings.append(instance)
-        box.spec = replace(box.spec, root=member.base.root.digest)
-        box.instance, box.ref, box.link = instance, instance.ref, link
-        link.offer(means.services(box))
+        sandbox.spec = replace(sandbox.spec, root=member.base.root.digest)
+        sandbox.instance, sandbox.ref, sandbox.link = instance, instance.ref, link
+        link.offer(dependencies.services(sandbox))
         # The disk and the guest work at the same time. Where something is put into it first, it is recorded afterwards.
         recording = None
-        if means.inject is None:
-            extend(box, means.clock, box.spec.timeout_s)
-            recording = asyncio.ensure_future(means.register.runs(box))
+        if dependencies.inject is None:
+            extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+            recording = asyncio.ensure_future(dependencies.recorder.runs(sandbox))
         try:
-            await unless_ended(box, step("answer", self._become(box, means)), member.asleep.exits)
+            await until_end(sandbox, driver_step("answer", self._become(sandbox, dependencies)), member.asleep.exits)
             if recording is not None:
                 await asyncio.shield(recording)
         except BaseException as error:
             if recording is not None:
                 await asyncio.wait({recording})  # one save after the other
             refused = recording is not None and recording.exception() is not None
-            if refused or not isinstance(error, SandlotError | Ended) or box.wanted.is_set() or box.leaving.is_set():
+            if refused or not isinstance(error, SandlotError | SupervisionEndedError) or sandbox.end_requested.is_set() or sandbox.detaching.is_set():
                 raise
-            _log.warning("pool.spoilt", sandbox=box.id, ref=instance.ref, error=str(error))
-            box.instance = box.ref = box.link = None
+            _log.warning("pool.spoilt", sandbox=sandbox.id, ref=instance.ref, error=str(error))
+            sandbox.instance = sandbox.ref = sandbox.link = None
             holdings.remove(instance)
             self._spoilt(member)
-            return await self._otherwise(box, means, holdings)
+            return await self._otherwise(sandbox, dependencies, holdings)
         self._came()
         return Started(instance, link, member.asleep.exits, recorded=recording is not None)
 
-    async def _become(self, box: Sandbox, means: Means) -> None:
+    async def _become(self, sandbox: Sandbox, dependencies: LifecycleDependencies) -> None:
         member = self.member
         await member.asleep.instance.resume()
-        if volumes := await mounted(box, means):
+        if volumes := await mounted(sandbox, dependencies):
             await member.asleep.instance.configure(Change(volumes=volumes))
-        await wake(box, means, member.asleep.link, member.base)
-        if box.spec.limits.pids != member.kind.limits.pids:
-            await member.asleep.instance.configure(Change(pids=box.spec.limits.pids))
+        await wake(sandbox, dependencies, member.asleep.link, member.base)
+        if sandbox.spec.limits.pids != member.kind.limits.pids:
+            await member.asleep.instance.configure(Change(pids=sandbox.spec.limits.pids))
 
 
-class Direct:
+class TemplateSnapshotStart:
     """It is restored from its template's snapshot, and booted where that fails or there is none.
 
     Args:
@@ -110,36 +110,36 @@ class Direct:
         unusable: Told why the snapshot could not be restored from.
     """
 
-    def __init__(self, held: Held | None, came: Callable[[str], None], unusable: Callable[[Held, str], None]) -> None:
+    def __init__(self, held: TemplateSnapshot | None, came: Callable[[str], None], unusable: Callable[[TemplateSnapshot, str], None]) -> None:
         self._held = held
         self._came = came
         self._unusable = unusable
 
-    async def __call__(self, box: Sandbox, means: Means, holdings: Holdings) -> Started:
+    async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: Holdings) -> Started:
         """Restore it, or boot it."""
         if self._held is not None:
             path = DIRECT
 
-            async def prepare(shape: Shape, *, snapshot: Path | None = None) -> Blank:
+            async def prepare(shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
                 nonlocal path
-                blank = await means.prepare(shape, snapshot=snapshot)
-                path = BLANK if isinstance(blank, Lent) else DIRECT
-                return blank
+                prepared = await dependencies.prepare(shape, snapshot=snapshot)
+                path = BLANK if isinstance(prepared, Lent) else DIRECT
+                return prepared
 
             # Outside of the `try`: a store that refuses the record says nothing about the snapshot, and refuses the boot as well.
-            await means.register.intend(box)
+            await dependencies.recorder.intend(sandbox)
             try:
-                started = await restore(self._held.image, box, replace(means, prepare=prepare), holdings)
+                started = await restore(self._held.image, sandbox, replace(dependencies, prepare=prepare), holdings)
             except SandlotError as error:
-                if box.wanted.is_set() or box.leaving.is_set():
+                if sandbox.end_requested.is_set() or sandbox.detaching.is_set():
                     raise
-                _log.warning("sandbox.not_restored", sandbox=box.id, error=str(error))
+                _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
                 self._unusable(self._held, str(error))
-                await asyncio.shield(_undo(box, holdings))
+                await asyncio.shield(_undo(sandbox, holdings))
             else:
                 self._came(path)
                 return started
-        started = await boot(box, means, holdings)
+        started = await boot(sandbox, dependencies, holdings)
         self._came(BOOT)
         return started
 
@@ -148,54 +148,54 @@ class Lent:
     """A blank that was prepared ahead. Where it turns out not to take a snapshot, another one is prepared for it.
 
     Args:
-        blank: It.
+        prepared: It.
         anew: Prepares another one for a snapshot.
     """
 
-    def __init__(self, blank: Blank, anew: Callable[[], Coroutine[Any, Any, Blank]]) -> None:
-        self._blank = blank
+    def __init__(self, prepared: PreparedSandbox, anew: Callable[[], Coroutine[Any, Any, PreparedSandbox]]) -> None:
+        self._prepared = prepared
         self._anew = anew
         self._volumes: tuple[Attachment, ...] = ()
 
     async def warm(self) -> None:
         """It is."""
-        await self._blank.warm()
+        await self._prepared.warm()
 
     async def attach(self, volumes: Sequence[Attachment]) -> None:
         """Let it have volumes."""
         self._volumes = tuple(volumes)
-        await self._blank.attach(volumes)
+        await self._prepared.attach(volumes)
 
     async def boot(self, spec: SandboxSpec) -> Instance:
         """Start the guest."""
-        return await self._blank.boot(spec)
+        return await self._prepared.boot(spec)
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
         """Start from a snapshot."""
         try:
-            return await self._blank.restore(snapshot, spec)
+            return await self._prepared.restore(snapshot, spec)
         except SandboxEndedError:
             raise
         except SandlotError as error:
             if error.code is not ErrorCode.SNAPSHOT_UNUSABLE:
                 raise
-            await asyncio.shield(self._blank.destroy())
-            self._blank = await self._anew()
+            await asyncio.shield(self._prepared.destroy())
+            self._prepared = await self._anew()
             if self._volumes:
-                await self._blank.attach(self._volumes)
-            return await self._blank.restore(snapshot, spec)
+                await self._prepared.attach(self._volumes)
+            return await self._prepared.restore(snapshot, spec)
 
     async def destroy(self) -> None:
         """Give everything back. Idempotent."""
-        await self._blank.destroy()
+        await self._prepared.destroy()
 
 
-async def _undo(box: Sandbox, holdings: Holdings) -> None:
+async def _undo(sandbox: Sandbox, holdings: Holdings) -> None:
     """Give back what a start that failed had taken."""
-    link, box.link = box.link, None
+    link, sandbox.link = sandbox.link, None
     if link is not None:
         await link.aclose()
-    box.instance = box.ref = None
+    sandbox.instance = sandbox.ref = None
     while holdings:
         await holdings[-1].destroy()
         holdings.pop()

@@ -29,18 +29,18 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.pools import keys, policy
-from sandlot.core.pools.asleep import Making, proved
-from sandlot.core.pools.keys import Look
-from sandlot.core.pools.shelf import IMAGE, Held, Shelf, in_thread
-from sandlot.core.ports import Clock, Greet
+from sandlot.core.pools.asleep import WarmSandboxFactory, verify_restored
+from sandlot.core.pools.keys import TemplateSnapshotSpec
+from sandlot.core.pools.shelf import IMAGE, TemplateSnapshot, TemplateSnapshotCache, in_thread
+from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
 from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Reading, Resources
+from sandlot.model.ports import DriverCapability, HostReading, Resources
 
 CHECK_S: Final = 60.0
 MAKE_S: Final = 600.0
@@ -58,7 +58,7 @@ _log = structlog.get_logger("sandlot.core")
 class _State:
     """How it stands with the snapshot of one look."""
 
-    held: Held | None = None
+    held: TemplateSnapshot | None = None
     checked_s: float = float("-inf")
     failures: int = 0
     not_before_s: float = float("-inf")
@@ -69,13 +69,13 @@ class _State:
     """Whether only pools of owners have it."""
 
 
-class Snapshots:
+class TemplateSnapshotManager:
     """The template snapshots that this service uses.
 
     Args:
         shelf: Where they lie.
         supply: Drivers and templates.
-        ledger: Where the node's promises are.
+        reservations: Where the node's promises are.
         greet: Makes a link to a guest.
         clock: The time.
         new_id: Makes ids that carry this node.
@@ -86,10 +86,10 @@ class Snapshots:
     def __init__(
         self,
         *,
-        shelf: Shelf,
+        shelf: TemplateSnapshotCache,
         supply: Supply,
-        ledger: Ledger,
-        greet: Greet,
+        reservations: Reservations,
+        greet: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
@@ -97,29 +97,29 @@ class Snapshots:
     ) -> None:
         self._shelf = shelf
         self._supply = supply
-        self._ledger = ledger
+        self._reservations = reservations
         self._greet = greet
         self._clock = clock
         self._new_id = new_id
         self._metrics = metrics
         self._version = version
-        self._states: dict[Look, _State] = {}
-        self.displace: Callable[[Resources, Reading], object] | None = None
+        self._states: dict[TemplateSnapshotSpec, _State] = {}
+        self.displace: Callable[[Resources, HostReading], object] | None = None
         """Sees to it that there will be room for something of the node's, as far as that is owners'."""
         self.holder = ""
         """Who has the promise of the one that is being made; empty where none is."""
 
-    def at_hand(self, look: Look) -> Held | None:
+    def at_hand(self, look: TemplateSnapshotSpec) -> TemplateSnapshot | None:
         """The snapshot of a look, if there is one that may be used; looks at nothing."""
         state = self._states.get(look)
         return None if state is None else state.held
 
-    def error(self, look: Look) -> str:
+    def error(self, look: TemplateSnapshotSpec) -> str:
         """Why there is none, where making one failed; empty otherwise."""
         state = self._states.get(look)
         return "" if state is None else state.error
 
-    def failed(self, held: Held, why: str) -> None:
+    def failed(self, held: TemplateSnapshot, why: str) -> None:
         """One could not be restored from: it is used no more, and made anew."""
         for look, state in self._states.items():
             if state.held is held:
@@ -129,7 +129,7 @@ class Snapshots:
                 self._fail(state, why)
                 self._metrics.template_snapshot("unusable")
 
-    async def keep(self, lasting: Collection[Look], fleeting: Collection[Look]) -> None:
+    async def keep(self, lasting: Collection[TemplateSnapshotSpec], fleeting: Collection[TemplateSnapshotSpec]) -> None:
         """Use no others any more.
 
         Args:
@@ -151,11 +151,11 @@ class Snapshots:
         if swept:
             _log.info("template.swept", count=swept)
 
-    async def able(self, look: Look) -> bool:
+    async def able(self, look: TemplateSnapshotSpec) -> bool:
         """Whether a driver can have snapshots here at all."""
-        return (await self._supply.able(look.isolation, Ability.SNAPSHOT)).can(Ability.SNAPSHOT)
+        return (await self._supply.able(look.isolation, DriverCapability.SNAPSHOT)).can(DriverCapability.SNAPSHOT)
 
-    async def ensure(self, look: Look) -> Held | None:
+    async def ensure(self, look: TemplateSnapshotSpec) -> TemplateSnapshot | None:
         """The snapshot of a look as it would be made now; made where it is not there. None where it cannot be, or not yet.
 
         One caller at a time.
@@ -182,7 +182,7 @@ class Snapshots:
         for state in self._states.values():
             self._drop(state)
 
-    async def _renew(self, look: Look, state: _State) -> None:
+    async def _renew(self, look: TemplateSnapshotSpec, state: _State) -> None:
         driver = self._supply.drivers[look.isolation]
         base = await self._supply.base(look.template)
         fingerprint = await asyncio.to_thread(driver.fingerprint)
@@ -195,7 +195,7 @@ class Snapshots:
         if state.unusable == key:
             await asyncio.to_thread(self._shelf.remove, key)
             state.unusable = ""
-        making = Making(driver, self._greet, look.template, base, look.limits)
+        making = WarmSandboxFactory(driver, self._greet, look.template, base, look.limits)
         held = await self._take(key, making)
         while held is None:
             lock = await in_thread(self._shelf.lock, key, os.close)
@@ -211,9 +211,9 @@ class Snapshots:
                 await asyncio.sleep(_OTHERS_PAUSE_S)
         state.held, state.failures, state.error = held, 0, ""
 
-    async def _take(self, key: str, making: Making) -> Held | None:
+    async def _take(self, key: str, making: WarmSandboxFactory) -> TemplateSnapshot | None:
         """One that lies there, if this driver can use it; one that it cannot is removed."""
-        held = await in_thread(self._shelf.take, key, Held.release)
+        held = await in_thread(self._shelf.take, key, TemplateSnapshot.release)
         if held is None:
             return None
         verdict = await asyncio.to_thread(making.driver.restorable, held.image)
@@ -224,14 +224,14 @@ class Snapshots:
         await asyncio.to_thread(self._shelf.remove, key)
         return None
 
-    async def _make(self, look: Look, making: Making, key: str, parts: Any, *, fleeting: bool) -> None:  # noqa: ANN401 - what the manifest tells
+    async def _make(self, look: TemplateSnapshotSpec, making: WarmSandboxFactory, key: str, parts: Any, *, fleeting: bool) -> None:  # noqa: ANN401 - what the manifest tells
         """Make a snapshot, try it and publish it. The caller has locked the key."""
-        takes = making.driver.takes(look.limits)
+        takes = making.driver.max_resources(look.limits)
         holder = f"template-{key[:16]}"
-        reading = await self._ledger.look()
+        reading = await self._reservations.read_host()
         if not fleeting and self.displace is not None:
             self.displace(takes, reading)
-        self._ledger.promise(holder, takes, reading)
+        self._reservations.reserve(holder, takes, reading)
         self.holder = holder
         watch = _Stopwatch()
         try:
@@ -249,13 +249,13 @@ class Snapshots:
             finally:
                 await asyncio.shield(asyncio.to_thread(folder.close))
         finally:
-            self._ledger.give_up(holder)
+            self._reservations.release(holder)
             self.holder = ""
         self._metrics.template_snapshot("made")
         _log.info("template.written", template=look.template, isolation=look.isolation, size_bytes=size, **watch.laps)
         await asyncio.to_thread(functools.partial(self._shelf.replaced, key, look.words()))
 
-    async def _write(self, making: Making, image: Path, watch: _Stopwatch) -> int:
+    async def _write(self, making: WarmSandboxFactory, image: Path, watch: _Stopwatch) -> int:
         """Write the snapshot of a new sandbox, restore another sandbox from it, and return its size in bytes."""
         made = await making.boot(self._new_id())
         try:
@@ -266,7 +266,7 @@ class Snapshots:
             await asyncio.shield(made.destroy())
         again = await making.restore(self._new_id(), image)
         try:
-            await proved(making, again)
+            await verify_restored(making, again)
             watch.lap("try_s")
         finally:
             await asyncio.shield(again.destroy())
@@ -297,7 +297,7 @@ class _Stopwatch:
         self._since_s = now_s
 
 
-def made_at(held: Held) -> datetime | None:
+def made_at(held: TemplateSnapshot) -> datetime | None:
     """When a snapshot was made, as its manifest says."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
         return datetime.fromisoformat(held.made["made_at"])

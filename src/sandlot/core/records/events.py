@@ -28,7 +28,7 @@ LOOK_S = 5.0
 """How often somebody who follows looks without having been told: other processes write to the same store."""
 
 
-class Feed:
+class EventFeed:
     """All events of this service.
 
     Args:
@@ -40,7 +40,7 @@ class Feed:
         self._waiting: dict[OwnerId | None, set[asyncio.Event]] = {}
         self._closed = False
 
-    def tell(self, owner: OwnerId) -> None:
+    def notify(self, owner: OwnerId) -> None:
         """Something of an owner's was committed: of those who follow, the owner and operators look."""
         self._wake(owner, None)
 
@@ -63,22 +63,22 @@ class Feed:
         """The number of the newest; 0 where nothing happened yet."""
         return await self._table.last()
 
-    async def page(self, who: Principal, *, sandbox: SandboxId | None = None, after: int = 0, limit: int = PAGE) -> Sequence[EventRecord]:
+    async def page(self, principal: Principal, *, sandbox: SandboxId | None = None, after: int = 0, limit: int = PAGE) -> Sequence[EventRecord]:
         """What happened, oldest first.
 
         Args:
-            who: For whom.
+            principal: For whom.
             sandbox: What happened to that one only.
             after: What has a larger number than that.
             limit: At most so many.
         """
-        return await self._table.page(owner=None if who.operator else who.owner, sandbox=sandbox, after=after, limit=limit)
+        return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, after=after, limit=limit)
 
-    async def latest(self, who: Principal, *, kinds: Collection[str], limit: int, sandbox: SandboxId | None = None) -> Sequence[EventRecord]:
+    async def latest(self, principal: Principal, *, kinds: Collection[str], limit: int, sandbox: SandboxId | None = None) -> Sequence[EventRecord]:
         """What happened last, newest first.
 
         Args:
-            who: For whom.
+            principal: For whom.
             kinds: Of these types only.
             limit: At most so many.
             sandbox: What happened to that one only.
@@ -86,27 +86,27 @@ class Feed:
         found: list[EventRecord] = []
         end, width = await self.last(), 4 * limit
         while end > 0 and len(found) < limit:
-            page = await self.page(who, sandbox=sandbox, after=max(0, end - width), limit=width)
+            page = await self.page(principal, sandbox=sandbox, after=max(0, end - width), limit=width)
             found += [record for record in reversed(page) if record.sequence <= end and record.event.type in kinds]
             end, width = end - width, min(4 * width, MOST_PAGE)
         return found[:limit]
 
-    async def follow(self, who: Principal, *, sandbox: SandboxId | None = None, after: int | None = None) -> AsyncIterator[EventRecord]:
+    async def follow(self, principal: Principal, *, sandbox: SandboxId | None = None, after: int | None = None) -> AsyncIterator[EventRecord]:
         """What happens, as it happens, for as long as it is iterated.
 
         Args:
-            who: For whom.
+            principal: For whom.
             sandbox: What happens to that one only.
             after: First what has a larger number than that; None is what happens from now on.
 
         Raises:
             UnavailableError: The service stops.
         """
-        with self.listening(who) as told:
+        with self.listening(principal) as told:
             seen = await self.last() if after is None else after
             while not self._closed:
                 told.clear()  # before the look: what is committed after it is told to this one
-                page = await self.page(who, sandbox=sandbox, after=seen)
+                page = await self.page(principal, sandbox=sandbox, after=seen)
                 for record in page:
                     yield record
                     seen = record.sequence
@@ -122,9 +122,9 @@ class Feed:
         )
 
     @contextmanager
-    def listening(self, who: Principal) -> Iterator[asyncio.Event]:
+    def listening(self, principal: Principal) -> Iterator[asyncio.Event]:
         """What is set whenever something of somebody's was committed by this service, and once it stops."""
-        told, whose = asyncio.Event(), None if who.operator else who.owner
+        told, whose = asyncio.Event(), None if principal.operator else principal.owner
         waiting = self._waiting.setdefault(whose, set())
         waiting.add(told)
         try:

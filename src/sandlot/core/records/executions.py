@@ -21,8 +21,8 @@ import structlog
 
 from sandlot.core.node.budget import PART
 from sandlot.core.ports import Clock
-from sandlot.core.records.logs.lines import KILLED, NATIVE, Label, Line
-from sandlot.core.records.logs.tails import Tails
+from sandlot.core.records.logs.lines import KILLED, NATIVE, ExecutionDescription, LogEntry
+from sandlot.core.records.logs.tails import LogFollowers
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Principal
@@ -36,7 +36,7 @@ from sandlot.model.storage import ExecutionTable, Position
 if TYPE_CHECKING:
     from sandlot.core.sandbox import Sandbox
 
-__all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "Journal", "Label", "Line"]
+__all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "ExecutionDescription", "ExecutionLog", "LogEntry"]
 
 BATCH = 200
 MAX_LINES = 20_000
@@ -48,7 +48,7 @@ MAX_UNFINISHED = 10_000
 _log = structlog.get_logger("sandlot.core")
 
 
-class Journal:
+class ExecutionLog:
     """The log of runs of one service.
 
     Args:
@@ -70,20 +70,20 @@ class Journal:
         self._held: Counter[OwnerId] = Counter()
         self.held_bytes = 0
         """What waits here, and what runs that go on have written."""
-        self.tails = Tails()
+        self.log_followers = LogFollowers()
         """Who follows what is written (:mod:`sandlot.core.records.logs.reading`)."""
         self.waits: Counter[SandboxId] = Counter()
         """Calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.records.following`)."""
 
     # -- what core/runs says ----------------------------------------------------------------------------------------
 
-    def cell(self, box: Sandbox, id_: ProcessId, language: str, code: str, label: Label = NATIVE) -> Line:
+    def cell(self, sandbox: Sandbox, id_: ProcessId, language: str, code: str, description: ExecutionDescription = NATIVE) -> LogEntry:
         """A cell was begun."""
-        return self._begin(box, id_, replace(label, language=language, code=code), ())
+        return self._begin(sandbox, id_, replace(description, language=language, code=code), ())
 
-    def command(self, box: Sandbox, id_: ProcessId, argv: Sequence[str], label: Label = NATIVE) -> Line:
+    def command(self, sandbox: Sandbox, id_: ProcessId, argv: Sequence[str], description: ExecutionDescription = NATIVE) -> LogEntry:
         """A process was begun."""
-        return self._begin(box, id_, label, argv)
+        return self._begin(sandbox, id_, description, argv)
 
     def tell_files(self, id_: ProcessId, files: int) -> None:
         """How many files a run made or changed, where that is known after its end only."""
@@ -91,23 +91,23 @@ class Journal:
             self._files[ExecutionId(id_)] = files
             self._writer.put()
 
-    def _begin(self, box: Sandbox, id_: ProcessId, label: Label, argv: Sequence[str]) -> Line:
+    def _begin(self, sandbox: Sandbox, id_: ProcessId, description: ExecutionDescription, argv: Sequence[str]) -> LogEntry:
         record = ExecutionRecord(
             id=ExecutionId(id_),
-            owner=box.owner,
-            sandbox=box.id,
-            kind="command" if label.language is None else "code",
+            owner=sandbox.owner,
+            sandbox=sandbox.id,
+            kind="command" if description.language is None else "code",
             created_at=self._clock.now(),
             status=RUNNING,
-            language=label.language,
-            code=None if label.code is None else shortened(label.code),
-            argv=None if label.language is not None else shortened_argv(argv),
-            origin=label.origin,
-            mode=label.mode,
+            language=description.language,
+            code=None if description.code is None else shortened(description.code),
+            argv=None if description.language is not None else shortened_argv(argv),
+            origin=description.origin,
+            mode=description.mode,
         )
-        self._metrics.run_begun(record.kind)
+        self._metrics.execution_started(record.kind)
         self._put(record)
-        return Line(self, record, box, self._clock.monotonic_s())
+        return LogEntry(self, record, sandbox, self._clock.monotonic_s())
 
     # -- what lines say ---------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Journal:
 
     def ended(self, record: ExecutionRecord) -> None:
         """A run has ended."""
-        self._metrics.run_ended(record.kind, record.status)
+        self._metrics.execution_ended(record.kind, record.status)
         self._put(record)
 
     def _put(self, record: ExecutionRecord) -> None:
@@ -143,7 +143,7 @@ class Journal:
         if (record := self._pending.pop(id_, None)) is not None:
             self.hold(record.owner, -_size(record))
 
-    async def get(self, who: Principal, id_: str) -> ExecutionRecord:
+    async def get(self, principal: Principal, id_: str) -> ExecutionRecord:
         """One run.
 
         Raises:
@@ -151,7 +151,7 @@ class Journal:
         """
         await self._caught_up()
         record = await self._table.get(ExecutionId(id_)) if PROCESS_ID.fullmatch(id_) else None
-        if record is None or not who.sees(record.owner):
+        if record is None or not principal.sees(record.owner):
             raise NotFoundError(
                 f"There is no execution {id_[:64]!r}.",
                 code=ErrorCode.EXECUTION_NOT_FOUND,
@@ -161,18 +161,18 @@ class Journal:
         return record
 
     async def page(
-        self, who: Principal, *, sandbox: SandboxId | None = None, before: Position | None = None, limit: int = 50
+        self, principal: Principal, *, sandbox: SandboxId | None = None, before: Position | None = None, limit: int = 50
     ) -> Sequence[ExecutionRecord]:
         """Runs, newest first.
 
         Args:
-            who: For whom.
+            principal: For whom.
             sandbox: Those in that one only.
             before: The last one of the page before.
             limit: At most so many.
         """
         await self._caught_up()
-        return await self._table.page(owner=None if who.operator else who.owner, sandbox=sandbox, before=before, limit=limit)
+        return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, before=before, limit=limit)
 
     async def _caught_up(self) -> None:
         """What was said so far is in the store, if that takes it: whoever reads finds the run that it has just made."""
@@ -255,9 +255,9 @@ class Journal:
         """Runs that an earlier service of this node has left without an end."""
         return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
 
-    def go_on(self, box: Sandbox, record: ExecutionRecord) -> Line:
+    def go_on(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
         """The line of a run of an earlier service. Say again what it wrote, from the beginning."""
-        return Line(self, record, box, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
+        return LogEntry(self, record, sandbox, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
 
     def lose(self, record: ExecutionRecord) -> None:
         """Nobody will ever know how that run ended."""

@@ -93,11 +93,11 @@ class FileStore:
         """Wait for what is being committed."""
         await self._commits.wait()
 
-    async def upload(self, who: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
+    async def upload(self, principal: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
         """Keep a file. Where the upload breaks off, nothing is left of it.
 
         Args:
-            who: Whose it will be; its quota bounds the size.
+            principal: Whose it will be; its quota bounds the size.
             chunks: The content, taken as fast as it is written down.
             filename: What it is called: one path component.
             media_type: As ``text/csv``; None is ``application/octet-stream``.
@@ -109,12 +109,12 @@ class FileStore:
         """
         check_filename(filename)
         kind = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
-        content = _Content(chunks, self._max_bytes, who.quota)
-        return await self._keep(content, who.owner, filename, kind, None)
+        content = _Content(chunks, self._max_bytes, principal.quota)
+        return await self._keep(content, principal.owner, filename, kind, None)
 
     async def keep(
         self,
-        box: Sandbox,
+        sandbox: Sandbox,
         path: str,
         *,
         user: User = User.USER,
@@ -125,7 +125,7 @@ class FileStore:
         """Copy a file out of a sandbox; it belongs to the sandbox's owner.
 
         Args:
-            box: Where it is.
+            sandbox: Where it is.
             path: Absolute.
             user: Who reads it.
             filename: What it is called; None is the last part of its path, with ``_`` in place of what a name cannot have.
@@ -138,21 +138,21 @@ class FileStore:
         if filename is not None:
             check_filename(filename)
         name = filename or tidy_filename(path)
-        reading = await files.read(box, path, user=user)
+        reading = await files.read(sandbox, path, user=user)
         try:
             content = _Content(reading, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), quota)
-            return await self._keep(content, box.owner, name, media_type_of(name), box.id)
+            return await self._keep(content, sandbox.owner, name, media_type_of(name), sandbox.id)
         finally:
             await reading.aclose()
 
-    async def get(self, who: Principal, id_: str) -> FileRecord:
+    async def get(self, principal: Principal, id_: str) -> FileRecord:
         """What is known of a file.
 
         Raises:
             NotFoundError: ``file_not_found``.
         """
         record = await self._records.get(FileId(id_)) if FILE_ID.fullmatch(id_) else None
-        if record is None or not who.sees(record.owner):
+        if record is None or not principal.sees(record.owner):
             raise NotFoundError(
                 f"There is no file {id_[:64]!r} in the file store.",
                 code=ErrorCode.FILE_NOT_FOUND,
@@ -161,7 +161,7 @@ class FileStore:
             )
         return record
 
-    async def all(self, who: Principal, ids: Sequence[str]) -> list[FileRecord]:
+    async def all(self, principal: Principal, ids: Sequence[str]) -> list[FileRecord]:
         """What is known of some files, in their order.
 
         Raises:
@@ -174,7 +174,7 @@ class FileStore:
                 hint="Use several requests, or one archive.",
                 fields={"field": "file_ids"},
             )
-        found = [await self.get(who, id_) for id_ in ids]
+        found = [await self.get(principal, id_) for id_ in ids]
         names = [record.filename for record in found]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -183,9 +183,9 @@ class FileStore:
             )
         return found
 
-    async def page(self, who: Principal, *, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+    async def page(self, principal: Principal, *, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
         """The files that there are for somebody, newest first, and how many there are in all."""
-        return await self._records.page(owner=None if who.operator else who.owner, offset=offset, limit=limit)
+        return await self._records.page(owner=None if principal.operator else principal.owner, offset=offset, limit=limit)
 
     def read(self, record: FileRecord) -> AsyncIterator[bytes]:
         """A file's bytes, piece by piece.
@@ -195,21 +195,21 @@ class FileStore:
         """
         return self._blobs.read(record.id)
 
-    async def remove(self, who: Principal, id_: str) -> None:
+    async def remove(self, principal: Principal, id_: str) -> None:
         """Remove a file; copies of it in sandboxes stay.
 
         Raises:
             NotFoundError: ``file_not_found``.
         """
-        record = await self.get(who, id_)
+        record = await self.get(principal, id_)
         if await self._records.remove(record.id):
             await self._blobs.remove(record.id)
 
-    async def inject(self, box: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> list[Entry]:
+    async def inject(self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> list[Entry]:
         """Put files into a sandbox, one after the other, each under its name; one that is there already is replaced.
 
         Args:
-            box: Where.
+            sandbox: Where.
             records: Which.
             folder: Absolute; made where it is not there.
             user: Whose they will be.
@@ -218,16 +218,16 @@ class FileStore:
             SandlotError: As for :func:`sandlot.core.content.files.write`; those before it are there.
         """
         check_path(folder)
-        return [await files.write(box, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
+        return [await files.write(sandbox, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
 
-    async def injects(self, who: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
+    async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
         """What puts some files into a sandbox that is still to be created, where they are found now.
 
         Raises:
             SandlotError: As for :meth:`all`.
         """
-        records = await self.all(who, ids)
-        return lambda box: self.inject(box, records)
+        records = await self.all(principal, ids)
+        return lambda sandbox: self.inject(sandbox, records)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
         if self._room is not None:

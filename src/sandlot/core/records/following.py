@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sandlot.core.records.executions import LOST, Line
-from sandlot.core.runs.outcomes import outcome_of
+from sandlot.core.records.executions import LOST, LogEntry
+from sandlot.core.runs.outcomes import process_outcome
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import ProcessResult
@@ -31,62 +31,62 @@ AGAIN_S = 1.0
 _Result = TypeVar("_Result")
 
 
-def watch(box: Sandbox, line: Line) -> None:
+def watch(sandbox: Sandbox, entry: LogEntry) -> None:
     """End a background process's line when the process ends, with what is kept of its output; beside everything else."""
-    box.spawn(finish(line, watched(box, line)))
+    sandbox.spawn(finish(entry, watched(sandbox, entry)))
 
 
-async def finish(line: Line, work: Coroutine[Any, Any, None]) -> None:
+async def finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
     """Do what ends a line; where it cannot, the line is lost, cut, or left to the next service."""
     try:
         await work
     except NotFoundError:
-        line.end(LOST)
+        entry.end(LOST)
     except SandlotError:
-        line.cut()
+        entry.cut()
     except asyncio.CancelledError:
-        line.cut()  # its sandbox ends, and who sleeps hears of it in no other way
+        entry.cut()  # its sandbox ends, and who sleeps hears of it in no other way
         raise
     finally:
-        line.leave()
+        entry.leave()
 
 
-async def watched(box: Sandbox, line: Line) -> None:
+async def watched(sandbox: Sandbox, entry: LogEntry) -> None:
     """Wait for the end of a process, and end its line.
 
     Raises:
         NotFoundError: The guest does not remember it.
         SandlotError: The end of the sandbox, or of the link.
     """
-    link = box.require_link()
-    outcome = outcome_of(line.id, await _ended(line.journal.waits, box, link, line.id))
-    line.again()
+    link = sandbox.require_link()
+    outcome = process_outcome(entry.id, await _ended(entry.execution_log.waits, sandbox, link, entry.id))
+    entry.again()
     with suppress(NotFoundError):  # it wrote so much, or so many ended since, that the guest keeps nothing of it
-        call = await patiently(lambda: link.attach(line.id))
+        call = await retry_while_busy(lambda: link.attach(entry.id))
         try:
             async for event in call:
-                line.add(event)
+                entry.add(event)
         finally:
             await call.aclose()
-    line.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
+    entry.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
 
 
-async def _ended(waits: Counter[SandboxId], box: Sandbox, link: Link, process: ProcessId) -> ProcessResult:
-    if waits[box.id] >= WAITS:
+async def _ended(waits: Counter[SandboxId], sandbox: Sandbox, link: Link, process: ProcessId) -> ProcessResult:
+    if waits[sandbox.id] >= WAITS:
         running = True
-        while running and waits[box.id] >= WAITS:
+        while running and waits[sandbox.id] >= WAITS:
             await asyncio.sleep(LOOK_S)
-            running = any(info.process == process and info.running for info in await patiently(link.processes))
-    waits[box.id] += 1
+            running = any(info.process == process and info.running for info in await retry_while_busy(link.processes))
+    waits[sandbox.id] += 1
     try:
-        return await patiently(lambda: link.wait(process))
+        return await retry_while_busy(lambda: link.wait(process))
     finally:
-        waits[box.id] -= 1
-        if not waits[box.id]:
-            del waits[box.id]
+        waits[sandbox.id] -= 1
+        if not waits[sandbox.id]:
+            del waits[sandbox.id]
 
 
-async def patiently(call: Callable[[], Awaitable[_Result]]) -> _Result:
+async def retry_while_busy(call: Callable[[], Awaitable[_Result]]) -> _Result:
     """Make a call again while the sandbox has too many of them under way. Its end, or the service's, cancels this."""
     while True:
         try:

@@ -14,7 +14,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import AuthenticationError, ErrorCode
 
 
-class Holding:
+class ActiveRequests:
     """The tasks that work for each owner."""
 
     def __init__(self) -> None:

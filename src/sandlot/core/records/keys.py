@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 from sandlot.core.ports import Clock
-from sandlot.core.records.holding import Holding
+from sandlot.core.records.holding import ActiveRequests
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
@@ -40,7 +40,7 @@ LOOK_S: Final = 0.5
 _log = structlog.get_logger("sandlot.core")
 
 
-class Keys:
+class ApiKeys:
     """The keys of a store. Call :meth:`look` before anything is verified.
 
     Args:
@@ -56,7 +56,7 @@ class Keys:
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self._quotas: dict[OwnerId, Quota] = {}
         self._changes = 0
-        self._holding = Holding()
+        self._holding = ActiveRequests()
         self.working_for = self._holding.working_for
 
     async def create(self, name: str, *, operator: bool = False, quota: Quota | None = None) -> tuple[KeyRecord, str]:

@@ -74,11 +74,11 @@ class Metrics:
         """A sandbox that was begun did not come to run: it failed, or its client went away."""
         self._creates.labels(source, isolation, str(why)).inc()
 
-    def run_begun(self, kind: str) -> None:
+    def execution_started(self, kind: str) -> None:
         """Something runs."""
         self._begun.labels(kind if kind in KINDS else OTHER).inc()
 
-    def run_ended(self, kind: str, outcome: str) -> None:
+    def execution_ended(self, kind: str, outcome: str) -> None:
         """It has ended."""
         self._runs.labels(kind if kind in KINDS else OTHER, outcome if outcome in OUTCOMES else OTHER).inc()
 

@@ -29,7 +29,7 @@ REFRESH_S: Final = 10.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class Monthly:
+class MonthlyExecutionCounter:
     """The counts of this month.
 
     Args:
@@ -78,7 +78,7 @@ class Monthly:
             )
 
     @contextlib.contextmanager
-    def begun(self, owner: OwnerId) -> Iterator[None]:
+    def count(self, owner: OwnerId) -> Iterator[None]:
         """Count a run around what begins it; what raises has begun nothing.
 
         Raises:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, UnavailableError
@@ -40,12 +40,12 @@ def check_key(key: str) -> str:
     return key
 
 
-def digest_of(asked: NewSandbox) -> str:
+def request_digest(params: CreateSandboxParams) -> str:
     """SHA-256 of a request, in hexadecimal. Pure."""
-    return hashlib.sha256(json.dumps(asdict(asked), sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(asdict(params), sort_keys=True, default=str).encode()).hexdigest()
 
 
-def digest_of_words(*words: str) -> str:
+def words_digest(*words: str) -> str:
     """The same of a request that is some words. Pure."""
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
@@ -65,7 +65,7 @@ def check_same(before: str | None, now: str) -> None:
         )
 
 
-async def made_before(
+async def find_created(
     table: SandboxTable,
     owner: OwnerId,
     key: str,
@@ -89,16 +89,16 @@ async def made_before(
     """
     while (record := await table.by_idempotency_key(owner, key)) is not None:
         check_same(record.request_digest, digest)
-        box = known(record.id)
-        if box is None and not is_terminal(record.state):
+        sandbox = known(record.id)
+        if sandbox is None and not is_terminal(record.state):
             raise UnavailableError(
                 "The sandbox of this Idempotency-Key is on another node, or its end is not recorded yet.",
                 code=ErrorCode.BUSY,
                 hint="Ask the node that made it, try again later, or use another key for another sandbox.",
                 fields={"retry_after_s": 5},
             )
-        if box is None or box.told:
-            return box or revive(record)
-        await box.ended.wait()  # whoever asked for it has gone away, and so does it; then its key is free
+        if sandbox is None or sandbox.is_announced:
+            return sandbox or revive(record)
+        await sandbox.ended.wait()  # whoever asked for it has gone away, and so does it; then its key is free
         await asyncio.sleep(0)
     return None

@@ -20,7 +20,7 @@ from sandlot.model.ports import Change
 from sandlot.model.specs import Limits
 
 if TYPE_CHECKING:
-    from sandlot.core.admission import NewSandbox
+    from sandlot.core.admission import CreateSandboxParams
     from sandlot.core.sandbox import Sandbox
 
 RETRY_AFTER_S: Final = 5
@@ -57,20 +57,20 @@ def taken(live: Sequence[Limits]) -> Taken:
     )
 
 
-def check_create(who: Principal, asked: NewSandbox, live: Sequence[Sandbox], count: int = 1) -> None:
+def check_create(principal: Principal, params: CreateSandboxParams, live: Sequence[Sandbox], count: int = 1) -> None:
     """Refuse a sandbox, or some of a kind, that their owner may not have beside those that live.
 
     Args:
-        who: Whose they would be.
-        asked: Each of them.
+        principal: Whose they would be.
+        params: Each of them.
         live: Of the same owner, those in transit included.
         count: How many they would be.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    check_lifetime(who.quota, asked.timeout_s)
-    check_live(who.quota, asked.limits, live, count)
+    check_lifetime(principal.quota, params.timeout_s)
+    check_live(principal.quota, params.limits, live, count)
 
 
 def check_live(quota: Quota, limits: Limits, live: Sequence[Sandbox], count: int = 1) -> None:
@@ -96,32 +96,32 @@ def check_live(quota: Quota, limits: Limits, live: Sequence[Sandbox], count: int
             asked=count,
             retry_after_s=RETRY_AFTER_S if can_fit else None,
         )
-    check_sums(quota, limits, [box.claims for box in live], count)
+    check_sums(quota, limits, [sandbox.counted_limits for sandbox in live], count)
 
 
-def check_update(who: Principal, box: Sandbox, timeout_s: float | None, change: Change, live: Sequence[Sandbox]) -> None:
+def check_update(principal: Principal, sandbox: Sandbox, timeout_s: float | None, change: Change, live: Sequence[Sandbox]) -> None:
     """Refuse a change by which a sandbox would take more than its owner may.
 
     Args:
-        who: Who asks; an operator is bound by nobody's quota.
-        box: Whose change.
+        principal: Who asks; an operator is bound by nobody's quota.
+        sandbox: Whose change.
         timeout_s: Its new timeout; ``math.inf`` makes it persistent, None leaves it.
         change: Its new limits.
-        live: Of the same owner, with or without the box itself.
+        live: Of the same owner, with or without the sandbox itself.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
     if timeout_s is not None:
-        check_lifetime(who.quota, timeout_s)
-    before, after = box.spec.limits, change.over(box.spec.limits)
+        check_lifetime(principal.quota, timeout_s)
+    before, after = sandbox.spec.limits, change.over(sandbox.spec.limits)
     grows = Quota(
         sandboxes=None,
-        cpus=who.quota.cpus if after.cpus > before.cpus else None,
-        memory_bytes=who.quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
-        disk_bytes=who.quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
+        cpus=principal.quota.cpus if after.cpus > before.cpus else None,
+        memory_bytes=principal.quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
+        disk_bytes=principal.quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
     )
-    check_sums(grows, after, [other.claims for other in live if other.id != box.id])
+    check_sums(grows, after, [other.counted_limits for other in live if other.id != sandbox.id])
 
 
 def check_lifetime(quota: Quota, timeout_s: float | None) -> None:

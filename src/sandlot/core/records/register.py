@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.ports import Clock
-from sandlot.core.records.executions import Journal
+from sandlot.core.records.executions import ExecutionLog
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.monthly import Monthly
+from sandlot.core.records.monthly import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes.volume import placed
 from sandlot.model.access import OwnerId
@@ -54,7 +54,7 @@ class _Refused:
     event: NewEvent | None
 
 
-class Register:
+class SandboxRecorder:
     """The durable side of a node's sandboxes.
 
     Args:
@@ -62,9 +62,9 @@ class Register:
         node: Whose sandboxes.
         clock: The time.
         told: Called with its owner after an event was committed.
-        journal: The log of what runs in them.
+        execution_log: The log of what runs in them.
         metrics: Where creates are counted.
-        monthly: Where runs in them are counted against their owners' quotas.
+        execution_counter: Where runs in them are counted against their owners' quotas.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Register:
         clock: Clock,
         told: Callable[[OwnerId], None],
         *,
-        journal: Journal | None = None,
+        execution_log: ExecutionLog | None = None,
         metrics: Metrics | None = None,
-        monthly: Monthly | None = None,
+        execution_counter: MonthlyExecutionCounter | None = None,
     ) -> None:
-        self.journal = journal
-        self.monthly = monthly
+        self.execution_log = execution_log
+        self.execution_counter = execution_counter
         self._metrics = metrics or Metrics()
         self._store = store
         self._node = node
@@ -115,75 +115,77 @@ class Register:
         """Sandboxes of this node that ended last, oldest first."""
         return list(reversed(await self._store.sandboxes.ended_last(self._node, limit=limit)))
 
-    async def intend(self, box: Sandbox) -> None:
+    async def intend(self, sandbox: Sandbox) -> None:
         """It is to be created.
 
         Raises:
             SandlotError: It cannot be recorded.
         """
-        await self._save(box, record_of(box, self._node))
+        await self._save(sandbox, record_of(sandbox, self._node))
 
-    async def runs(self, box: Sandbox) -> None:
+    async def runs(self, sandbox: Sandbox) -> None:
         """It runs, and its client is about to be told so.
 
         Raises:
             SandlotError: It cannot be recorded.
         """
-        spec = box.spec
-        record = replace(record_of(box, self._node), state=State.RUNNING)
-        self._metrics.created(spec.isolation, (self._clock.now() - box.created_at).total_seconds())
-        about = {"template": spec.template, "isolation": spec.isolation, "name": box.name}
+        spec = sandbox.spec
+        record = replace(record_of(sandbox, self._node), state=State.RUNNING)
+        self._metrics.created(spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
+        about = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
         come_from = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
-        await self._save(box, record, self._event("sandbox.created", box, **about, **{name: word for name, word in come_from.items() if word}))
+        await self._save(
+            sandbox, record, self._event("sandbox.created", sandbox, **about, **{name: word for name, word in come_from.items() if word})
+        )
 
-    async def changed(self, box: Sandbox, *what: str) -> None:
+    async def changed(self, sandbox: Sandbox, *what: str) -> None:
         """Something of it was changed.
 
         Args:
-            box: It.
+            sandbox: It.
             what: The names of what: ``timeout``, ``metadata``, ``limits``.
 
         Raises:
             SandboxEndedError: It is to end, or has ended.
             SandlotError: It cannot be recorded.
         """
-        if box.wanted.is_set():
-            raise box.ended_error()
-        await self._save(box, record_of(box, self._node), self._event("sandbox.updated", box, changed=list(what)))
+        if sandbox.end_requested.is_set():
+            raise sandbox.ended_error()
+        await self._save(sandbox, record_of(sandbox, self._node), self._event("sandbox.updated", sandbox, changed=list(what)))
 
-    async def rests(self, box: Sandbox, state: State, event: str | None = None) -> None:
+    async def rests(self, sandbox: Sandbox, state: State, event: str | None = None) -> None:
         """It is about to be in another state, or is about to be said to be.
 
         Args:
-            box: It.
+            sandbox: It.
             state: Which.
             event: What happened; None where that is only an intent.
 
         Raises:
             SandlotError: It cannot be recorded.
         """
-        await self._save(box, replace(record_of(box, self._node), state=state), None if event is None else self._event(event, box))
+        await self._save(sandbox, replace(record_of(sandbox, self._node), state=state), None if event is None else self._event(event, sandbox))
 
-    async def moved(self, box: Sandbox, event: str | None = None, **data: int | str) -> None:
+    async def moved(self, sandbox: Sandbox, event: str | None = None, **data: int | str) -> None:
         """It is in another state by now, whatever can be recorded of that. Never fails."""
-        await self._try(box, record_of(box, self._node), None if event is None else self._event(event, box, **data))
+        await self._try(sandbox, record_of(sandbox, self._node), None if event is None else self._event(event, sandbox, **data))
 
-    async def ends(self, box: Sandbox) -> None:
+    async def ends(self, sandbox: Sandbox) -> None:
         """It is to be removed. Never fails."""
-        await self._try(box, record_of(box, self._node), None)
+        await self._try(sandbox, record_of(sandbox, self._node), None)
 
-    async def ended(self, box: Sandbox) -> None:
+    async def ended(self, sandbox: Sandbox) -> None:
         """Its processes are dead. Never fails."""
-        why = box.exit
-        if not box.ready.done():
-            self._metrics.not_created(box.spec.isolation, why.reason if why is not None else ExitReason.CRASHED)
+        why = sandbox.exit
+        if not sandbox.ready.done():
+            self._metrics.not_created(sandbox.spec.isolation, why.reason if why is not None else ExitReason.CRASHED)
         reason, detail = (None, "") if why is None else (str(why.reason), why.detail)
-        event = self._event("sandbox.ended", box, reason=reason, detail=detail, state=str(box.state))
-        await self._try(box, record_of(box, self._node), event)
+        event = self._event("sandbox.ended", sandbox, reason=reason, detail=detail, state=str(sandbox.state))
+        await self._try(sandbox, record_of(sandbox, self._node), event)
 
-    async def adopted(self, box: Sandbox) -> None:
+    async def adopted(self, sandbox: Sandbox) -> None:
         """It was taken over from an earlier service. Never fails."""
-        await self._try(box, record_of(box, self._node), self._event("sandbox.adopted", box))
+        await self._try(sandbox, record_of(sandbox, self._node), self._event("sandbox.adopted", sandbox))
 
     async def settle(self, record: SandboxRecord, why: Exit, state: State) -> None:
         """What an earlier service left is over.
@@ -206,20 +208,20 @@ class Register:
         await self._store.sandboxes.save(done, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
         self._told(record.owner)
 
-    async def _save(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        async with box.recording:
+    async def _save(self, sandbox: Sandbox, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        async with sandbox.recording:
             await self._store.sandboxes.save(record, event)
-            self._refused.pop(box.id, None)  # older than this
+            self._refused.pop(sandbox.id, None)  # older than this
         if event is not None:
             self._told(event.owner)
 
-    async def _try(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
+    async def _try(self, sandbox: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
         try:
-            await self._save(box, record, event)
+            await self._save(sandbox, record, event)
         except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must go on to its end
-            _log.error("sandbox.not_recorded", sandbox=box.id, state=str(record.state), error=str(error))
-            self._refused[box.id] = _Refused(box.recording, record, event)
-            self._refused.move_to_end(box.id)
+            _log.error("sandbox.not_recorded", sandbox=sandbox.id, state=str(record.state), error=str(error))
+            self._refused[sandbox.id] = _Refused(sandbox.recording, record, event)
+            self._refused.move_to_end(sandbox.id)
             while len(self._refused) > HELD:
                 self._refused.popitem(last=False)
             if self._again is None or self._again.done():
@@ -244,53 +246,53 @@ class Register:
             if refused.event is not None:
                 self._told(refused.record.owner)
 
-    def _event(self, kind: str, box: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
-        return NewEvent(kind, self._clock.now(), box.owner, box.id, data)
+    def _event(self, kind: str, sandbox: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
+        return NewEvent(kind, self._clock.now(), sandbox.owner, sandbox.id, data)
 
 
-def record_of(box: Sandbox, node: NodeId) -> SandboxRecord:
+def record_of(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
     """What is kept of a sandbox. Pure."""
-    why = box.exit or box.wanted_exit
-    over = is_terminal(box.state)
-    spec = replace(box.spec, env={} if over else box.spec.env, metadata=box.metadata)
+    why = sandbox.exit or sandbox.requested_exit
+    over = is_terminal(sandbox.state)
+    spec = replace(sandbox.spec, env={} if over else sandbox.spec.env, metadata=sandbox.metadata)
     return SandboxRecord(
         spec=spec,
         node=node,
-        owner=box.owner,
-        name=box.name,
-        state=box.state,
-        created_at=box.created_at,
-        expires_at=box.expires_at,
-        idle_timeout_s=box.idle_timeout_s,
-        ref=box.ref,
+        owner=sandbox.owner,
+        name=sandbox.name,
+        state=sandbox.state,
+        created_at=sandbox.created_at,
+        expires_at=sandbox.expires_at,
+        idle_timeout_s=sandbox.idle_timeout_s,
+        ref=sandbox.ref,
         exit_reason=None if why is None else str(why.reason),
         exit_detail="" if why is None else why.detail,
-        ended_at=box.ended_at,
-        idempotency_key=box.idempotency_key,
-        request_digest=box.request_digest,
+        ended_at=sandbox.ended_at,
+        idempotency_key=sandbox.idempotency_key,
+        request_digest=sandbox.request_digest,
     )
 
 
-def revived(record: SandboxRecord, budget: Budget, clock: Clock) -> Sandbox:
+def revived(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
     """The sandbox of a record, as it is before it is taken over; or as it ended."""
-    box = Sandbox(
+    sandbox = Sandbox(
         replace(record.spec, volumes=placed(record.spec.volumes)),  # before volumes had places of their own, they were where they stood
         owner=record.owner,
         name=record.name,
         created_at=record.created_at,
-        budget=budget,
+        buffers=buffers,
         clock=clock,
         idle_timeout_s=record.idle_timeout_s,
         state=record.state,
     )
-    box.ready.set_result(None)  # a client was told of it
-    box.ref = record.ref
-    box.idempotency_key, box.request_digest = record.idempotency_key, record.request_digest
-    box.expires_at, box.ended_at = record.expires_at, record.ended_at
+    sandbox.ready.set_result(None)  # a client was told of it
+    sandbox.ref = record.ref
+    sandbox.idempotency_key, sandbox.request_digest = record.idempotency_key, record.request_digest
+    sandbox.expires_at, sandbox.ended_at = record.expires_at, record.ended_at
     if record.expires_at is not None:
-        box.deadline_monotonic_s = clock.monotonic_s() + (record.expires_at - clock.now()).total_seconds()
+        sandbox.deadline_monotonic_s = clock.monotonic_s() + (record.expires_at - clock.now()).total_seconds()
     if is_terminal(record.state):
-        box.exit = Exit(ExitReason(record.exit_reason or ExitReason.CRASHED), record.exit_detail)
-        box.adopted.set()
-        box.ended.set()
-    return box
+        sandbox.exit = Exit(ExitReason(record.exit_reason or ExitReason.CRASHED), record.exit_detail)
+        sandbox.recovered.set()
+        sandbox.ended.set()
+    return sandbox

@@ -18,7 +18,7 @@ RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CellSpec:
     """Code to run.
 
     Args:
@@ -79,7 +79,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CodeExecutionStatus:
     """How a cell ended: status ok, error, timeout, killed, died, oom or aborted; or running, where it has not."""
 
     execution: ProcessId
@@ -89,7 +89,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class OutputPosition:
     """How far a cell has been followed: where to go on.
 
     Args:
@@ -104,18 +104,18 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class CodeExecutionResult:
     """A cell that was run to its end, or as far as it has come, and all that it gave."""
 
-    outcome: Outcome
+    outcome: CodeExecutionStatus
     stdout: Capture
     stderr: Capture
     results: Sequence[Display]
     results_omitted: int
     error: CellError | None
-    position: Position = Position()
+    position: OutputPosition = OutputPosition()
 
 
-def outcome_of(execution: ProcessId, result: CellResult) -> Outcome:
+def execution_status(execution: ProcessId, result: CellResult) -> CodeExecutionStatus:
     """What a guest's result comes to."""
-    return Outcome(execution, result.status, result.execution_count, finite(result.duration_s))
+    return CodeExecutionStatus(execution, result.status, result.execution_count, finite(result.duration_s))

@@ -16,12 +16,12 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
-from sandlot.core.activity import Presence
-from sandlot.core.records.executions import NATIVE, Label, Line
+from sandlot.core.activity import ExecutionFollowers
+from sandlot.core.records.executions import NATIVE, ExecutionDescription, LogEntry
 from sandlot.core.runs import contexts
-from sandlot.core.runs.cells import RUNNING, Cell, Executed, Outcome, Position
-from sandlot.core.runs.collecting import Results
-from sandlot.core.runs.execution import Execution
+from sandlot.core.runs.cells import RUNNING, CellSpec, CodeExecutionResult, CodeExecutionStatus, OutputPosition
+from sandlot.core.runs.collecting import CodeOutputCollector
+from sandlot.core.runs.execution import CodeExecution
 from sandlot.core.runs.inputs import check_id
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
@@ -31,7 +31,7 @@ from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandlotEr
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.records import BACKGROUND
 
-__all__ = ["RUNNING", "Cell", "Executed", "Execution", "Outcome", "Position"]
+__all__ = ["RUNNING", "CellSpec", "CodeExecution", "CodeExecutionResult", "CodeExecutionStatus", "OutputPosition"]
 
 MAX_BACKGROUND = 64
 """Cells of one sandbox that run or wait in the background: each takes one of the 192 calls that a link carries at once."""
@@ -39,43 +39,43 @@ REMEMBERED = 256
 """Ids of the cells of a sandbox that were begun last: more than a guest remembers cells."""
 
 
-async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Execution:  # noqa: A002 - the word
+async def start(sandbox: Sandbox, cell: CellSpec, *, description: ExecutionDescription = NATIVE, id: ProcessId | None = None) -> CodeExecution:  # noqa: A002 - the word
     """Run a cell in the foreground: it is followed, and ends with whoever follows.
 
     Args:
-        box: Where.
+        sandbox: Where.
         cell: It.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
         id: Its id, where the caller chose one; one that the guest knows is joined, and not run again.
 
     Raises:
         NotFoundError: ``context_not_found``.
         SandlotError: There is no such context, or the sandbox has ended.
     """
-    certain = cell.context is not None and cell.kernel not in box.contexts
+    certain = cell.context is not None and cell.kernel not in sandbox.contexts
     if id is None:
-        return await _begun(box, cell, new_process_id(), label, certain=certain)
-    presence = box.present.setdefault(id, Presence())
-    presence.enter()
+        return await _begun(sandbox, cell, new_process_id(), description, certain=certain)
+    followers = sandbox.present.setdefault(id, ExecutionFollowers())
+    followers.enter()
     try:
-        async with presence.turn:
-            if await _is_known(box, id):
-                async with box.using() as link:
-                    return Execution(box, await link.attach_cell(id), owned=True, presence=presence)
-            return await _begun(box, cell, id, label, certain=certain, presence=presence)
+        async with followers.turn:
+            if await _is_known(sandbox, id):
+                async with sandbox.connection() as link:
+                    return CodeExecution(sandbox, await link.attach_cell(id), owned=True, followers=followers)
+            return await _begun(sandbox, cell, id, description, certain=certain, followers=followers)
     finally:
-        presence.leave()
-        if not presence.attended and not presence.people and box.present.get(id) is presence:
-            del box.present[id]
+        followers.leave()
+        if not followers.attended and not followers.people and sandbox.present.get(id) is followers:
+            del sandbox.present[id]
 
 
-async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> ProcessId:  # noqa: A002 - the word
+async def begin(sandbox: Sandbox, cell: CellSpec, *, description: ExecutionDescription = NATIVE, id: ProcessId | None = None) -> ProcessId:  # noqa: A002 - the word
     """Run a cell in the background: return once the guest has it. It goes on whoever leaves, also the service.
 
     Args:
-        box: Where.
+        sandbox: Where.
         cell: It.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
         id: Its id, where the caller chose one; one that the guest knows is not run again.
 
     Raises:
@@ -83,50 +83,50 @@ async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
         LimitError: ``limit_exceeded``: too many run or wait in the background.
         SandlotError: There is no such context, or the sandbox has ended.
     """
-    if id is not None and (id in box.background or await _is_known(box, id)):
+    if id is not None and (id in sandbox.background or await _is_known(sandbox, id)):
         return id  # begun before: somebody attends to it, or it is over
-    if len(box.background) >= MAX_BACKGROUND:
+    if len(sandbox.background) >= MAX_BACKGROUND:
         raise LimitError(
-            f"{MAX_BACKGROUND} executions run or wait in the background of sandbox {box.id}, which is the most.",
+            f"{MAX_BACKGROUND} executions run or wait in the background of sandbox {sandbox.id}, which is the most.",
             code=ErrorCode.LIMIT_EXCEEDED,
             hint="Wait until some have ended, or interrupt them.",
-            fields={"sandbox": box.id, "max_background": MAX_BACKGROUND},
+            fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
         )
     chosen = id or new_process_id()
-    box.background.add(chosen)  # its place is taken before anything is waited for
+    sandbox.background.add(chosen)  # its place is taken before anything is waited for
     try:
-        execution = await _begun(box, cell, chosen, replace(label, mode=BACKGROUND), certain=True)
+        execution = await _begun(sandbox, cell, chosen, replace(description, mode=BACKGROUND), certain=True)
     except BaseException:
-        box.background.discard(chosen)
+        sandbox.background.discard(chosen)
         raise
-    box.spawn(_attend(box, execution))
+    sandbox.spawn(_attend(sandbox, execution))
     return chosen
 
 
-async def check_known(box: Sandbox, execution: str) -> None:
+async def check_known(sandbox: Sandbox, execution: str) -> None:
     """Refuse a cell that is not remembered, before anything is told of it.
 
     Raises:
         NotFoundError: ``execution_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    async with contexts.reaching(box) as link:
+    async with contexts.reaching(sandbox) as link:
         await look(link, check_id(execution))
 
 
 async def follow(
-    box: Sandbox,
+    sandbox: Sandbox,
     execution: str,
     *,
     events_from: int = 0,
     stdout_from: int | None = 0,
     stderr_from: int | None = 0,
     to_end: bool = True,
-) -> Execution:
+) -> CodeExecution:
     """Follow a cell that was begun before, running or over; closing that stops the following only.
 
     Args:
-        box: Where.
+        sandbox: Where.
         execution: Its id.
         events_from: How many of started, displays, clears and errors the caller has seen.
         stdout_from: Byte offset to go on from; None is the oldest that is kept.
@@ -137,29 +137,35 @@ async def follow(
         NotFoundError: ``execution_not_found``, when it is iterated.
         SandboxEndedError: The sandbox has ended.
     """
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         call = await link.attach_cell(check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end)
-    at = Position(events_from, stdout_from or 0, stderr_from or 0)
-    return Execution(box, call, owned=False, presence=box.present.get(call.id), start=at)
+    at = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
+    return CodeExecution(sandbox, call, owned=False, followers=sandbox.present.get(call.id), start=at)
 
 
-async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Executed:  # noqa: A002 - the word
+async def execute(
+    sandbox: Sandbox,
+    cell: CellSpec,
+    *,
+    description: ExecutionDescription = NATIVE,
+    id: ProcessId | None = None,  # noqa: A002 - the word
+) -> CodeExecutionResult:
     """Run a cell to its end and collect what it gives. Cancelling interrupts it.
 
     Args:
-        box: Where.
+        sandbox: Where.
         cell: It.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
         id: Its id, where the caller chose one; one that the guest knows is joined, and not run again.
 
     Raises:
         NotFoundError: ``context_not_found``.
         SandlotError: There is no such context, or the sandbox ended.
     """
-    execution = await start(box, cell, label=label, id=id)
-    results = Results(box.budget)
+    execution = await start(sandbox, cell, description=description, id=id)
+    results = CodeOutputCollector(sandbox.buffers)
     try:
-        await _gather(box, execution, results, cell.timeout_s)
+        await _gather(sandbox, execution, results, cell.timeout_s)
         return _executed(await execution.outcome(), execution.position, results)
     finally:
         results.close()
@@ -167,18 +173,18 @@ async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: Proces
 
 
 async def collected(
-    box: Sandbox,
+    sandbox: Sandbox,
     execution: str,
     *,
     events_from: int = 0,
     stdout_from: int | None = None,
     stderr_from: int | None = None,
     wait_s: float | None = 0,
-) -> Executed:
+) -> CodeExecutionResult:
     """What there is of a cell by now, from a position on.
 
     Args:
-        box: Where.
+        sandbox: Where.
         execution: Its id.
         events_from: How many of started, displays, clears and errors the caller has seen.
         stdout_from: Byte offset to go on from; None is the oldest that is kept.
@@ -192,12 +198,12 @@ async def collected(
         NotFoundError: ``execution_not_found``.
         SandboxEndedError: The sandbox ended.
     """
-    results = Results(box.budget)
-    at = Position(events_from, stdout_from or 0, stderr_from or 0)
+    results = CodeOutputCollector(sandbox.buffers)
+    at = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
     first: tuple[int | None, int | None] = (stdout_from, stderr_from)
     try:
         if wait_s != 0:
-            followed = await follow(box, execution, events_from=events_from, stdout_from=first[0], stderr_from=first[1])
+            followed = await follow(sandbox, execution, events_from=events_from, stdout_from=first[0], stderr_from=first[1])
             try:
                 async with asyncio.timeout(wait_s):
                     async for event in followed:
@@ -208,9 +214,9 @@ async def collected(
                 first = (at.stdout, at.stderr)
             finally:
                 await followed.close()
-        rest = await follow(box, execution, events_from=at.events, stdout_from=first[0], stderr_from=first[1], to_end=False)
+        rest = await follow(sandbox, execution, events_from=at.events, stdout_from=first[0], stderr_from=first[1], to_end=False)
         try:
-            await _gather(box, rest, results, None)
+            await _gather(sandbox, rest, results, None)
             return _executed(await rest.outcome(), rest.position, results)
         finally:
             await rest.close()
@@ -218,21 +224,23 @@ async def collected(
         results.close()
 
 
-async def interrupt(box: Sandbox, execution: str) -> bool:
+async def interrupt(sandbox: Sandbox, execution: str) -> bool:
     """Interrupt one cell, as Ctrl-C would, or abort it where it waits; whether it was not over.
 
     Raises:
         NotFoundError: ``execution_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    async with contexts.reaching(box) as link:
+    async with contexts.reaching(sandbox) as link:
         return await link.interrupt(execution=check_id(execution))
 
 
-async def _begun(box: Sandbox, cell: Cell, id_: ProcessId, label: Label, *, certain: bool, presence: Presence | None = None) -> Execution:
+async def _begun(
+    sandbox: Sandbox, cell: CellSpec, id_: ProcessId, description: ExecutionDescription, *, certain: bool, followers: ExecutionFollowers | None = None
+) -> CodeExecution:
     """Give a cell to the guest, count and log it; ``certain``: return only once the guest has taken it."""
-    with box.counted():
-        async with box.using() as link:
+    with sandbox.counted():
+        async with sandbox.connection() as link:
             call = await link.execute(
                 cell.code,
                 kernel=cell.kernel,
@@ -244,30 +252,30 @@ async def _begun(box: Sandbox, cell: Cell, id_: ProcessId, label: Label, *, cert
                 stop_on_error=cell.stop_on_error,
                 id=id_,
             )
-            execution = Execution(box, call, owned=True, presence=presence)
+            execution = CodeExecution(sandbox, call, owned=True, followers=followers)
             if certain:
                 try:
                     await _taken(link, call)
                     if cell.context is not None:
-                        box.contexts.add(cell.kernel)
+                        sandbox.contexts.add(cell.kernel)
                 except BaseException as error:
                     await execution.close()
                     if isinstance(error, NotFoundError):
                         raise contexts.not_found(error) from None
                     raise
-    execution.line = _line(box, cell, id_, label)
-    box.begun[id_] = None
-    while len(box.begun) > REMEMBERED:
-        del box.begun[next(iter(box.begun))]
+    execution.entry = _line(sandbox, cell, id_, description)
+    sandbox.begun[id_] = None
+    while len(sandbox.begun) > REMEMBERED:
+        del sandbox.begun[next(iter(sandbox.begun))]
     return execution
 
 
-async def _is_known(box: Sandbox, id_: ProcessId) -> bool:
+async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
     """Whether the guest remembers a cell. It is asked only where it may: a round trip is long for one that is new."""
-    if id_ not in box.begun and not box.inherited:
+    if id_ not in sandbox.begun and not sandbox.inherited:
         return False
     try:
-        async with box.using() as link:
+        async with sandbox.connection() as link:
             await look(link, id_)
     except NotFoundError:
         return False
@@ -300,7 +308,7 @@ async def _taken(link: Link, call: CellCall) -> None:
         raise
 
 
-async def _gather(box: Sandbox, execution: Execution, results: Results, timeout_s: float | None) -> None:
+async def _gather(sandbox: Sandbox, execution: CodeExecution, results: CodeOutputCollector, timeout_s: float | None) -> None:
     """Collect a cell to its end. The guest ends it on time, from its beginning on; this is for a guest that does not."""
     loop = asyncio.get_running_loop()
     try:
@@ -311,14 +319,14 @@ async def _gather(box: Sandbox, execution: Execution, results: Results, timeout_
                     guard.reschedule(loop.time() + timeout_s + GRACE_S)
     except TimeoutError:
         raise TimeoutExceededError(
-            f"Sandbox {box.id} did not end a cell {GRACE_S:g} s after its timeout.",
+            f"Sandbox {sandbox.id} did not end a cell {GRACE_S:g} s after its timeout.",
             code=ErrorCode.TIMEOUT,
             hint="Something inside may keep it from answering. Kill it and create a new one.",
-            fields={"sandbox": box.id},
+            fields={"sandbox": sandbox.id},
         ) from None
 
 
-async def _attend(box: Sandbox, execution: Execution) -> None:
+async def _attend(sandbox: Sandbox, execution: CodeExecution) -> None:
     """Follow a cell in the background for the log, and keep the sandbox from being idle until it is over."""
     try:
         with suppress(SandlotError):
@@ -326,13 +334,13 @@ async def _attend(box: Sandbox, execution: Execution) -> None:
                 pass
             await execution.outcome()
     finally:
-        box.background.discard(execution.id)
+        sandbox.background.discard(execution.id)
         await execution.release()
 
 
-def _line(box: Sandbox, cell: Cell, id_: ProcessId, label: Label) -> Line | None:
-    return None if box.journal is None else box.journal.cell(box, id_, cell.speaks or "python", cell.code, label)
+def _line(sandbox: Sandbox, cell: CellSpec, id_: ProcessId, description: ExecutionDescription) -> LogEntry | None:
+    return None if sandbox.execution_log is None else sandbox.execution_log.cell(sandbox, id_, cell.speaks or "python", cell.code, description)
 
 
-def _executed(outcome: Outcome, position: Position, results: Results) -> Executed:
-    return Executed(outcome, results[STDOUT], results[STDERR], results.shown, results.omitted, results.error, position)
+def _executed(outcome: CodeExecutionStatus, position: OutputPosition, results: CodeOutputCollector) -> CodeExecutionResult:
+    return CodeExecutionResult(outcome, results[STDOUT], results[STDERR], results.shown, results.omitted, results.error, position)

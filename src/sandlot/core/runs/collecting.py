@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from sandlot.core.node.budget import Budget
-from sandlot.core.runs.outcomes import Collected
+from sandlot.core.node.budget import BufferBudget
+from sandlot.core.runs.outcomes import CommandOutputCollector
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.capture import Capture
 from sandlot.model.specs import MIB
@@ -16,19 +16,19 @@ MAX_RESULTS = 1000
 MAX_RESULT_BYTES = 32 * MIB
 
 
-class Results:
+class CodeOutputCollector:
     """Events in, what is to be answered out. Close it in the end.
 
     A display that was updated is there once, as it was shown last; what the cell cleared is not there. Output stays as it was written.
 
     Args:
-        budget: Where the memory is taken from.
+        buffers: Where the memory is taken from.
     """
 
     __slots__ = ("_clears", "_output", "_room", "error", "omitted", "shown")
 
-    def __init__(self, budget: Budget) -> None:
-        self._output = Collected(budget, (STDOUT, STDERR))
+    def __init__(self, buffers: BufferBudget) -> None:
+        self._output = CommandOutputCollector(buffers, (STDOUT, STDERR))
         self._room = MAX_RESULT_BYTES
         self._clears = False
         self.shown: list[Display] = []

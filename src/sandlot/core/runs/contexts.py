@@ -115,20 +115,20 @@ def not_found(error: NotFoundError) -> NotFoundError:
 
 
 @asynccontextmanager
-async def reaching(box: Sandbox) -> AsyncIterator[Link]:
+async def reaching(sandbox: Sandbox) -> AsyncIterator[Link]:
     """The link for one call about a context or an execution; one that is not there is said as clients are told."""
     try:
-        async with box.using() as link:
+        async with sandbox.connection() as link:
             yield link
     except NotFoundError as error:
         raise not_found(error) from None
 
 
-async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None, id: str | None = None) -> Context:  # noqa: A002 - the word
+async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None, id: str | None = None) -> Context:  # noqa: A002 - the word
     """Make a context; its kernel starts at once.
 
     Args:
-        box: Where.
+        sandbox: Where.
         language: A key of ``LANGUAGES``.
         cwd: Absolute folder that it starts in; None is the workspace.
         env: Added to the sandbox's environment.
@@ -147,23 +147,23 @@ async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Ma
         check_path(cwd)
     chosen = id or new_context_id()
     try:
-        async with box.using() as link:
+        async with sandbox.connection() as link:
             made = _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
-            box.contexts.add(made.id)
+            sandbox.contexts.add(made.id)
             return made
     except asyncio.CancelledError:
         if id is None:
-            box.spawn(_given_up(box, chosen))
+            sandbox.spawn(_given_up(sandbox, chosen))
         raise
 
 
-async def listing(box: Sandbox) -> list[Context]:
+async def listing(sandbox: Sandbox) -> list[Context]:
     """Every context that there is; a default one from its first use on."""
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return [_context(info) for info in await link.kernels()]
 
 
-async def get(box: Sandbox, id_: str) -> Context:
+async def get(sandbox: Sandbox, id_: str) -> Context:
     """One context.
 
     Raises:
@@ -171,50 +171,50 @@ async def get(box: Sandbox, id_: str) -> Context:
         SandboxEndedError: The sandbox has ended.
     """
     check_id(id_)
-    for context in await listing(box):
+    for context in await listing(sandbox):
         if context.id == id_:
             return context
     raise unknown(id_)
 
 
-async def remove(box: Sandbox, id_: str) -> None:
+async def remove(sandbox: Sandbox, id_: str) -> None:
     """End a context: what runs in it is killed, what waits is aborted. A default one starts anew at its next use.
 
     Raises:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    box.contexts.discard(id_)
-    async with reaching(box) as link:
+    sandbox.contexts.discard(id_)
+    async with reaching(sandbox) as link:
         await link.remove_kernel(check_id(id_))
 
 
-async def restart(box: Sandbox, id_: str) -> None:
+async def restart(sandbox: Sandbox, id_: str) -> None:
     """End a context's kernel: what runs in it is killed, what waits is aborted, and the next cell finds a new one without variables.
 
     Raises:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    async with reaching(box) as link:
+    async with reaching(sandbox) as link:
         await link.restart(check_id(id_))
 
 
-async def interrupt(box: Sandbox, id_: str) -> bool:
+async def interrupt(sandbox: Sandbox, id_: str) -> bool:
     """Interrupt what runs in a context, as Ctrl-C would; whether something did.
 
     Raises:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    async with reaching(box) as link:
+    async with reaching(sandbox) as link:
         return await link.interrupt(check_id(id_))
 
 
-async def _given_up(box: Sandbox, id_: str) -> None:
+async def _given_up(sandbox: Sandbox, id_: str) -> None:
     """Nobody has heard of a context that was being made, and nobody ever will."""
     with suppress(SandlotError):
-        await remove(box, id_)
+        await remove(sandbox, id_)
 
 
 def _context(info: KernelInfo) -> Context:

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
-from sandlot.core.activity import Presence
-from sandlot.core.records.executions import Line
+from sandlot.core.activity import ExecutionFollowers
+from sandlot.core.records.executions import LogEntry
 from sandlot.core.runs import contexts
-from sandlot.core.runs.cells import RUNNING, Outcome, Position, outcome_of
+from sandlot.core.runs.cells import RUNNING, CodeExecutionStatus, OutputPosition, execution_status
 from sandlot.core.runs.processes import STDOUT
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import CellCall
@@ -32,34 +32,36 @@ AWAY_S: Final = 3.0
 Event = Output | Lost | CellStarted | Display | Cleared | CellError
 
 
-class Execution:
+class CodeExecution:
     """One cell that somebody follows. Iterate it, then ask for the outcome; in the end close it.
 
     Args:
-        box: Where it runs.
+        sandbox: Where it runs.
         call: The link's end of it.
         owned: Whether whoever follows asked for it, so that it ends with the last of them.
-        presence: Who else is there for it; None where nobody else can be.
+        followers: Who else is there for it; None where nobody else can be.
         start: Where it is followed from.
     """
 
-    __slots__ = ("_attends", "_box", "_call", "_closed", "_hold", "_over", "_owned", "_presence", "line", "position")
+    __slots__ = ("_attends", "_call", "_closed", "_followers", "_hold", "_over", "_owned", "_sandbox", "entry", "position")
 
-    def __init__(self, box: Sandbox, call: CellCall, *, owned: bool, presence: Presence | None = None, start: Position | None = None) -> None:
-        self._box = box
-        self._hold = box.hold()
+    def __init__(
+        self, sandbox: Sandbox, call: CellCall, *, owned: bool, followers: ExecutionFollowers | None = None, start: OutputPosition | None = None
+    ) -> None:
+        self._sandbox = sandbox
+        self._hold = sandbox.hold()
         self._call = call
         self._owned = owned
-        self._presence = presence
-        self._attends = owned and presence is not None and not presence.attended
+        self._followers = followers
+        self._attends = owned and followers is not None and not followers.attended
         self._over = False
         self._closed = False
-        self.line: Line | None = None
+        self.entry: LogEntry | None = None
         """Its line in the log, of whoever began it."""
-        self.position = start or Position()
-        if presence is not None:
-            presence.enter()
-            presence.attended = presence.attended or owned
+        self.position = start or OutputPosition()
+        if followers is not None:
+            followers.enter()
+            followers.attended = followers.attended or owned
 
     @property
     def id(self) -> ProcessId:
@@ -78,11 +80,11 @@ class Execution:
                 self._note(event)
                 yield event
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
         except NotFoundError as error:
             raise contexts.not_found(error) from None
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> CodeExecutionStatus:
         """How it ended; waits for that.
 
         Raises:
@@ -92,14 +94,14 @@ class Execution:
             result = await self._call.result()
         except (SandboxEndedError, UnavailableError) as error:
             self._over = True
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
         except NotFoundError as error:
             self._over = True
             raise contexts.not_found(error) from None
         self._over = True
-        outcome = outcome_of(self._call.id, result)
-        if self.line is not None and outcome.status != RUNNING:
-            self.line.end(outcome.status, duration_s=outcome.duration_s)
+        outcome = execution_status(self._call.id, result)
+        if self.entry is not None and outcome.status != RUNNING:
+            self.entry.end(outcome.status, duration_s=outcome.duration_s)
         return outcome
 
     async def close(self) -> None:
@@ -107,17 +109,17 @@ class Execution:
         if self._closed:
             return
         self._closed = True
-        if self._presence is not None:
-            self._presence.leave()
-        if self._presence is not None and self._attends and not self._over:
-            self._box.spawn(self._linger(self._presence))  # the hold is let go with it
+        if self._followers is not None:
+            self._followers.leave()
+        if self._followers is not None and self._attends and not self._over:
+            self._sandbox.spawn(self._linger(self._followers))  # the hold is let go with it
             return
         self._hold.release()
-        if self.line is not None:
-            self.line.cut()
+        if self.entry is not None:
+            self.entry.cut()
         self._forget()
-        if self._owned and self._presence is None and not self._over:
-            self._box.spawn(interrupted(self._box, self._call))
+        if self._owned and self._followers is None and not self._over:
+            self._sandbox.spawn(interrupted(self._sandbox, self._call))
         else:
             await self._call.aclose()
 
@@ -128,27 +130,27 @@ class Execution:
 
     async def attend(self, back_s: float) -> None:
         """See to its end for whoever comes back for it, who has so many seconds; it needs a presence, and is closed with this."""
-        if self._presence is None:
+        if self._followers is None:
             raise RuntimeError("nobody can come back for it")
         self._closed = True
-        self._presence.leave()
-        await self._linger(self._presence, back_s)
+        self._followers.leave()
+        await self._linger(self._followers, back_s)
 
-    async def _linger(self, presence: Presence, first_s: float | None = None) -> None:
+    async def _linger(self, followers: ExecutionFollowers, first_s: float | None = None) -> None:
         """Go on with the log while somebody is there for it; when nobody has been for a while, interrupt it."""
         reading = asyncio.create_task(self._read())
-        away = asyncio.create_task(presence.away(AWAY_S, first_s))
+        away = asyncio.create_task(followers.away(AWAY_S, first_s))
         try:
             await asyncio.wait({reading, away}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                if self.line is not None:
-                    self.line.cut()
-                await interrupted(self._box, self._call)
+                if self.entry is not None:
+                    self.entry.cut()
+                await interrupted(self._sandbox, self._call)
         finally:
             for task in (reading, away):
                 task.cancel()
-            if self.line is not None:
-                self.line.cut()
+            if self.entry is not None:
+                self.entry.cut()
             self._forget()
             self._hold.release()
             await self._call.aclose()
@@ -161,34 +163,34 @@ class Execution:
 
     def _forget(self) -> None:
         """Nobody attends to it here any more."""
-        if self._attends and self._box.present.get(self.id) is self._presence:
-            del self._box.present[self.id]
+        if self._attends and self._sandbox.present.get(self.id) is self._followers:
+            del self._sandbox.present[self.id]
 
     def _note(self, event: Event) -> None:
         """Count, and let the log see what it gives."""
         at = self.position
         if isinstance(event, Output | Lost):
             end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
-            self.position = Position(at.events, end, at.stderr) if event.channel == STDOUT else Position(at.events, at.stdout, end)
+            self.position = OutputPosition(at.events, end, at.stderr) if event.channel == STDOUT else OutputPosition(at.events, at.stdout, end)
         else:
-            self.position = Position(at.events + 1, at.stdout, at.stderr)
-        if self.line is not None:
-            note(self.line, event)
+            self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
+        if self.entry is not None:
+            note(self.entry, event)
 
 
-def note(line: Line, event: Event) -> None:
+def note(entry: LogEntry, event: Event) -> None:
     """Let the log see what a cell gives."""
     if isinstance(event, Output | Lost):
-        line.add(event)
+        entry.add(event)
     elif isinstance(event, CellError):
-        line.raised(event)
+        entry.raised(event)
 
 
-async def interrupted(box: Sandbox, call: CellCall) -> None:
+async def interrupted(sandbox: Sandbox, call: CellCall) -> None:
     """Nobody waits for a cell any more. One that ignores the interrupt loses its kernel: the guest sees to that."""
-    if box.asleep:
+    if sandbox.is_hibernated:
         return  # nobody has left it: its sandbox's sleep cut the link
     with suppress(SandlotError):
-        async with box.using() as link:
+        async with sandbox.connection() as link:
             await link.interrupt(execution=call.id)
     await call.aclose()

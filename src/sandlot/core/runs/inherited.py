@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sandlot.core.activity import Presence
-from sandlot.core.records.executions import Journal, Line
-from sandlot.core.records.following import finish, patiently, watched
+from sandlot.core.activity import ExecutionFollowers
+from sandlot.core.records.executions import ExecutionLog, LogEntry
+from sandlot.core.records.following import finish, retry_while_busy, watched
 from sandlot.core.runs.code import look
-from sandlot.core.runs.execution import Execution, note
+from sandlot.core.runs.execution import CodeExecution, note
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.ids import ProcessId, SandboxId
@@ -29,82 +29,82 @@ BACK_S: Final = 10.0
 grows while nobody answers, to 8 s in our own (``sdk/retries.py``): longer than where only its connection broke, and it is asked once."""
 
 
-async def settle(journal: Journal, find: Callable[[SandboxId], Sandbox | None]) -> None:
+async def settle(execution_log: ExecutionLog, find: Callable[[SandboxId], Sandbox | None]) -> None:
     """Go on with the runs that an earlier service left, beside everything else. Call it once the sandboxes are known.
 
     Args:
-        journal: The log.
+        execution_log: The log.
         find: Gives a sandbox that lives, or is being taken over.
     """
-    for record in await journal.unfinished():
-        box = find(record.sandbox)
-        if box is None:
-            journal.lose(record)
+    for record in await execution_log.unfinished():
+        sandbox = find(record.sandbox)
+        if sandbox is None:
+            execution_log.lose(record)
             continue
-        _go_on(box, record, journal)
+        _go_on(sandbox, record, execution_log)
 
 
-def awake(box: Sandbox) -> None:
+def awake(sandbox: Sandbox) -> None:
     """Go on with the runs of a sandbox that slept, beside everything else. Call it the moment that it is awake."""
-    left, box.left = box.left, {}
-    box.inherited = True
+    left, sandbox.left = sandbox.left, {}
+    sandbox.inherited = True
     for record in left.values():
-        if box.journal is not None:
-            _go_on(box, record, box.journal)
+        if sandbox.execution_log is not None:
+            _go_on(sandbox, record, sandbox.execution_log)
 
 
-def _go_on(box: Sandbox, record: ExecutionRecord, journal: Journal) -> None:
+def _go_on(sandbox: Sandbox, record: ExecutionRecord, execution_log: ExecutionLog) -> None:
     # Both before anybody speaks with its guest: who asks then must find them.
     if record.mode == INSTALL:
-        box.installs += 1
+        sandbox.installs += 1
     if record.mode == FOREGROUND and record.kind == "code":
-        box.present.setdefault(ProcessId(record.id), Presence())
-    box.spawn(_settle(box, record, journal.go_on(box, record)))
+        sandbox.present.setdefault(ProcessId(record.id), ExecutionFollowers())
+    sandbox.spawn(_settle(sandbox, record, execution_log.go_on(sandbox, record)))
 
 
-async def _settle(box: Sandbox, record: ExecutionRecord, line: Line) -> None:
+async def _settle(sandbox: Sandbox, record: ExecutionRecord, entry: LogEntry) -> None:
     async def go_on() -> None:
-        await box.until_awake()
-        link = box.require_link()
-        presence = box.present.get(line.id)
-        if any(info.process == line.id for info in await patiently(link.processes)):
-            await watched(box, line)
-        elif presence is not None:
-            await _wait_for_somebody(box, line, link, presence)
+        await sandbox.wait_awake()
+        link = sandbox.require_link()
+        followers = sandbox.present.get(entry.id)
+        if any(info.process == entry.id for info in await retry_while_busy(link.processes)):
+            await watched(sandbox, entry)
+        elif followers is not None:
+            await _wait_for_somebody(sandbox, entry, link, followers)
         else:
-            await _follow(box, line, link)
+            await _follow(sandbox, entry, link)
 
     try:
-        await finish(line, go_on())
+        await finish(entry, go_on())
     finally:
         if record.mode == INSTALL:
-            box.installs -= 1
+            sandbox.installs -= 1
 
 
-async def _wait_for_somebody(box: Sandbox, line: Line, link: Link, presence: Presence) -> None:
+async def _wait_for_somebody(sandbox: Sandbox, entry: LogEntry, link: Link, followers: ExecutionFollowers) -> None:
     try:
-        await patiently(lambda: look(link, line.id))
-        execution = Execution(box, await patiently(lambda: link.attach_cell(line.id)), owned=True, presence=presence)
-        execution.line = line
+        await retry_while_busy(lambda: look(link, entry.id))
+        execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.attach_cell(entry.id)), owned=True, followers=followers)
+        execution.entry = entry
         await execution.attend(BACK_S)
     finally:
-        if not presence.attended and box.present.get(line.id) is presence:
-            del box.present[line.id]  # it is not remembered
+        if not followers.attended and sandbox.present.get(entry.id) is followers:
+            del sandbox.present[entry.id]  # it is not remembered
 
 
-async def _follow(box: Sandbox, line: Line, link: Link) -> None:
+async def _follow(sandbox: Sandbox, entry: LogEntry, link: Link) -> None:
     """One that waits or runs in the background keeps its sandbox from being idle."""
-    hold = box.hold()
-    box.background.add(line.id)
+    hold = sandbox.hold()
+    sandbox.background.add(entry.id)
     try:
-        call = await patiently(lambda: link.attach_cell(line.id))
+        call = await retry_while_busy(lambda: link.attach_cell(entry.id))
         try:
             async for event in call:
-                note(line, event)
+                note(entry, event)
             result = await call.result()
         finally:
             await call.aclose()
-        line.end(result.status, duration_s=result.duration_s)
+        entry.end(result.status, duration_s=result.duration_s)
     finally:
-        box.background.discard(line.id)
+        sandbox.background.discard(entry.id)
         hold.release()

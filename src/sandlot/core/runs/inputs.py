@@ -28,7 +28,7 @@ PROMPT_S = 5.0
 _LOOK_S, _LOOK_MOST_S = 0.005, 0.25
 
 
-class Input:
+class StdinWriter:
     """The way to one process's standard input.
 
     Args:
@@ -49,24 +49,24 @@ class Input:
         return self._base + self.call.sent_bytes
 
 
-def remember(box: Sandbox, call: ProcessCall, base: int) -> Input:
+def remember(sandbox: Sandbox, call: ProcessCall, base: int) -> StdinWriter:
     """A call on which a process's input can be written."""
-    way = box.inputs[call.id] = Input(call, base)
+    way = sandbox.inputs[call.id] = StdinWriter(call, base)
     return way
 
 
-def forget(box: Sandbox, call: ProcessCall) -> None:
+def forget(sandbox: Sandbox, call: ProcessCall) -> None:
     """That call is over. Idempotent."""
-    known = box.inputs.get(call.id)
+    known = sandbox.inputs.get(call.id)
     if known is not None and known.call is call:
-        del box.inputs[call.id]
+        del sandbox.inputs[call.id]
 
 
-async def write(box: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset: int | None = None) -> int:
+async def write(sandbox: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset: int | None = None) -> int:
     """Write to a process's standard input; waits while the process does not read.
 
     Args:
-        box: Where.
+        sandbox: Where.
         id_: The process.
         chunks: What to write.
         offset: Where in the whole input that begins; what has come there before is left out. None is at its end.
@@ -80,8 +80,8 @@ async def write(box: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset:
         SandboxEndedError: The sandbox has ended.
     """
     process = check_id(id_)
-    async with box.using(None) as link:
-        way = await _way(box, link, process)
+    async with sandbox.connection(None) as link:
+        way = await _way(sandbox, link, process)
         async with way.lock:
             skip = 0
             if offset is not None:
@@ -101,7 +101,7 @@ async def write(box: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset:
             return await _until_there(link, way, process)
 
 
-async def close(box: Sandbox, id_: str) -> None:
+async def close(sandbox: Sandbox, id_: str) -> None:
     """End a process's standard input. Where it does not read what was written before, the end is on its way behind that after 5 s.
 
     Raises:
@@ -110,8 +110,8 @@ async def close(box: Sandbox, id_: str) -> None:
         SandboxEndedError: The sandbox has ended.
     """
     process = check_id(id_)
-    async with box.using(None) as link:
-        way = await _way(box, link, process)
+    async with sandbox.connection(None) as link:
+        way = await _way(sandbox, link, process)
         try:
             async with asyncio.timeout(PROMPT_S):
                 await way.lock.acquire()
@@ -133,7 +133,7 @@ async def close(box: Sandbox, id_: str) -> None:
             way.lock.release()
 
 
-def feed(box: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
+def feed(sandbox: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
     """Write a process's whole input beside everything else; its bytes were taken from the budget, and go back to it."""
 
     async def write_all() -> None:
@@ -143,29 +143,29 @@ def feed(box: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
                 await call.write(data[at : at + PIECE_BYTES])
             call.close_stdin()
 
-    task = box.tasks.create_task(write_all())
+    task = sandbox.tasks.create_task(write_all())
     size = len(data)
     # Not in the coroutine: one that is cancelled before its first step runs none of it.
-    task.add_done_callback(lambda _: box.budget.give(size))
+    task.add_done_callback(lambda _: sandbox.buffers.give(size))
     return task
 
 
-async def given(box: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
+async def given(sandbox: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
     """Return once an input that was given whole has reached the guest, where that does not depend on the process's reading it."""
     if size > PROMPT_BYTES:
         return
     with suppress(SandlotError, TimeoutError):
-        async with asyncio.timeout(PROMPT_S), box.using(None) as link:
+        async with asyncio.timeout(PROMPT_S), sandbox.connection(None) as link:
             await asyncio.wait({feeding})
             await _until_closed(link, call.id)
 
 
-async def drain(box: Sandbox, call: ProcessCall) -> None:
+async def drain(sandbox: Sandbox, call: ProcessCall) -> None:
     """Take what comes on a call that is there for its input only, until the process ends."""
     with suppress(SandlotError):
         async for _ in call:
             pass
-    forget(box, call)
+    forget(sandbox, call)
     await call.aclose()
 
 
@@ -182,24 +182,24 @@ def check_id(id_: str) -> ProcessId:
     return ProcessId(id_)
 
 
-async def _way(box: Sandbox, link: Link, process: ProcessId) -> Input:
+async def _way(sandbox: Sandbox, link: Link, process: ProcessId) -> StdinWriter:
     """The way to a process's input: the one there is, or a new one."""
-    known = box.inputs.get(process)
+    known = sandbox.inputs.get(process)
     if known is not None:
         return known
     info = await link.process(process)
     if not info.stdin:
         raise _no_input(process)
     call = await link.attach(process, stdout_from=info.stdout_bytes, stderr_from=info.stderr_bytes)
-    known = box.inputs.get(process)
+    known = sandbox.inputs.get(process)
     if known is not None:  # somebody else was faster
         await call.aclose()
         return known
-    box.spawn(drain(box, call))
-    return remember(box, call, info.stdin_bytes)
+    sandbox.spawn(drain(sandbox, call))
+    return remember(sandbox, call, info.stdin_bytes)
 
 
-async def _until_there(link: Link, way: Input, process: ProcessId) -> int:
+async def _until_there(link: Link, way: StdinWriter, process: ProcessId) -> int:
     """Return once all that was written has come to the guest: how much that is, with what others wrote."""
     wait_s = _LOOK_S
     while True:

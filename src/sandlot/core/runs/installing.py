@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sandlot.core.activity import Presence
-from sandlot.core.records.executions import NATIVE, Label
+from sandlot.core.activity import ExecutionFollowers
+from sandlot.core.records.executions import NATIVE, ExecutionDescription
 from sandlot.core.runs import execution, processes
-from sandlot.core.runs.outcomes import Finished
-from sandlot.core.runs.processes import Run
-from sandlot.core.runs.requirements import Installing
+from sandlot.core.runs.outcomes import CommandResult
+from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.runs.requirements import InstallParams
 from sandlot.link.services import GuestStream, Service
 from sandlot.model.access import Quota
 from sandlot.model.errors import NotFoundError, SandlotError
@@ -33,69 +33,69 @@ from sandlot.model.specs import Network
 from sandlot.protocol import schema
 
 if TYPE_CHECKING:
-    from sandlot.core.ports import Packages
+    from sandlot.core.ports import PackageIndex
     from sandlot.core.sandbox import Sandbox
 
 GRACE_S: Final = 10.0
 """How long a package manager that nobody waits for may clean up until it is killed."""
 
 
-def services_of(packages: Packages | None, box: Sandbox) -> Mapping[str, Service]:
+def services_of(packages: PackageIndex | None, sandbox: Sandbox) -> Mapping[str, Service]:
     """What the guest of a sandbox may ask of the host, by name."""
     if packages is None:
         return {}
 
     async def serve(stream: GuestStream, _args: Mapping[str, Any]) -> None:
-        await packages.serve(stream, sandbox=box.id, allowed=lambda: may_read(box))
+        await packages.serve(stream, sandbox=sandbox.id, allowed=lambda: may_read(sandbox))
 
     return {schema.PACKAGES: serve}
 
 
-def may_read(box: Sandbox) -> bool:
+def may_read(sandbox: Sandbox) -> bool:
     """Whether what runs in a sandbox may read package indexes now."""
-    return box.spec.network is Network.PACKAGES or box.installs > 0
+    return sandbox.spec.network is Network.PACKAGES or sandbox.installs > 0
 
 
 class Install:
     """An install that somebody follows. Close it in the end.
 
     Args:
-        box: Where it runs.
+        sandbox: Where it runs.
         run: Its process.
         opens: Whether it opens the indexes while it runs; that it does is counted already.
-        presence: Who else is there for it; None where nobody else can be.
+        followers: Who else is there for it; None where nobody else can be.
     """
 
-    __slots__ = ("_attends", "_box", "_closed", "_opens", "_presence", "run")
+    __slots__ = ("_attends", "_closed", "_followers", "_opens", "_sandbox", "run")
 
-    def __init__(self, box: Sandbox, run: Run, *, opens: bool = False, presence: Presence | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, run: ProcessExecution, *, opens: bool = False, followers: ExecutionFollowers | None = None) -> None:
         self.run = run
-        self._box = box
+        self._sandbox = sandbox
         self._opens = opens
         self._closed = False
-        self._presence = presence
-        self._attends = presence is None or not presence.attended
-        if presence is not None:
-            presence.enter()
-            presence.attended = True
+        self._followers = followers
+        self._attends = followers is None or not followers.attended
+        if followers is not None:
+            followers.enter()
+            followers.attended = True
 
     async def close(self) -> None:
         """Leave it: it is ended where it still runs, unless somebody else is there for it, or comes back in time. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if self._presence is not None:
-            self._presence.leave()
+        if self._followers is not None:
+            self._followers.leave()
         if not self._attends:
             await self.run.detach()
-        elif self._presence is not None and not self.run.over:
-            self._box.spawn(self._linger(self._presence))
+        elif self._followers is not None and not self.run.over:
+            self._sandbox.spawn(self._linger(self._followers))
         else:
             await self._end()
 
-    async def _linger(self, presence: Presence) -> None:
+    async def _linger(self, followers: ExecutionFollowers) -> None:
         reading = asyncio.create_task(self._read())
-        away = asyncio.create_task(presence.away(execution.AWAY_S))
+        away = asyncio.create_task(followers.away(execution.AWAY_S))
         try:
             await asyncio.wait({reading, away}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -111,86 +111,105 @@ class Install:
 
     async def _end(self) -> None:
         if self._opens:
-            self._box.installs -= 1
-        if self._presence is not None and self._box.present.get(self.run.id) is self._presence:
-            del self._box.present[self.run.id]
+            self._sandbox.installs -= 1
+        if self._followers is not None and self._sandbox.present.get(self.run.id) is self._followers:
+            del self._sandbox.present[self.run.id]
         await self.run.close(GRACE_S)
 
 
-async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE, id: ProcessId | None = None) -> Install:  # noqa: A002 - the word
+async def start(
+    sandbox: Sandbox,
+    what: InstallParams,
+    quota: Quota,
+    *,
+    description: ExecutionDescription = NATIVE,
+    id: ProcessId | None = None,  # noqa: A002 - the word
+) -> Install:
     """Begin to install, and follow it.
 
     Args:
-        box: Where.
+        sandbox: Where.
         what: What.
         quota: Of who asks.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
         id: Its id, where the caller chose one; one that the guest knows, or that is being started, is joined, and not begun again.
 
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
     if id is None:
-        return await _begun(box, what, quota, label)
-    joining = asyncio.create_task(_joined(box, what, quota, label, id))
+        return await _begun(sandbox, what, quota, description)
+    joining = asyncio.create_task(_joined(sandbox, what, quota, description, id))
     try:
         return await asyncio.shield(joining)
     except asyncio.CancelledError:
-        box.spawn(_left(joining))
+        sandbox.spawn(_left(joining))
         raise
 
 
-async def install(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE, id: ProcessId | None = None) -> Finished:  # noqa: A002 - the word
+async def install(
+    sandbox: Sandbox,
+    what: InstallParams,
+    quota: Quota,
+    *,
+    description: ExecutionDescription = NATIVE,
+    id: ProcessId | None = None,  # noqa: A002 - the word
+) -> CommandResult:
     """Install, and collect what is written. Cancelling leaves it, as :meth:`Install.close` says.
 
     Args:
-        box: Where.
+        sandbox: Where.
         what: What.
         quota: Of who asks.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
         id: As in :func:`start`.
 
     Raises:
         SandlotError: It could not be started, or the sandbox ended.
     """
-    begun = await start(box, what, quota, label=label, id=id)
+    begun = await start(sandbox, what, quota, description=description, id=id)
     try:
-        return await processes.collected(box, begun.run, what.timeout_s)
+        return await processes.collected(sandbox, begun.run, what.timeout_s)
     finally:
         await begun.close()
 
 
-async def _joined(box: Sandbox, what: Installing, quota: Quota, label: Label, id_: ProcessId) -> Install:
+async def _joined(sandbox: Sandbox, what: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:
     """Follow the install of an id, or start it where the guest does not know it.
 
     It runs in a task of its own, which holds the turn until the guest has responded, also when its client leaves during the start. So a second
     client finds the presence of the first one, waits for the start and joins.
     """
-    presence = box.present.setdefault(id_, Presence())
-    presence.enter()
+    followers = sandbox.present.setdefault(id_, ExecutionFollowers())
+    followers.enter()
     try:
-        async with presence.turn:
+        async with followers.turn:
             try:
-                return Install(box, await processes.follow(box, id_, stdout_from=0, stderr_from=0), presence=presence)
+                return Install(sandbox, await processes.follow(sandbox, id_, stdout_from=0, stderr_from=0), followers=followers)
             except NotFoundError:
-                return await _begun(box, what, quota, label, id_, presence)
+                return await _begun(sandbox, what, quota, description, id_, followers)
     finally:
-        presence.leave()
-        if not presence.attended and not presence.people and box.present.get(id_) is presence:
-            del box.present[id_]
+        followers.leave()
+        if not followers.attended and not followers.people and sandbox.present.get(id_) is followers:
+            del sandbox.present[id_]
 
 
 async def _begun(
-    box: Sandbox, what: Installing, quota: Quota, label: Label, id_: ProcessId | None = None, presence: Presence | None = None
+    sandbox: Sandbox,
+    what: InstallParams,
+    quota: Quota,
+    description: ExecutionDescription,
+    id_: ProcessId | None = None,
+    followers: ExecutionFollowers | None = None,
 ) -> Install:
-    label = replace(label, argv=what.shown, mode=INSTALL if quota.installs else FOREGROUND)
-    box.installs += quota.installs
+    description = replace(description, argv=what.shown, mode=INSTALL if quota.installs else FOREGROUND)
+    sandbox.installs += quota.installs
     try:
-        run = await processes.start(box, what.spec(), label=label, chosen=id_)
+        run = await processes.start(sandbox, what.spec(), description=description, chosen=id_)
     except BaseException:
-        box.installs -= quota.installs
+        sandbox.installs -= quota.installs
         raise
-    return Install(box, run, opens=quota.installs, presence=presence)
+    return Install(sandbox, run, opens=quota.installs, followers=followers)
 
 
 async def _left(joining: asyncio.Task[Install]) -> None:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.link.types import Lost, Output, ProcessResult
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES, Capture
 from sandlot.model.ids import ProcessId
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProcessOutcome:
     """How a process ended.
 
     Args:
@@ -36,10 +36,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CommandResult:
     """A process that was run to its end, and what it wrote."""
 
-    outcome: Outcome
+    outcome: ProcessOutcome
     stdout: Capture
     stderr: Capture
 
@@ -49,20 +49,20 @@ COPIES = 3
 JSON each: output of nothing else takes more than it is counted for, for the moment of its encoding.)"""
 
 
-class Collected:
+class CommandOutputCollector:
     """Output of several channels, as far as there is memory for it; the rest is counted as omitted. Close it in the end.
 
     Args:
-        budget: Where the memory is taken from.
+        buffers: Where the memory is taken from.
         channels: Which there are.
         head_bytes: Kept of the beginning of each.
         tail_bytes: Kept of the end of each.
     """
 
-    __slots__ = ("_budget", "_captures", "_taken_bytes")
+    __slots__ = ("_buffers", "_captures", "_taken_bytes")
 
-    def __init__(self, budget: Budget, channels: Iterable[int], *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
-        self._budget = budget
+    def __init__(self, buffers: BufferBudget, channels: Iterable[int], *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
+        self._buffers = buffers
         self._captures = {channel: Capture(head_bytes, tail_bytes) for channel in channels}
         self._taken_bytes = 0
 
@@ -76,7 +76,7 @@ class Collected:
         before = capture.held_bytes
         if isinstance(event, Lost):
             capture.skip(event.bytes)
-        elif self._budget.has(COPIES * min(len(event.data), capture.room_bytes)):
+        elif self._buffers.has(COPIES * min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
@@ -84,7 +84,7 @@ class Collected:
 
     def try_take(self, size: int) -> bool:
         """Count something else that is collected along with it; False where there is no memory for it."""
-        if not self._budget.has(COPIES * size):
+        if not self._buffers.has(COPIES * size):
             return False
         self._take(COPIES * size)
         return True
@@ -103,12 +103,12 @@ class Collected:
 
     def _take(self, size: int) -> None:
         self._taken_bytes += size
-        self._budget.take_anyway(size)
+        self._buffers.take_anyway(size)
 
 
-def outcome_of(process: ProcessId, result: ProcessResult) -> Outcome:
+def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome:
     """What a guest's result comes to."""
-    return Outcome(
+    return ProcessOutcome(
         process=process,
         exit_code=exit_code(result.exit_code, result.signal),
         signal=result.signal,

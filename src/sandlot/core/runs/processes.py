@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from sandlot.core import notes
 from sandlot.core.content.programs import is_program
-from sandlot.core.records.executions import NATIVE, Label, Line
+from sandlot.core.records.executions import NATIVE, ExecutionDescription, LogEntry
 from sandlot.core.records.following import watch
 from sandlot.core.runs import inputs
 from sandlot.core.runs.inputs import check_id
-from sandlot.core.runs.outcomes import Collected, Finished, Outcome, outcome_of
+from sandlot.core.runs.outcomes import CommandOutputCollector, CommandResult, ProcessOutcome, process_outcome
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.types import Lost, Output, ProcessInfo
@@ -34,25 +34,25 @@ STDOUT = 1
 STDERR = 2
 
 
-class Run:
+class ProcessExecution:
     """One process that somebody follows. Iterate it, then ask for the outcome.
 
     Args:
-        box: Where it runs.
+        sandbox: Where it runs.
         call: The link's end of it.
         until: Channel -> offset: where the iteration stops although the process goes on; None is at its end.
-        line: Its line in the log, where it was started for whoever follows it.
+        entry: Its line in the log, where it was started for whoever follows it.
     """
 
-    __slots__ = ("_box", "_call", "_hold", "_line", "_over", "_until")
+    __slots__ = ("_call", "_entry", "_hold", "_over", "_sandbox", "_until")
 
-    def __init__(self, box: Sandbox, call: ProcessCall, *, until: Mapping[int, int] | None = None, line: Line | None = None) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, call: ProcessCall, *, until: Mapping[int, int] | None = None, entry: LogEntry | None = None) -> None:
+        self._sandbox = sandbox
         self._call = call
-        self._line = line
+        self._entry = entry
         self._until = until
         self._over = False
-        self._hold = box.hold()
+        self._hold = sandbox.hold()
 
     @property
     def id(self) -> ProcessId:
@@ -97,40 +97,40 @@ class Run:
             return
         try:
             async for event in self._call:
-                if self._line is not None:
-                    self._line.add(event)
+                if self._entry is not None:
+                    self._entry.add(event)
                 yield event
                 if event.channel in behind and event.offset + _size(event) >= behind[event.channel]:
                     del behind[event.channel]
                     if not behind:
                         return
         except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> ProcessOutcome:
         """How it ended; waits for that.
 
         Raises:
             SandboxEndedError: The sandbox ended first; says why.
         """
         try:
-            outcome = outcome_of(self._call.id, await self._call.result())
+            outcome = process_outcome(self._call.id, await self._call.result())
         except (SandboxEndedError, UnavailableError) as error:
             self._over = True
-            raise await self._box.explain(error) from None
+            raise await self._sandbox.explain(error) from None
         self._over = True
-        notes.ended(self._box, outcome.process)
-        if self._line is not None:
-            self._line.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
+        notes.ended(self._sandbox, outcome.process)
+        if self._entry is not None:
+            self._entry.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
         return outcome
 
     async def detach(self) -> None:
         """Stop following; the process lives on. Idempotent."""
         self._hold.release()
-        line, self._line = self._line, None
-        if line is not None and not line.over:
-            watch(self._box, line)
-        inputs.forget(self._box, self._call)
+        entry, self._entry = self._entry, None
+        if entry is not None and not entry.over:
+            watch(self._sandbox, entry)
+        inputs.forget(self._sandbox, self._call)
         await self._call.aclose()
 
     async def close(self, grace_s: float = 0) -> None:
@@ -139,123 +139,127 @@ class Run:
         Args:
             grace_s: How long it may take to end by itself, once it was asked to (SIGTERM).
         """
-        if self._line is not None:
-            self._line.cut()
+        if self._entry is not None:
+            self._entry.cut()
         if not self._over:
             self._over = True
-            self._box.spawn(_kill(self._box, self._call.id, grace_s))
+            self._sandbox.spawn(_kill(self._sandbox, self._call.id, grace_s))
         await self.detach()
 
 
-async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE, chosen: ProcessId | None = None) -> Run:
+async def start(
+    sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE, chosen: ProcessId | None = None
+) -> ProcessExecution:
     """Start a process and follow it.
 
     Args:
-        box: Where.
+        sandbox: Where.
         spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
         chosen: Its id, where the caller chose one.
 
     Raises:
         SandlotError: It could not be started: no such program, folder or permission, or the sandbox has ended.
     """
     id_ = chosen or new_process_id()
-    box.budget.take(len(stdin or b""))
+    sandbox.buffers.take(len(stdin or b""))
     try:
-        with _counted(box, spec):
-            async with box.using() as link:
+        with _counted(sandbox, spec):
+            async with sandbox.connection() as link:
                 call = await link.start(spec, id=id_)
     except BaseException as error:
-        box.budget.give(len(stdin or b""))
+        sandbox.buffers.give(len(stdin or b""))
         if isinstance(error, asyncio.CancelledError):
-            box.spawn(_kill(box, id_))
+            sandbox.spawn(_kill(sandbox, id_))
         raise
     if stdin is not None:
-        _ = inputs.feed(box, call, stdin)
+        _ = inputs.feed(sandbox, call, stdin)
     elif spec.stdin or spec.pty:
-        inputs.remember(box, call, 0)
-    return Run(box, call, line=_line(box, call.id, spec, label))
+        inputs.remember(sandbox, call, 0)
+    return ProcessExecution(sandbox, call, entry=_line(sandbox, call.id, spec, description))
 
 
-async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE) -> Finished:
+async def run(sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE) -> CommandResult:
     """Run a process to its end and collect what it writes. Cancelling kills the process group.
 
     Args:
-        box: Where.
+        sandbox: Where.
         spec: What.
         stdin: All of its standard input.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: It could not be started, or the sandbox ended.
     """
-    process = await start(box, spec, stdin=stdin, label=label)
+    process = await start(sandbox, spec, stdin=stdin, description=description)
     try:
-        return await collected(box, process, spec.timeout_s)
+        return await collected(sandbox, process, spec.timeout_s)
     finally:
         await process.close()
 
 
-async def collected(box: Sandbox, process: Run, timeout_s: float | None) -> Finished:
+async def collected(sandbox: Sandbox, process: ProcessExecution, timeout_s: float | None) -> CommandResult:
     """All that a process writes, to its end.
 
     Args:
-        box: Where.
+        sandbox: Where.
         process: It.
         timeout_s: Its own; the guest ends it on time, and this is for a guest that does not.
 
     Raises:
         SandlotError: The sandbox ended.
     """
-    output = Collected(box.budget, (STDOUT, STDERR))
+    output = CommandOutputCollector(sandbox.buffers, (STDOUT, STDERR))
     try:
-        async with box.using(None if timeout_s is None else timeout_s + GRACE_S):
+        async with sandbox.connection(None if timeout_s is None else timeout_s + GRACE_S):
             async for event in process:
                 output.add(event)
             outcome = await process.outcome()
     finally:
         output.close()
-    return Finished(outcome=outcome, stdout=output[STDOUT], stderr=output[STDERR])
+    return CommandResult(outcome=outcome, stdout=output[STDOUT], stderr=output[STDERR])
 
 
-async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE) -> tuple[ProcessId, int]:
+async def launch(
+    sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
+) -> tuple[ProcessId, int]:
     """Start a process and leave it; its id and its pid.
 
     Args:
-        box: Where.
+        sandbox: Where.
         spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
-    box.budget.take(len(stdin or b""))
+    sandbox.buffers.take(len(stdin or b""))
     try:
-        with _counted(box, spec):
-            async with box.using() as link:
+        with _counted(sandbox, spec):
+            async with sandbox.connection() as link:
                 call = await link.start(spec, attach=stdin is not None)
     except BaseException:
-        box.budget.give(len(stdin or b""))
+        sandbox.buffers.give(len(stdin or b""))
         raise
-    line = _line(box, call.id, spec, replace(label, mode=BACKGROUND))
-    if line is not None:
-        watch(box, line)
+    entry = _line(sandbox, call.id, spec, replace(description, mode=BACKGROUND))
+    if entry is not None:
+        watch(sandbox, entry)
     if stdin is None:
         await call.aclose()
     else:
         # Its input travels on this call, so the call stays; and a reader that does not read would stop the process.
-        box.spawn(inputs.drain(box, call))
-        await inputs.given(box, inputs.feed(box, call, stdin), call, len(stdin))
+        sandbox.spawn(inputs.drain(sandbox, call))
+        await inputs.given(sandbox, inputs.feed(sandbox, call, stdin), call, len(stdin))
     return call.id, call.pid
 
 
-async def follow(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> Run:
+async def follow(sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> ProcessExecution:
     """Follow a process that was started before.
 
     Args:
-        box: Where.
+        sandbox: Where.
         id_: The process.
         stdout_from: Byte offset to go on from; None is the oldest that is kept.
         stderr_from: The same.
@@ -267,26 +271,26 @@ async def follow(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from
     """
     process = check_id(id_)
     until: dict[int, int] | None = None
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         if not to_end:
             known = await link.process(process)
             if known.running:
                 ends = {STDOUT: (known.stdout_bytes, stdout_from or 0), STDERR: (known.stderr_bytes, stderr_from or 0)}
                 until = {channel: end for channel, (end, start) in ends.items() if end > start}
-        return Run(box, await link.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until)
+        return ProcessExecution(sandbox, await link.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until)
 
 
-async def kept(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None) -> tuple[Outcome | None, Capture, Capture]:
+async def kept(sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None) -> tuple[ProcessOutcome | None, Capture, Capture]:
     """What there is of a process's output by now, and how it ended where it did; does not wait for more.
 
     Raises:
         NotFoundError: ``process_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    process = await follow(box, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-    output = Collected(box.budget, (STDOUT, STDERR))
+    process = await follow(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
+    output = CommandOutputCollector(sandbox.buffers, (STDOUT, STDERR))
     try:
-        async with box.using():
+        async with sandbox.connection():
             async for event in process:
                 output.add(event)
             return None if process.running else await process.outcome(), output[STDOUT], output[STDERR]
@@ -295,11 +299,11 @@ async def kept(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: 
         await process.detach()
 
 
-async def wait(box: Sandbox, id_: str, timeout_s: float | None = None) -> Outcome | None:
+async def wait(sandbox: Sandbox, id_: str, timeout_s: float | None = None) -> ProcessOutcome | None:
     """How a process ended; waits for that and reads none of its output.
 
     Args:
-        box: Where.
+        sandbox: Where.
         id_: The process.
         timeout_s: Seconds to wait at most; None is until its end, 0 only looks.
 
@@ -311,43 +315,43 @@ async def wait(box: Sandbox, id_: str, timeout_s: float | None = None) -> Outcom
         SandboxEndedError: The sandbox has ended.
     """
     process = check_id(id_)
-    async with box.using(None) as link:
+    async with sandbox.connection(None) as link:
         if timeout_s == 0:
             if (await link.process(process)).running:
                 return None
             timeout_s = CALL_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
-                return outcome_of(process, await link.wait(process))
+                return process_outcome(process, await link.wait(process))
         except TimeoutError:
             return None
 
 
-async def listing(box: Sandbox) -> list[ProcessInfo]:
+async def listing(sandbox: Sandbox) -> list[ProcessInfo]:
     """The processes that were started through the service: running ones, and the last ones that ended; none of Sandlot's own."""
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return [info for info in await link.processes() if not is_program(info.argv)]
 
 
-async def look(box: Sandbox, id_: str) -> ProcessInfo:
+async def look(sandbox: Sandbox, id_: str) -> ProcessInfo:
     """What is known of one process.
 
     Raises:
         NotFoundError: ``process_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.process(check_id(id_))
 
 
-async def send_signal(box: Sandbox, id_: str, signal: int) -> bool:
+async def send_signal(sandbox: Sandbox, id_: str, signal: int) -> bool:
     """Send a signal to a process's group; whether it was still running.
 
     Raises:
         NotFoundError: ``process_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.signal(check_id(id_), signal)
 
 
@@ -372,22 +376,26 @@ def signal_number(asked: str | int) -> int:
     return int(number)
 
 
-def _counted(box: Sandbox, spec: ProcessSpec) -> AbstractContextManager[None]:
+def _counted(sandbox: Sandbox, spec: ProcessSpec) -> AbstractContextManager[None]:
     """Around what starts a process: the service's own are nobody's runs."""
-    return nullcontext() if spec.hidden else box.counted()
+    return nullcontext() if spec.hidden else sandbox.counted()
 
 
-def _line(box: Sandbox, process: ProcessId, spec: ProcessSpec, label: Label) -> Line | None:
+def _line(sandbox: Sandbox, process: ProcessId, spec: ProcessSpec, description: ExecutionDescription) -> LogEntry | None:
     """The log's line of a process that was just started, and what is noted of it."""
-    notes.keep(box, process, spec)
-    return None if spec.hidden or box.journal is None else box.journal.command(box, process, label.argv or spec.argv, label)
+    notes.keep(sandbox, process, spec)
+    return (
+        None
+        if spec.hidden or sandbox.execution_log is None
+        else sandbox.execution_log.command(sandbox, process, description.argv or spec.argv, description)
+    )
 
 
-async def _kill(box: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
-    if box.asleep:
+async def _kill(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
+    if sandbox.is_hibernated:
         return  # nobody has left it: its sandbox's sleep cut the link
     with suppress(SandlotError):
-        async with box.using(CALL_TIMEOUT_S + grace_s) as link:
+        async with sandbox.connection(CALL_TIMEOUT_S + grace_s) as link:
             if grace_s:
                 await link.signal(process, int(signals.SIGTERM))
                 with suppress(TimeoutError):

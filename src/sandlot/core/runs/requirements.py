@@ -42,7 +42,7 @@ class Manager(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Installing:
+class InstallParams:
     """What is to be installed.
 
     Args:

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from sandlot.core.runs import processes
 from sandlot.core.runs.inputs import check_id
-from sandlot.core.runs.processes import Run
+from sandlot.core.runs.processes import ProcessExecution
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError
 from sandlot.model.specs import KIB, MIB, check_screen
@@ -24,11 +24,11 @@ STUCK_S = 30.0
 _PIECE_BYTES = 64 * KIB
 
 
-async def attach(box: Sandbox, id_: str, *, offset: int | None = None) -> Run:
+async def attach(sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
     """Look at a process on a terminal again, and type.
 
     Args:
-        box: Where.
+        sandbox: Where.
         id_: The process.
         offset: Byte of its output to go on from; None is the oldest that is kept.
 
@@ -37,14 +37,14 @@ async def attach(box: Sandbox, id_: str, *, offset: int | None = None) -> Run:
         ConflictError: It has no terminal.
         SandboxEndedError: The sandbox has ended.
     """
-    if not (await processes.look(box, id_)).pty:
+    if not (await processes.look(sandbox, id_)).pty:
         raise ConflictError(
             f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start it with 'pty', or read its output and write its input."
         )
-    return await processes.follow(box, id_, stdout_from=offset, stderr_from=None)
+    return await processes.follow(sandbox, id_, stdout_from=offset, stderr_from=None)
 
 
-async def resize(box: Sandbox, id_: str, rows: int, cols: int) -> bool:
+async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
     """Give a process's terminal another size; whether it was still running.
 
     Raises:
@@ -54,22 +54,22 @@ async def resize(box: Sandbox, id_: str, rows: int, cols: int) -> bool:
         SandboxEndedError: The sandbox has ended.
     """
     check_screen(rows, cols)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return await link.resize(check_id(id_), rows, cols)
 
 
-class Typed:
+class TerminalInput:
     """What a client typed, until the program's terminal has taken it.
 
     Args:
-        box: Where the program runs.
+        sandbox: Where the program runs.
         run: It.
     """
 
-    __slots__ = ("_box", "_ended", "_news", "_room", "_run", "_waiting")
+    __slots__ = ("_ended", "_news", "_room", "_run", "_sandbox", "_waiting")
 
-    def __init__(self, box: Sandbox, run: Run) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, run: ProcessExecution) -> None:
+        self._sandbox = sandbox
         self._run = run
         self._waiting = bytearray()
         self._ended = False
@@ -85,7 +85,7 @@ class Typed:
         """
         if self._ended:
             return
-        self._box.budget.take(len(data))
+        self._sandbox.buffers.take(len(data))
         self._waiting += data
         self._news.set()
         while len(self._waiting) > AHEAD_MAX_BYTES:
@@ -128,5 +128,5 @@ class Typed:
 
     def _drop(self, size: int) -> None:
         del self._waiting[:size]
-        self._box.budget.give(size)
+        self._sandbox.buffers.give(size)
         self._room.set()

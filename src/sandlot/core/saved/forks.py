@@ -25,20 +25,20 @@ from typing import Final
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lives import resting
-from sandlot.core.lives.images import Images
-from sandlot.core.lives.starts import Source
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.lives.starts import StartSource
 from sandlot.core.ports import Clock
-from sandlot.core.records.once import check_key, check_same, digest_of_words
+from sandlot.core.records.once import check_key, check_same, words_digest
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.core.saved import trees, writing
-from sandlot.core.saved.gate import Gate
-from sandlot.core.saved.litter import Litter
+from sandlot.core.saved.gate import ForkBatchGate
+from sandlot.core.saved.litter import ForkBatchStart
 from sandlot.core.saved.sources import MEMORY
-from sandlot.core.volumes.mounting import steady
+from sandlot.core.volumes.mounting import pin_mounts
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
@@ -65,7 +65,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
-class NewFork:
+class ForkParams:
     """Forks as a client asks for them.
 
     Args:
@@ -122,11 +122,11 @@ class Promoted:
     failed: Mapping[SandboxId, str]
 
 
-class Forks:
+class ForkManager:
     """All forks of this node.
 
     Args:
-        sandboxes: Parents, and who makes their children.
+        manager: Parents, and who makes their children.
         store: Where they are recorded.
         images: Where the image of a parent is meanwhile.
         node: This node.
@@ -134,8 +134,10 @@ class Forks:
         told: Called with its owner after an event was committed.
     """
 
-    def __init__(self, sandboxes: Sandboxes, store: Store, images: Images, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]) -> None:
-        self._sandboxes = sandboxes
+    def __init__(
+        self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]
+    ) -> None:
+        self._manager = manager
         self._store = store
         self._images = images
         self._node = node
@@ -148,13 +150,13 @@ class Forks:
         """Wait for what goes on behind the answers."""
         await self._tasks.wait()
 
-    async def fork(self, sandbox: str, who: Principal, asked: NewFork, *, key: str | None = None) -> Sequence[Sandbox]:
+    async def fork(self, sandbox: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
         """Fork a sandbox, and wait until all children run. A client that goes away leaves none.
 
         Args:
             sandbox: The parent's id.
-            who: Who asks. The children are the parent's owner's; the quota is of who asks.
-            asked: They.
+            principal: Who asks. The children are the parent's owner's; the quota is of who asks.
+            params: They.
             key: The client's own name for this request. Sent again, it gives what it gave, also those that have ended by then.
 
         Raises:
@@ -167,47 +169,47 @@ class Forks:
             HostError: It could not be written, or a child could not be started: then none is kept.
             SandboxEndedError: It has ended.
         """
-        parent = await self._sandboxes.look(sandbox, who)
-        await parent.adopted.wait()
-        owner = replace(who, owner=parent.owner)
+        parent = await self._manager.load(sandbox, principal)
+        await parent.recovered.wait()
+        owner = replace(principal, owner=parent.owner)
         if key is None:
-            return await self._fork(parent, owner, asked, None)
-        digest = digest_of_words("fork", parent.id, json.dumps(asdict(asked), sort_keys=True, default=str))
+            return await self._fork(parent, owner, params, None)
+        digest = words_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str))
         async with self._idempotency_locks.hold(parent.owner, check_key(key)):
             for attempt in count():
                 request = _Request(key, attempt, digest)
-                before = await self._before(request, owner, asked.count)
+                before = await self._before(request, owner, params.count)
                 if before is None:
-                    return await self._fork(parent, owner, asked, request)
-                if len(before) == asked.count:
+                    return await self._fork(parent, owner, params, request)
+                if len(before) == params.count:
                     return before
                 await self._end(before, "the service ended while it was forked")
         raise AssertionError
 
-    async def tree(self, sandbox: str, who: Principal) -> Tree:
+    async def tree(self, sandbox_id: str, principal: Principal) -> Tree:
         """The tree that a sandbox is in.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        box = await self._sandboxes.look(sandbox, who)
-        known = {each.id: each for each in (box, *self._sandboxes.all(who, ended=True))}
-        top = box
+        sandbox = await self._manager.load(sandbox_id, principal)
+        known = {each.id: each for each in (sandbox, *self._manager.list(principal, ended=True))}
+        top = sandbox
         for _ in range(DEEPEST):
             above = top.spec.parent
-            found = None if above is None else known.get(above) or await self._ended_long_ago(above, who)
+            found = None if above is None else known.get(above) or await self._ended_long_ago(above, principal)
             if found is None:
                 break
             known[found.id] = top = found
-        root = trees.root_of(box.id, {id_: each.spec.parent for id_, each in known.items()})
+        root = trees.root_of(sandbox.id, {id_: each.spec.parent for id_, each in known.items()})
         return Tree(root, sorted(trees.below([root], known.values()), key=lambda each: (each.created_at, each.id)))
 
-    async def promote(self, sandbox: str, who: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
+    async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
         """Keep one child: end the other forks of its parent, and all that was forked from them. Idempotent.
 
         Args:
-            sandbox: The id of the one that is kept.
-            who: Who asks.
+            sandbox_id: The id of the one that is kept.
+            principal: Who asks.
             among: Only siblings that have all of these entries in their metadata.
 
         Raises:
@@ -215,26 +217,26 @@ class Forks:
             ConflictError: It is nobody's fork.
             SandboxEndedError: It has ended, so its siblings are left alone.
         """
-        box = self._sandboxes.find(sandbox, who)
-        if box.spec.parent is None:
+        sandbox = self._manager.find(sandbox_id, principal)
+        if sandbox.spec.parent is None:
             raise ConflictError(
-                f"Sandbox {box.id} is nobody's fork, so it has no siblings.",
+                f"Sandbox {sandbox.id} is nobody's fork, so it has no siblings.",
                 code=ErrorCode.CONFLICT,
                 hint="Promote one of the children that a fork gave.",
-                fields={"sandbox": box.id},
+                fields={"sandbox": sandbox.id},
             )
-        if box.wanted.is_set() or box.ended.is_set():
-            raise box.ended_error()
+        if sandbox.end_requested.is_set() or sandbox.ended.is_set():
+            raise sandbox.ended_error()
         ended: dict[SandboxId, None] = {}
         failed: dict[SandboxId, str] = {}
         for _ in range(_ROUNDS):
             # One that has ended is no sibling to end, but what was forked from it is.
-            everybody = self._sandboxes.all(who, ended=True)
-            roots = [other.id for other in trees.siblings(box, everybody, among or {})]
+            everybody = self._manager.list(principal, ended=True)
+            roots = [other.id for other in trees.siblings(sandbox, everybody, among or {})]
             doomed = [other for other in trees.below(roots, everybody) if not other.ended.is_set() and other.id not in failed]
             if not doomed:
                 break
-            results = await asyncio.gather(*(self._sandboxes.kill(other.id, who) for other in doomed), return_exceptions=True)
+            results = await asyncio.gather(*(self._manager.kill(other.id, principal) for other in doomed), return_exceptions=True)
             for other, result in zip(doomed, results, strict=True):
                 if isinstance(result, Exception):
                     failed[other.id] = str(result)
@@ -243,28 +245,28 @@ class Forks:
                 else:
                     ended[other.id] = None
         if ended:
-            self._tasks.spawn(self._tell("sandbox.promoted", box, ended=list(ended)))
-        return Promoted(box.id, tuple(ended), failed)
+            self._tasks.spawn(self._tell("sandbox.promoted", sandbox, ended=list(ended)))
+        return Promoted(sandbox.id, tuple(ended), failed)
 
-    async def _fork(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
+    async def _fork(self, parent: Sandbox, owner: Principal, params: ForkParams, request: _Request | None) -> Sequence[Sandbox]:
         if parent.ended.is_set():
             raise parent.ended_error()
-        async with steady(parent):
-            return await self._born(parent, owner, asked, request)
+        async with pin_mounts(parent):
+            return await self._born(parent, owner, params, request)
 
-    async def _born(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
-        _check_volumes(parent, asked)
-        children = self._asked(parent, asked)
+    async def _born(self, parent: Sandbox, owner: Principal, params: ForkParams, request: _Request | None) -> Sequence[Sandbox]:
+        _check_volumes(parent, params)
+        children = self._asked(parent, params)
         image = new_snapshot_id(self._node)
-        births = self._sandboxes.births
-        await births.reserve(image, children[0], owner, asked.count, lambda: self._sandboxes.all(OPERATOR))
-        births.ledger.give_up(image)  # each of them is promised its own
-        gate, litter = Gate(asked.count), Litter(await self._images.make(image), asked.count, max(1, (os.cpu_count() or 1) // 2))
+        scheduler = self._manager.scheduler
+        await scheduler.admit_batch(image, children[0], owner, params.count, lambda: self._manager.list(OPERATOR))
+        scheduler.reservations.release(image)  # each of them is promised its own
+        gate, litter = ForkBatchGate(params.count), ForkBatchStart(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if request is None else request.digest
-        source = Source(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest, shares=True)
+        source = StartSource(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest, shares=True)
         tasks = [
-            asyncio.create_task(self._sandboxes.create(each, owner, key=None if request is None else request.key_of(number), source=source))
+            asyncio.create_task(self._manager.create(each, owner, key=None if request is None else request.key_of(number), source=source))
             for number, each in enumerate(children)
         ]
         for task in tasks:
@@ -272,7 +274,7 @@ class Forks:
         try:
             await litter.admitted.wait()
             if not gate.is_shut:
-                async with writing.room(self._sandboxes, parent, image, SnapshotKind.MEMORY):
+                async with writing.room(self._manager, parent, image, SnapshotKind.MEMORY):
                     await writing.image(parent, self._images.image(image), durable=False)
                 litter.written()
             made = await asyncio.gather(*tasks)
@@ -285,7 +287,7 @@ class Forks:
         _log.info("sandbox.forked", sandbox=parent.id, children=len(made))
         return made
 
-    async def _none(self, tasks: Sequence[asyncio.Task[Sandbox]], gate: Gate, litter: Litter, error: BaseException) -> None:
+    async def _none(self, tasks: Sequence[asyncio.Task[Sandbox]], gate: ForkBatchGate, litter: ForkBatchStart, error: BaseException) -> None:
         """Leave none of the children.
 
         Raises:
@@ -301,17 +303,17 @@ class Forks:
         if first is not None and isinstance(error, SandlotError) and gate.is_own(error):
             raise first from None
 
-    def _asked(self, parent: Sandbox, asked: NewFork) -> list[NewSandbox]:
+    def _asked(self, parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
         """The children, as they would have been asked for."""
         metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.OWN)}
         return [
-            NewSandbox(
+            CreateSandboxParams(
                 template=parent.spec.template,
-                name=asked.name_of(number),
-                env=asked.env,
-                metadata=metadata if asked.metadata is None else asked.metadata,
+                name=params.name_of(number),
+                env=params.env,
+                metadata=metadata if params.metadata is None else params.metadata,
                 limits=parent.spec.limits,
-                timeout_s=parent.spec.timeout_s if asked.timeout_s == SAME else asked.timeout_s,
+                timeout_s=parent.spec.timeout_s if params.timeout_s == SAME else params.timeout_s,
                 idle_timeout_s=parent.idle_timeout_s,
                 isolation=parent.spec.isolation,
                 network=parent.spec.network,
@@ -319,7 +321,7 @@ class Forks:
                 auto_resume=parent.spec.auto_resume,
                 volumes=parent.spec.volumes,
             )
-            for number in range(1, asked.count + 1)
+            for number in range(1, params.count + 1)
         ]
 
     async def _before(self, request: _Request, owner: Principal, number: int) -> list[Sandbox] | None:
@@ -330,28 +332,28 @@ class Forks:
             return None
         for record in records:
             check_same(record.request_digest, request.digest)
-        return [await self._sandboxes.look(record.id, owner) for record in records]
+        return [await self._manager.load(record.id, owner) for record in records]
 
-    async def _end(self, boxes: Sequence[Sandbox], why: str) -> None:
-        for box in boxes:
-            box.end(Exit(ExitReason.KILLED, why))
-        for box in boxes:
-            await box.ended.wait()
+    async def _end(self, sandboxes: Sequence[Sandbox], why: str) -> None:
+        for sandbox in sandboxes:
+            sandbox.request_end(Exit(ExitReason.KILLED, why))
+        for sandbox in sandboxes:
+            await sandbox.ended.wait()
 
-    async def _ended_long_ago(self, id_: SandboxId, who: Principal) -> Sandbox | None:
+    async def _ended_long_ago(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
         try:
-            return await self._sandboxes.look(id_, who)
+            return await self._manager.load(id_, principal)
         except SandlotError:
             return None
 
-    async def _tell(self, kind: str, box: Sandbox, **data: object) -> None:
+    async def _tell(self, kind: str, sandbox: Sandbox, **data: object) -> None:
         """Tell what was done; that it was, does not depend on it."""
         try:
-            await self._store.events.add([NewEvent(kind, self._clock.now(), box.owner, box.id, data)])
+            await self._store.events.add([NewEvent(kind, self._clock.now(), sandbox.owner, sandbox.id, data)])
         except SandlotError as error:
-            _log.warning("event.not_recorded", type=kind, sandbox=box.id, error=str(error))
+            _log.warning("event.not_recorded", type=kind, sandbox=sandbox.id, error=str(error))
         else:
-            self._told(box.owner)
+            self._told(sandbox.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +375,10 @@ class _Request:
         return "fork-" + hashlib.sha256(json.dumps([self.key, self.attempt, number]).encode()).hexdigest()
 
 
-def _check_volumes(parent: Sandbox, asked: NewFork) -> None:
+def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
     """Refuse to let forks write to what their parent writes to, unless that is asked for."""
     written = [mount for mount in parent.spec.volumes if not mount.read_only]
-    if written and not asked.share_volumes:
+    if written and not params.share_volumes:
         raise ConflictError(
             f"Sandbox {parent.id} writes to {len(written)} volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}: "
             "its forks would write to the same files.",
@@ -386,7 +388,7 @@ def _check_volumes(parent: Sandbox, asked: NewFork) -> None:
         )
 
 
-def _failed(gate: Gate, litter: Litter, task: asyncio.Task[Sandbox]) -> None:
+def _failed(gate: ForkBatchGate, litter: ForkBatchStart, task: asyncio.Task[Sandbox]) -> None:
     """One of the children is not to be: then none is."""
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is not None:

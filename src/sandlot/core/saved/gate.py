@@ -8,7 +8,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
 
 
-class Gate:
+class ForkBatchGate:
     """It opens when all have come, and never once it was shut.
 
     Args:
@@ -20,7 +20,7 @@ class Gate:
         self._why: SandlotError | None = None
         self._settled = asyncio.Event()
 
-    async def pass_through(self, _box: Sandbox) -> None:
+    async def pass_through(self, _sandbox: Sandbox) -> None:
         """Come, and go on once all have come.
 
         Raises:

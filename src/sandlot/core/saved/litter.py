@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from sandlot.core.lives.means import Means, check, step, turn, unless_ended
-from sandlot.core.lives.starts import Restored, Started, answering, attach, based, shape_of
+from sandlot.core.lives.means import LifecycleDependencies, check_end, driver_step, start_slot, until_end
+from sandlot.core.lives.starts import MemoryImageStart, Started, attach, connect_guest, resolved_template, shape_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError, UnsupportedError
-from sandlot.model.ports import Blank, Instance
+from sandlot.model.ports import Instance, PreparedSandbox
 
 
-class Litter:
+class ForkBatchStart:
     """They.
 
     Args:
@@ -48,46 +48,46 @@ class Litter:
             self._written.exception()  # there may be nobody who waits
         self.admitted.set()
 
-    async def start(self, box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
+    async def start(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
         """How one of them comes to its first answer: a ``Start``."""
         self._missing -= 1
         if self._missing == 0:
             self.admitted.set()
         if self._ahead > 0:
             self._ahead -= 1
-            return await self._start_ahead(box, means, holdings)
-        await self._image_of(box)
-        return await Restored(self._image)(box, means, holdings)
+            return await self._start_ahead(sandbox, dependencies, holdings)
+        await self._image_of(sandbox)
+        return await MemoryImageStart(self._image)(sandbox, dependencies, holdings)
 
-    async def _start_ahead(self, box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
-        await means.register.intend(box)
-        base = await based(box, means)
-        async with turn(box, means.turns):
-            blank = await step("prepare", means.driver.prepare(shape_of(box, base)))
-            holdings.append(blank)
-            check(box)
-            await attach(box, means, blank)
+    async def _start_ahead(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
+        await dependencies.recorder.intend(sandbox)
+        base = await resolved_template(sandbox, dependencies)
+        async with start_slot(sandbox, dependencies.turns):
+            prepared = await driver_step("prepare", dependencies.driver.prepare(shape_of(sandbox, base)))
+            holdings.append(prepared)
+            check_end(sandbox)
+            await attach(sandbox, dependencies, prepared)
             with contextlib.suppress(UnsupportedError):
-                await step("start", blank.warm())
-        await self._image_of(box)  # without a turn: to be written, the parent may need one, where it is being woken or taken over
-        async with turn(box, means.turns):
+                await driver_step("start", prepared.warm())
+        await self._image_of(sandbox)  # without a turn: to be written, the parent may need one, where it is being woken or taken over
+        async with start_slot(sandbox, dependencies.turns):
             try:
-                instance = await step("restore", blank.restore(self._image, box.spec))
+                instance = await driver_step("restore", prepared.restore(self._image, sandbox.spec))
             except ConflictError as error:
                 if error.code is not ErrorCode.SNAPSHOT_UNUSABLE:
                     raise
                 # The parent runs on an older build of the runtime: the blank is of the newest.
-                await step("remove", blank.destroy())
+                await driver_step("remove", prepared.destroy())
                 holdings.clear()
-                blank = await step("prepare", means.prepare(shape_of(box, base), snapshot=self._image))
-                holdings.append(blank)
-                check(box)
-                await attach(box, means, blank)
-                instance = await step("restore", blank.restore(self._image, box.spec))
-            return await answering(box, means, holdings, instance, base)
+                prepared = await driver_step("prepare", dependencies.prepare(shape_of(sandbox, base), snapshot=self._image))
+                holdings.append(prepared)
+                check_end(sandbox)
+                await attach(sandbox, dependencies, prepared)
+                instance = await driver_step("restore", prepared.restore(self._image, sandbox.spec))
+            return await connect_guest(sandbox, dependencies, holdings, instance, base)
 
-    async def _image_of(self, box: Sandbox) -> None:
+    async def _image_of(self, sandbox: Sandbox) -> None:
         async def whole() -> None:
             await asyncio.shield(self._written)
 
-        await unless_ended(box, whole())
+        await until_end(sandbox, whole())

@@ -2,7 +2,7 @@
 
 Laws:
 - A snapshot is recorded as an intent first. It exists once its bytes are synced and in their place and its record says so, which is one commit
-  with the event that tells of it. What a kill leaves in between is removed by :meth:`Snapshots.open`.
+  with the event that tells of it. What a kill leaves in between is removed by :meth:`SnapshotManager.open`.
 - It is its own: what becomes of the sandbox that it was taken of does not matter to it.
 - It is verified once, behind the answer (:mod:`sandlot.core.saved.verifying`): what cannot be restored says so before somebody needs it.
 - Deleting is answered at once; the bytes go when nobody is starting from them any more.
@@ -20,20 +20,20 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.admission import NAME, NewSandbox
+from sandlot.core.admission import NAME, CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.content import layers
-from sandlot.core.lives.images import Images
-from sandlot.core.lives.starts import Source
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.lives.starts import StartSource
 from sandlot.core.ports import Clock
 from sandlot.core.records import quotas
-from sandlot.core.records.once import check_key, check_same, digest_of, digest_of_words
+from sandlot.core.records.once import check_key, check_same, request_digest, words_digest
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.core.saved import sources, writing
-from sandlot.core.saved.uses import Uses
-from sandlot.core.saved.verifying import Verifier
-from sandlot.core.volumes.mounting import steady
+from sandlot.core.saved.uses import FolderLeases
+from sandlot.core.saved.verifying import SnapshotVerifier
+from sandlot.core.volumes.mounting import pin_mounts
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
@@ -48,11 +48,11 @@ CLOSE_TIMEOUT_S: Final = 10.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class Snapshots:
+class SnapshotManager:
     """All snapshots of this node.
 
     Args:
-        sandboxes: What they are taken of, and who makes others of them.
+        manager: What they are taken of, and who makes others of them.
         store: Where they are recorded.
         images: Where their bytes are.
         node: This node.
@@ -60,8 +60,10 @@ class Snapshots:
         told: Called with its owner after an event was committed.
     """
 
-    def __init__(self, sandboxes: Sandboxes, store: Store, images: Images, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]) -> None:
-        self._sandboxes = sandboxes
+    def __init__(
+        self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]
+    ) -> None:
+        self._manager = manager
         self._store = store
         self._table = store.snapshots
         self._images = images
@@ -72,13 +74,13 @@ class Snapshots:
         self._admitting = asyncio.Lock()
         self._tasks = TaskSet("snapshot.defect")
         self._verifying = TaskSet("snapshot.defect")
-        self._uses = Uses(images.remove, self._tasks.spawn)
-        self.verifier = Verifier(
-            sandboxes,
+        self._uses = FolderLeases(images.remove, self._tasks.spawn)
+        self.verifier = SnapshotVerifier(
+            manager,
             images,
             using=self._uses.of,
             current=self._current,
-            source=lambda record: sources.source_of(record, images, sandboxes.supply),
+            source=lambda record: sources.source_of(record, images, manager.supply),
             told=self._verified,
         )
 
@@ -113,13 +115,13 @@ class Snapshots:
             await tasks.wait()
 
     async def take(
-        self, sandbox: str, who: Principal, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
+        self, sandbox_id: str, principal: Principal, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
     ) -> SnapshotRecord:
         """Take a snapshot of a sandbox; it goes on, after it stood still for as long as its memory is written.
 
         Args:
-            sandbox: Its id.
-            who: Who asks.
+            sandbox_id: Its id.
+            principal: Who asks.
             name: What to call it; unique among its owner's. None is nothing.
             kind: Memory and files, or files alone.
             key: The client's own name for this request. Sent again, it gives what it gave.
@@ -136,61 +138,61 @@ class Snapshots:
         """
         if name is not None:
             check_name(name)
-        box = await self._sandboxes.look(sandbox, who)
-        return await asyncio.shield(self._tasks.create_task(self._take_once(box, who, name, kind, key)))
+        sandbox = await self._manager.load(sandbox_id, principal)
+        return await asyncio.shield(self._tasks.create_task(self._take_once(sandbox, principal, name, kind, key)))
 
     async def create(
-        self, asked: NewSandbox, who: Principal, *, limits: Change | None = None, network: str | None = None, key: str | None = None
+        self, params: CreateSandboxParams, principal: Principal, *, limits: Change | None = None, network: str | None = None, key: str | None = None
     ) -> Sandbox:
         """Create a sandbox that goes on from a snapshot.
 
         Args:
-            asked: It: ``snapshot`` is the id or name; template, isolation, limits and network are the snapshot's.
-            who: Whose it will be.
+            params: It: ``snapshot`` is the id or name; template, isolation, limits and network are the snapshot's.
+            principal: Whose it will be.
             limits: What it may use in place of what the snapshot's sandbox might; as far as its isolation can restore it so.
             network: What it may reach in place of what the snapshot's sandbox might.
-            key: As for ``Sandboxes.create``.
+            key: As for ``SandboxManager.create``.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
             ConflictError: ``snapshot_unusable``: it cannot be restored here, or not with these limits.
-            SandlotError: As for ``Sandboxes.create``.
+            SandlotError: As for ``SandboxManager.create``.
         """
-        digest = digest_of_words("create", digest_of(asked), repr(limits), network or "")
+        digest = words_digest("create", request_digest(params), repr(limits), network or "")
         try:
-            record = await self.look(asked.snapshot or "", who)
+            record = await self.get(params.snapshot or "", principal)
         except NotFoundError:
-            before = None if key is None else await self._store.sandboxes.by_idempotency_key(who.owner, check_key(key))
+            before = None if key is None else await self._store.sandboxes.by_idempotency_key(principal.owner, check_key(key))
             if before is None:
                 raise
             check_same(before.request_digest, digest)  # it was made, and the snapshot was deleted since
-            return await self._sandboxes.look(before.id, who)
-        async with self.using(record.id, who) as found:
+            return await self._manager.load(before.id, principal)
+        async with self.using(record.id, principal) as found:
             source, spec = replace(found, digest=digest), found.spec
             full = replace(
-                asked,
+                params,
                 template=spec.template,
                 limits=spec.limits if limits is None else limits.over(spec.limits),
                 network=network or spec.network,
                 isolation=spec.isolation,
             )
-            return await self._sandboxes.create(full, who, key=key, source=source)
+            return await self._manager.create(full, principal, key=key, source=source)
 
     @asynccontextmanager
-    async def using(self, id_or_name: str, who: Principal) -> AsyncIterator[Source]:
+    async def using(self, id_or_name: str, principal: Principal) -> AsyncIterator[StartSource]:
         """What a sandbox goes on from that is created from a snapshot; inside the block it is there, whoever deletes it.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
             ConflictError: ``snapshot_unusable``.
         """
-        record = await self.look(id_or_name, who)
+        record = await self.get(id_or_name, principal)
         if record.node != self._node:
             raise sources.unusable(record, f"it is on another node ({record.node})")
         with self._uses.of(record.id):
-            yield await sources.source_of(record, self._images, self._sandboxes.supply)
+            yield await sources.source_of(record, self._images, self._manager.supply)
 
-    async def look(self, id_or_name: str, who: Principal) -> SnapshotRecord:
+    async def get(self, id_or_name: str, principal: Principal) -> SnapshotRecord:
         """One, by its id or by its owner's name for it.
 
         Raises:
@@ -199,8 +201,8 @@ class Snapshots:
         if SNAPSHOT_ID.fullmatch(id_or_name):
             record = await self._table.get(SnapshotId(id_or_name))
         else:
-            record = await self._table.named(who.owner, id_or_name) if id_or_name else None
-        if record is None or not record.ready or not who.sees(record.owner) or self._uses.is_gone(record.id):
+            record = await self._table.named(principal.owner, id_or_name) if id_or_name else None
+        if record is None or not record.ready or not principal.sees(record.owner) or self._uses.is_gone(record.id):
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
                 code=ErrorCode.SNAPSHOT_NOT_FOUND,
@@ -209,79 +211,81 @@ class Snapshots:
             )
         return record
 
-    async def page(self, who: Principal, *, after: Position | None, limit: int) -> tuple[Sequence[SnapshotRecord], bool]:
+    async def page(self, principal: Principal, *, after: Position | None, limit: int) -> tuple[Sequence[SnapshotRecord], bool]:
         """Some of the snapshots that there are for somebody, oldest first, and whether more follow."""
-        found = await self._table.page(owner=None if who.operator else who.owner, after=after, limit=limit + 1)
+        found = await self._table.page(owner=None if principal.operator else principal.owner, after=after, limit=limit + 1)
         return found[:limit], len(found) > limit
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
         """How many somebody has, those that are being made included, and their bytes together."""
         return await self._table.totals(owner)
 
-    async def delete(self, id_or_name: str, who: Principal) -> None:
+    async def delete(self, id_or_name: str, principal: Principal) -> None:
         """Delete one. What was started from it lives on.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
         """
-        record = await self.look(id_or_name, who)
+        record = await self.get(id_or_name, principal)
         if await self._table.remove(record.id, self._event("snapshot.deleted", record)):
             self._told(record.owner)
         self.verifier.drop(record.id)
         self._uses.delete(record.id)
         _log.info("snapshot.deleted", snapshot=record.id)
 
-    async def _take_once(self, box: Sandbox, who: Principal, name: str | None, kind: SnapshotKind, key: str | None) -> SnapshotRecord:
+    async def _take_once(self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, key: str | None) -> SnapshotRecord:
         if key is None:
-            return await self._take(box, who, name, kind, None, None)
-        digest = digest_of_words("snapshot", box.id, name or "", kind)
-        async with self._idempotency_locks.hold(box.owner, check_key(key)):
-            before = await self._table.by_idempotency_key(box.owner, key)
+            return await self._take(sandbox, principal, name, kind, None, None)
+        digest = words_digest("snapshot", sandbox.id, name or "", kind)
+        async with self._idempotency_locks.hold(sandbox.owner, check_key(key)):
+            before = await self._table.by_idempotency_key(sandbox.owner, key)
             if before is not None:
                 check_same(before.request_digest, digest)
                 return before  # ready: whoever took it has held the turn until it was, or has removed it
-            return await self._take(box, who, name, kind, key, digest)
+            return await self._take(sandbox, principal, name, kind, key, digest)
 
-    async def _take(self, box: Sandbox, who: Principal, name: str | None, kind: SnapshotKind, key: str | None, digest: str | None) -> SnapshotRecord:
-        if box.ended.is_set():
-            raise box.ended_error()
+    async def _take(
+        self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, key: str | None, digest: str | None
+    ) -> SnapshotRecord:
+        if sandbox.ended.is_set():
+            raise sandbox.ended_error()
         intent = SnapshotRecord(
             id=new_snapshot_id(self._node),
             node=self._node,
-            owner=box.owner,
+            owner=sandbox.owner,
             name=name,
             kind=kind,
-            spec=_spec_of(box),
+            spec=_spec_of(sandbox),
             created_at=self._clock.now(),
             idempotency_key=key,
             request_digest=digest,
         )
         async with self._admitting:  # nobody is to come between the sum and what is added to it
-            quotas.check_snapshots(who.quota, *await self._table.totals(box.owner))
-            await self._check_free(box.owner, name)
+            quotas.check_snapshots(principal.quota, *await self._table.totals(sandbox.owner))
+            await self._check_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
-            async with writing.room(self._sandboxes, box, intent.id, kind), steady(box):
-                size_bytes, spec = await self._written(box, intent), _spec_of(box)
-            kept, kept_bytes = await self._table.totals(box.owner)
-            quotas.check_snapshots(who.quota, kept - 1, kept_bytes, size_bytes)
+            async with writing.room(self._manager, sandbox, intent.id, kind), pin_mounts(sandbox):
+                size_bytes, spec = await self._written(sandbox, intent), _spec_of(sandbox)
+            kept, kept_bytes = await self._table.totals(sandbox.owner)
+            quotas.check_snapshots(principal.quota, kept - 1, kept_bytes, size_bytes)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
             await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
             await self._discard(intent)
             raise
         self._told(done.owner)
-        _log.info("snapshot.created", snapshot=done.id, sandbox=box.id, kind=str(kind), size_bytes=size_bytes)
+        _log.info("snapshot.created", snapshot=done.id, sandbox=sandbox.id, kind=str(kind), size_bytes=size_bytes)
         if kind is SnapshotKind.MEMORY:
             self.verifier.put(done.id)
         return done
 
-    async def _written(self, box: Sandbox, record: SnapshotRecord) -> int:
+    async def _written(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
-            base = await self._sandboxes.supply.base_of(box.spec)
-            return await layers.pack_layer(box, self._images.layer(record.id), base.root.path)
-        return await writing.image(box, into, durable=True)
+            base = await self._manager.supply.base_of(sandbox.spec)
+            return await layers.pack_layer(sandbox, self._images.layer(record.id), base.root.path)
+        return await writing.image(sandbox, into, durable=True)
 
     async def _check_free(self, owner: OwnerId, name: str | None) -> None:
         """Refuse a name that is taken, in more words than the table has."""
@@ -316,9 +320,9 @@ class Snapshots:
         return NewEvent(type_, self._clock.now(), record.owner, record.spec.id, about)
 
 
-def _spec_of(box: Sandbox) -> SandboxSpec:
+def _spec_of(sandbox: Sandbox) -> SandboxSpec:
     """A sandbox as it was asked for, and changed since. Pure."""
-    return replace(box.spec, metadata=box.metadata)
+    return replace(sandbox.spec, metadata=sandbox.metadata)
 
 
 def check_name(name: str) -> str:

@@ -15,8 +15,8 @@ from typing import Final
 import structlog
 
 from sandlot.core.content import layers
-from sandlot.core.lives.images import Images
-from sandlot.core.lives.starts import Restored, Source, boot
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.lives.starts import MemoryImageStart, StartSource, boot
 from sandlot.core.supply import Supply
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.records import SnapshotRecord
@@ -31,7 +31,7 @@ WORD: Final = "snapshot"
 _log = structlog.get_logger("sandlot.core")
 
 
-async def source_of(record: SnapshotRecord, images: Images, supply: Supply) -> Source:
+async def source_of(record: SnapshotRecord, images: MemoryImages, supply: Supply) -> StartSource:
     """What a sandbox goes on from that is to be created from a snapshot.
 
     Args:
@@ -45,7 +45,7 @@ async def source_of(record: SnapshotRecord, images: Images, supply: Supply) -> S
     spec = replace(record.spec, snapshot=record.id, parent=None)
     why = record.problem or await _why_no_memory(record, images, supply)
     if not why:
-        return Source(WORD, Restored(images.image(record.id)), spec, restored=MEMORY, volumes=spec.volumes)
+        return StartSource(WORD, MemoryImageStart(images.image(record.id)), spec, restored=MEMORY, volumes=spec.volumes)
     layer = images.layer(record.id)
     if not await asyncio.to_thread(layer.is_file):
         raise unusable(record, why)
@@ -53,7 +53,7 @@ async def source_of(record: SnapshotRecord, images: Images, supply: Supply) -> S
         _log.warning("snapshot.files_only", snapshot=record.id, reason=why)
     if await _is_rootless(spec, supply):
         spec = replace(spec, root="")
-    return Source(WORD, boot, spec, restored=FILES, inject=functools.partial(layers.apply_layer, layer=layer))
+    return StartSource(WORD, boot, spec, restored=FILES, inject=functools.partial(layers.apply_layer, layer=layer))
 
 
 def unusable(record: SnapshotRecord, why: str) -> ConflictError:
@@ -71,7 +71,7 @@ def unusable(record: SnapshotRecord, why: str) -> ConflictError:
     )
 
 
-async def _why_no_memory(record: SnapshotRecord, images: Images, supply: Supply) -> str:
+async def _why_no_memory(record: SnapshotRecord, images: MemoryImages, supply: Supply) -> str:
     """Why its memory cannot be restored here; empty where it can, as far as can be seen."""
     if record.kind is SnapshotKind.FILES:
         return "it is of files alone, and they are not there any more"

@@ -27,18 +27,18 @@ def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> Sa
     return id_
 
 
-def below(roots: Collection[SandboxId], boxes: Iterable[Sandbox]) -> list[Sandbox]:
+def below(roots: Collection[SandboxId], sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
     """Some sandboxes and all that were forked from them, at any remove; in the order in which they are given.
 
     Args:
         roots: The ids of those at the top; they need not be among the sandboxes.
-        boxes: All that are known.
+        sandboxes: All that are known.
     """
-    known = list(boxes)
+    known = list(sandboxes)
     children: dict[SandboxId, list[SandboxId]] = {}
-    for box in known:
-        if box.spec.parent is not None:
-            children.setdefault(box.spec.parent, []).append(box.id)
+    for sandbox in known:
+        if sandbox.spec.parent is not None:
+            children.setdefault(sandbox.spec.parent, []).append(sandbox.id)
     found: set[SandboxId] = set()
     waiting = list(roots)
     while waiting:
@@ -46,19 +46,21 @@ def below(roots: Collection[SandboxId], boxes: Iterable[Sandbox]) -> list[Sandbo
         if id_ not in found:
             found.add(id_)
             waiting += children.get(id_, ())
-    return [box for box in known if box.id in found]
+    return [sandbox for sandbox in known if sandbox.id in found]
 
 
-def siblings(box: Sandbox, boxes: Iterable[Sandbox], among: Mapping[str, str]) -> Sequence[Sandbox]:
+def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str, str]) -> Sequence[Sandbox]:
     """The other forks of a sandbox's parent.
 
     Args:
-        box: It.
-        boxes: All that are known.
+        sandbox: It.
+        sandboxes: All that are known.
         among: Only those that have all of these entries in their metadata.
     """
     return [
         other
-        for other in boxes
-        if other.id != box.id and other.spec.parent == box.spec.parent and all(other.metadata.get(name) == value for name, value in among.items())
+        for other in sandboxes
+        if other.id != sandbox.id
+        and other.spec.parent == sandbox.spec.parent
+        and all(other.metadata.get(name) == value for name, value in among.items())
     ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Uses:
+class FolderLeases:
     """The uses of some things, by their ids.
 
     Args:

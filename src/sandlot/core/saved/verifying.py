@@ -20,13 +20,13 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.content import layers
 from sandlot.core.lives.adoption import ONE_RUN, USE_WORD
-from sandlot.core.lives.images import Images
-from sandlot.core.lives.starts import Source
+from sandlot.core.lives.images import MemoryImages
+from sandlot.core.lives.starts import StartSource
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.core.saved.sources import MEMORY
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError
@@ -59,11 +59,11 @@ _ENDS: Final = frozenset({ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPP
 _log = structlog.get_logger("sandlot.core")
 
 
-class Verifier:
+class SnapshotVerifier:
     """Who does it.
 
     Args:
-        sandboxes: Who makes the copy.
+        manager: Who makes the copy.
         images: Where snapshots are.
         using: Keeps a snapshot's folder there meanwhile.
         current: The record of a snapshot as it is now; None where it was deleted.
@@ -73,15 +73,15 @@ class Verifier:
 
     def __init__(
         self,
-        sandboxes: Sandboxes,
-        images: Images,
+        manager: SandboxManager,
+        images: MemoryImages,
         *,
         using: Callable[[str], AbstractContextManager[None]],
         current: Callable[[SnapshotId], Coroutine[Any, Any, SnapshotRecord | None]],
-        source: Callable[[SnapshotRecord], Coroutine[Any, Any, Source]],
+        source: Callable[[SnapshotRecord], Coroutine[Any, Any, StartSource]],
         told: Callable[[SnapshotRecord], Coroutine[Any, Any, None]],
     ) -> None:
-        self._sandboxes = sandboxes
+        self._manager = manager
         self._images = images
         self._using = using
         self._current = current
@@ -102,7 +102,7 @@ class Verifier:
     def drop(self, snapshot: SnapshotId) -> None:
         """It is deleted: leave it."""
         if self._now is not None and self._now[0] == snapshot:
-            self._now[1].end(Exit(ExitReason.KILLED, "the snapshot was deleted"))
+            self._now[1].request_end(Exit(ExitReason.KILLED, "the snapshot was deleted"))
 
     async def settled(self) -> None:
         """Return once nothing waits to be verified."""
@@ -157,20 +157,20 @@ class Verifier:
         if source.restored != MEMORY:
             return record
         await self._check_room(record)
-        asked = NewSandbox(
+        params = CreateSandboxParams(
             metadata={USE_WORD: ONE_RUN},
             limits=record.spec.limits,
             timeout_s=TIMEOUT_S,
             isolation=record.spec.isolation,
             network=Network.NONE,
         )
-        box = await self._sandboxes.create(asked, OPERATOR, source=source)
-        box.throwaway = True
-        self._now = record.id, box
+        sandbox = await self._manager.create(params, OPERATOR, source=source)
+        sandbox.single_use = True
+        self._now = record.id, sandbox
         try:
             layer = self._images.layer(record.id)
-            base = await self._sandboxes.supply.base_of(box.spec)
-            size_bytes = await layers.pack_layer(box, layer, base.root.path)
+            base = await self._manager.supply.base_of(sandbox.spec)
+            size_bytes = await layers.pack_layer(sandbox, layer, base.root.path)
         except SandlotError as error:
             # It was restored: that its files could not be packed makes it no worse a snapshot of memory.
             if error.code in _PASSES | _ENDS:
@@ -179,7 +179,7 @@ class Verifier:
             return record
         finally:
             self._now = None
-            box.end(Exit(ExitReason.KILLED, "what it was for is done"))
+            sandbox.request_end(Exit(ExitReason.KILLED, "what it was for is done"))
         return replace(record, layer=True, size_bytes=record.size_bytes + size_bytes)
 
     async def _check_room(self, record: SnapshotRecord) -> None:
@@ -188,7 +188,7 @@ class Verifier:
         Raises:
             UnavailableError: There is no room beside it.
         """
-        ledger = self._sandboxes.births.ledger
-        takes = self._sandboxes.supply.drivers[record.spec.isolation].takes(record.spec.limits)
-        if not ledger.has_room(takes, await ledger.look()):
+        reservations = self._manager.scheduler.reservations
+        takes = self._manager.supply.drivers[record.spec.isolation].max_resources(record.spec.limits)
+        if not reservations.fits(takes, await reservations.read_host()):
             raise UnavailableError(f"There is no room to restore {record.id} now.", code=ErrorCode.BUSY)

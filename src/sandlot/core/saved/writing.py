@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sandlot.core.lives import resting
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
 from sandlot.model.ports import Resources, Usage
 from sandlot.model.specs import SnapshotKind
@@ -36,12 +36,12 @@ def most_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 
 @asynccontextmanager
-async def room(sandboxes: Sandboxes, box: Sandbox, holder: str, kind: SnapshotKind) -> AsyncIterator[None]:
+async def room(manager: SandboxManager, sandbox: Sandbox, holder: str, kind: SnapshotKind) -> AsyncIterator[None]:
     """Around writing something of a sandbox: the disk that it can take is promised to nobody else meanwhile.
 
     Args:
-        sandboxes: Where promises are made.
-        box: What is written.
+        manager: Where promises are made.
+        sandbox: What is written.
         holder: The id of what it becomes.
         kind: What is written.
 
@@ -50,32 +50,32 @@ async def room(sandboxes: Sandboxes, box: Sandbox, holder: str, kind: SnapshotKi
         InvalidRequestError: There never will be.
         LimitError: ``disk_full``: it became full meanwhile.
     """
-    usage = None if box.instance is None else await box.instance.usage()
-    ledger = sandboxes.births.ledger
+    usage = None if sandbox.instance is None else await sandbox.instance.usage()
+    reservations = manager.scheduler.reservations
     takes = Resources(memory_bytes=0, disk_bytes=max(1, most_bytes(usage, kind)), pids=0)
-    ledger.promise(holder, takes, await ledger.make_room(takes))
+    reservations.reserve(holder, takes, await reservations.make_room(takes))
     try:
         with explained():
             yield
     finally:
-        ledger.give_up(holder)
+        reservations.release(holder)
 
 
-async def image(box: Sandbox, into: Path, *, durable: bool) -> int:
+async def image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
     """Write a sandbox's memory and files; it goes on as it was. How many bytes they are.
 
     Whoever is cancelled meanwhile comes back when that is done, and nobody writes into the folder any more.
 
     Args:
-        box: It: running, paused or hibernated.
+        sandbox: It: running, paused or hibernated.
         into: A folder that does not exist.
         durable: Whether it is to survive a loss of power.
 
     Raises:
         SandlotError: It cannot be written.
     """
-    await box.adopted.wait()
-    task = asyncio.ensure_future(box.orders.put(functools.partial(resting.write, into=into, durable=durable)))
+    await sandbox.recovered.wait()
+    task = asyncio.ensure_future(sandbox.operations.submit(functools.partial(resting.write_image, into=into, durable=durable)))
     try:
         return await asyncio.shield(task)
     finally:

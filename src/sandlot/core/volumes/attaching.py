@@ -13,23 +13,23 @@ from typing import Any
 from sandlot.core.content import programs
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes.volume import slots
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.model.specs import User, VolumeMount
 from sandlot.model.states import State
 
 PROGRAM = "attaching"
 
 
-def hold(volumes: Volumes | None, box: Sandbox) -> None:
+def hold(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
     """An earlier service left a sandbox that may live: what it has stays mounted."""
-    if volumes is not None and box.state is not State.HIBERNATED:
-        volumes.hold(box.id, box.spec.volumes)
+    if volumes is not None and sandbox.state is not State.HIBERNATED:
+        volumes.hold(sandbox.id, sandbox.spec.volumes)
 
 
-def let_go(volumes: Volumes | None, box: Sandbox) -> None:
+def let_go(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
     """Every process of a sandbox is gone."""
-    if volumes is not None and box.spec.volumes:
-        volumes.release(box.id)
+    if volumes is not None and sandbox.spec.volumes:
+        volumes.release(sandbox.id)
 
 
 def shown(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Callable[[Sandbox], Coroutine[Any, Any, None]] | None:
@@ -42,24 +42,24 @@ def shown(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Callable
     if not gone and not there:
         return None
 
-    async def show(box: Sandbox) -> None:
-        hub = None if box.instance is None else box.instance.hub
+    async def show(sandbox: Sandbox) -> None:
+        hub = None if sandbox.instance is None else sandbox.instance.hub
         if hub is None:
             return
         places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(there)]
-        await ask(box, gone=[mount.path for mount in gone], there=places)
+        await ask(sandbox, gone=[mount.path for mount in gone], there=places)
 
     return show
 
 
-async def ask(box: Sandbox, **request: object) -> Mapping[str, Any]:
+async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
     """Have the guest put volumes into their places, or take them away: see the program.
 
     Raises:
         SandlotError: It could not; says why.
     """
-    program = await programs.start(box, PROGRAM, {"gone": [], "there": [], **request}, user=User.ROOT)
+    helper = await programs.start(sandbox, PROGRAM, {"gone": [], "there": [], **request}, user=User.ROOT)
     try:
-        return await program.result()
+        return await helper.result()
     finally:
-        program.close()
+        helper.close()

@@ -21,11 +21,11 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.lives.means import Living, check, step
+from sandlot.core.lives.means import SandboxSupervisor, check_end, driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import attaching
 from sandlot.core.volumes.volume import placed
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.ports import Change, Instance
@@ -42,230 +42,230 @@ _log = structlog.get_logger("sandlot.core")
 
 
 @contextlib.asynccontextmanager
-async def steady(box: Sandbox) -> AsyncIterator[None]:
+async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
     """Around making what has to have the volumes that a sandbox has now: none is attached or detached meanwhile.
 
     Raises:
         ConflictError: One is at this moment; or it was cut in half, and cannot be finished now.
         SandboxEndedError: It has ended.
     """
-    if _moving(box):
-        await box.orders.put(settle)  # after what is under way
-    if _moving(box):
+    if _moving(sandbox):
+        await sandbox.operations.submit(settle)  # after what is under way
+    if _moving(sandbox):
         raise ConflictError(
-            f"A volume of sandbox {box.id} is being attached or detached.",
+            f"A volume of sandbox {sandbox.id} is being attached or detached.",
             code=ErrorCode.CONFLICT,
             hint="Try again in a moment; where it rests, resume it first.",
-            fields={"sandbox": box.id},
+            fields={"sandbox": sandbox.id},
         )
-    box.steady += 1
+    sandbox.steady += 1
     try:
         yield
     finally:
-        box.steady -= 1
+        sandbox.steady -= 1
 
 
-async def settle(living: Living) -> None:
+async def settle(supervisor: SandboxSupervisor) -> None:
     """Finish what was cut in half: what was being moved is attached, or where that cannot be, it is not."""
-    box = living.box
-    if not _moving(box) or box.state is not State.RUNNING:
+    sandbox = supervisor.sandbox
+    if not _moving(sandbox) or sandbox.state is not State.RUNNING:
         return
-    for mount in _moving(box):
+    for mount in _moving(sandbox):
         try:
-            await _put(living, mount)
+            await _put(supervisor, mount)
         except SandlotError as error:
-            _log.warning("volume.not_attached", sandbox=box.id, volume=mount.volume, path=mount.path, error=str(error))
-            await _undo(living, mount)
+            _log.warning("volume.not_attached", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
+            await _undo(supervisor, mount)
         else:
-            _become(box, mount, replace(mount, moving=False))
-    await living.means.register.moved(box)
+            _become(sandbox, mount, replace(mount, moving=False))
+    await supervisor.dependencies.recorder.moved(sandbox)
 
 
-async def attach(living: Living, *, who: Principal, mount: VolumeMount) -> None:
+async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: VolumeMount) -> None:
     """Let it have a volume; nothing where it has it so.
 
     Args:
-        living: It; resumed where it rests by now.
-        who: Whose volume it is.
+        supervisor: It; resumed where it rests by now.
+        principal: Whose volume it is.
         mount: It, by its name or id.
 
     Raises:
         SandlotError: As :meth:`Mounts.attach` says.
     """
-    box = living.box
-    await _awake(living)
-    has = box.spec.volumes
-    (asked,) = _volumes(living).resolve(who, (mount,))
+    sandbox = supervisor.sandbox
+    await _awake(supervisor)
+    has = sandbox.spec.volumes
+    (asked,) = _volumes(supervisor).resolve(principal, (mount,))
     if any((one.volume, one.path, one.read_only) == (asked.volume, asked.path, asked.read_only) for one in has):
         return
-    _check_place(box, asked)
+    _check_place(sandbox, asked)
     *_, moving = placed((*has, replace(asked, slot=None, moving=True)))
-    box.spec = replace(box.spec, volumes=(*has, moving))
+    sandbox.spec = replace(sandbox.spec, volumes=(*has, moving))
     try:
-        await living.means.register.intend(box)
-        await _put(living, moving)
-        _become(box, moving, replace(moving, moving=False))
-        await living.means.register.changed(box, WHAT)
+        await supervisor.dependencies.recorder.intend(sandbox)
+        await _put(supervisor, moving)
+        _become(sandbox, moving, replace(moving, moving=False))
+        await supervisor.dependencies.recorder.changed(sandbox, WHAT)
     except BaseException:
-        await _undo(living, moving)
-        await living.means.register.moved(box)
+        await _undo(supervisor, moving)
+        await supervisor.dependencies.recorder.moved(sandbox)
         raise
-    _log.info("volume.attached", sandbox=box.id, volume=asked.volume, path=asked.path, read_only=asked.read_only)
+    _log.info("volume.attached", sandbox=sandbox.id, volume=asked.volume, path=asked.path, read_only=asked.read_only)
 
 
-async def detach(living: Living, *, which: str) -> None:
+async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
     """Take a volume away from it.
 
     Args:
-        living: It; resumed where it rests by now.
+        supervisor: It; resumed where it rests by now.
         which: The volume's path, name or id.
 
     Raises:
         SandlotError: As :meth:`Mounts.detach` says.
     """
-    box = living.box
-    await _awake(living)
-    mount = found(box, which)
+    sandbox = supervisor.sandbox
+    await _awake(supervisor)
+    mount = found(sandbox, which)
     moving = replace(mount, moving=True)
-    _become(box, mount, moving)
+    _become(sandbox, mount, moving)
     try:
-        await living.means.register.intend(box)
-        await _take(living, mount)
-        _become(box, mount, None)
-        await living.means.register.changed(box, WHAT)
+        await supervisor.dependencies.recorder.intend(sandbox)
+        await _take(supervisor, mount)
+        _become(sandbox, mount, None)
+        await supervisor.dependencies.recorder.changed(sandbox, WHAT)
     except BaseException:
-        if not box.wanted.is_set():
-            _become(box, mount, None)
-            box.spec = replace(box.spec, volumes=(*box.spec.volumes, moving))
-            await settle(living)
+        if not sandbox.end_requested.is_set():
+            _become(sandbox, mount, None)
+            sandbox.spec = replace(sandbox.spec, volumes=(*sandbox.spec.volumes, moving))
+            await settle(supervisor)
         raise
-    _volumes(living).release(box.id, mount.volume)
-    _log.info("volume.detached", sandbox=box.id, volume=mount.volume, path=mount.path)
+    _volumes(supervisor).release(sandbox.id, mount.volume)
+    _log.info("volume.detached", sandbox=sandbox.id, volume=mount.volume, path=mount.path)
 
 
-async def _awake(living: Living) -> None:
+async def _awake(supervisor: SandboxSupervisor) -> None:
     """It runs, and nothing is made of it that has to have the volumes that it has."""
-    box = living.box
-    if box.state is not State.RUNNING:  # it came to rest before it was this one's turn
-        if not box.spec.auto_resume or box.rouse is None:
-            raise box.resting_error()
-        await box.rouse(living)
-    check(box)
-    await settle(living)
-    if box.steady:
+    sandbox = supervisor.sandbox
+    if sandbox.state is not State.RUNNING:  # it came to rest before it was this one's turn
+        if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
+            raise sandbox.suspended_error()
+        await sandbox.resume_operation(supervisor)
+    check_end(sandbox)
+    await settle(supervisor)
+    if sandbox.steady:
         raise ConflictError(
-            f"Sandbox {box.id} is being forked, or written to a snapshot: its volumes stay as they are meanwhile.",
+            f"Sandbox {sandbox.id} is being forked, or written to a snapshot: its volumes stay as they are meanwhile.",
             code=ErrorCode.CONFLICT,
             hint="Try again when that is done.",
-            fields={"sandbox": box.id},
+            fields={"sandbox": sandbox.id},
         )
 
 
-async def _put(living: Living, mount: VolumeMount) -> None:
+async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """Have it in its place: on the host, in the sandbox's view, inside."""
-    box = living.box
-    attachments = await step("attach a volume to", _volumes(living).attach(box.id, (mount,)))
-    instance = _instance(box)
-    await step("attach a volume to", instance.configure(Change(volumes=attachments)))
+    sandbox = supervisor.sandbox
+    attachments = await driver_step("attach a volume to", _volumes(supervisor).attach(sandbox.id, (mount,)))
+    instance = _instance(sandbox)
+    await driver_step("attach a volume to", instance.configure(Change(volumes=attachments)))
     place = [f"{instance.hub}/{mount.slot}", mount.path, mount.read_only]
-    await step("attach a volume to", attaching.ask(box, there=[place]))
+    await driver_step("attach a volume to", attaching.ask(sandbox, there=[place]))
 
 
-async def _take(living: Living, mount: VolumeMount) -> None:
+async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """Have it in its place no more: inside first, and then in the sandbox's view, where the kernel refuses what is in use."""
-    box, instance = living.box, _instance(living.box)
+    sandbox, instance = supervisor.sandbox, _instance(supervisor.sandbox)
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
     if mount.slot is None:
-        raise InternalError(f"Nobody knows which place of sandbox {box.id} volume {mount.volume} has.")
+        raise InternalError(f"Nobody knows which place of sandbox {sandbox.id} volume {mount.volume} has.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
         with contextlib.suppress(ConflictError):  # the first time it is in its place inside; but then there is what to look at
-            return await step("detach a volume from", instance.configure(away))
-        told = await step("detach a volume from", attaching.ask(box, free=[[*place, rounds]]))
+            return await driver_step("detach a volume from", instance.configure(away))
+        told = await driver_step("detach a volume from", attaching.ask(sandbox, free=[[*place, rounds]]))
         if told.get("used"):
-            raise _used(box, mount)
+            raise _used(sandbox, mount)
     try:
-        await step("detach a volume from", instance.configure(away))
+        await driver_step("detach a volume from", instance.configure(away))
     except ConflictError as error:
-        raise _used(box, mount) from error
+        raise _used(sandbox, mount) from error
 
 
-async def _undo(living: Living, mount: VolumeMount) -> None:
+async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """What could not be attached, or not recorded, is detached. Where it is in use by now, it stays; where nobody can tell, it is still moving."""
-    box = living.box
-    if box.wanted.is_set():
+    sandbox = supervisor.sandbox
+    if sandbox.end_requested.is_set():
         return
     try:
-        await _take(living, mount)
+        await _take(supervisor, mount)
     except SandlotError as error:
-        _log.warning("volume.stays", sandbox=box.id, volume=mount.volume, path=mount.path, error=str(error))
-        _become(box, mount, replace(mount, moving=not isinstance(error, ConflictError)))
+        _log.warning("volume.stays", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
+        _become(sandbox, mount, replace(mount, moving=not isinstance(error, ConflictError)))
     else:
-        _become(box, mount, None)
-        _volumes(living).release(box.id, mount.volume)
+        _become(sandbox, mount, None)
+        _volumes(supervisor).release(sandbox.id, mount.volume)
 
 
-def _used(box: Sandbox, mount: VolumeMount) -> ConflictError:
+def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:
     return ConflictError(
-        f"The volume at {mount.path} is in use inside of sandbox {box.id}.",
+        f"The volume at {mount.path} is in use inside of sandbox {sandbox.id}.",
         code=ErrorCode.CONFLICT,
         hint="End what has files of it open or works in it, or kill the sandbox; then detach it again.",
-        fields={"sandbox": box.id, "volume": mount.volume, "path": mount.path},
+        fields={"sandbox": sandbox.id, "volume": mount.volume, "path": mount.path},
     )
 
 
-def _moving(box: Sandbox) -> list[VolumeMount]:
-    return [mount for mount in box.spec.volumes if mount.moving]
+def _moving(sandbox: Sandbox) -> list[VolumeMount]:
+    return [mount for mount in sandbox.spec.volumes if mount.moving]
 
 
-def _become(box: Sandbox, mount: VolumeMount, now: VolumeMount | None) -> None:
+def _become(sandbox: Sandbox, mount: VolumeMount, now: VolumeMount | None) -> None:
     """Another way to have a volume, or none."""
-    kept = (one if one.volume != mount.volume else now for one in box.spec.volumes)
-    box.spec = replace(box.spec, volumes=tuple(one for one in kept if one is not None))
+    kept = (one if one.volume != mount.volume else now for one in sandbox.spec.volumes)
+    sandbox.spec = replace(sandbox.spec, volumes=tuple(one for one in kept if one is not None))
 
 
-def _check_place(box: Sandbox, asked: VolumeMount) -> None:
+def _check_place(sandbox: Sandbox, asked: VolumeMount) -> None:
     """Refuse what the volumes that a sandbox has leave no room for."""
-    has = box.spec.volumes
+    has = sandbox.spec.volumes
     same = next((one for one in has if one.volume == asked.volume), None)
     if same is not None:
-        message, hint = f"Sandbox {box.id} has this volume already, at {same.path}.", "Detach it first."
+        message, hint = f"Sandbox {sandbox.id} has this volume already, at {same.path}.", "Detach it first."
     elif len(has) >= MOST_MOUNTS:
-        message, hint = f"Sandbox {box.id} has {len(has)} volumes, and may have no more.", "Detach one first."
+        message, hint = f"Sandbox {sandbox.id} has {len(has)} volumes, and may have no more.", "Detach one first."
     else:
         try:
-            replace(box.spec, volumes=(*has, asked))
+            replace(sandbox.spec, volumes=(*has, asked))
         except InvalidRequestError as error:
             message, hint = error.message, error.hint
         else:
             return
-    raise ConflictError(message, code=ErrorCode.CONFLICT, hint=hint, fields={"sandbox": box.id, "path": asked.path})
+    raise ConflictError(message, code=ErrorCode.CONFLICT, hint=hint, fields={"sandbox": sandbox.id, "path": asked.path})
 
 
-def found(box: Sandbox, which: str) -> VolumeMount:
+def found(sandbox: Sandbox, which: str) -> VolumeMount:
     """A volume that a sandbox has, by its path, name or id.
 
     Raises:
         NotFoundError: ``volume_not_found``: it has none such.
     """
-    there = next((one for one in box.spec.volumes if which in {one.path, one.volume} or (which and which == one.asked)), None)
+    there = next((one for one in sandbox.spec.volumes if which in {one.path, one.volume} or (which and which == one.asked)), None)
     if there is None:
         raise NotFoundError(
-            f"Sandbox {box.id} has no volume {'at ' if which.startswith('/') else ''}{which[:64]!r}.",
+            f"Sandbox {sandbox.id} has no volume {'at ' if which.startswith('/') else ''}{which[:64]!r}.",
             code=ErrorCode.VOLUME_NOT_FOUND,
             hint="Look at the sandbox: its volumes are told with their paths.",
-            fields={"sandbox": box.id, "volume": which[:256]},
+            fields={"sandbox": sandbox.id, "volume": which[:256]},
         )
     return there
 
 
-def _instance(box: Sandbox) -> Instance:
-    if box.instance is None:
-        raise box.ended_error()
-    return box.instance
+def _instance(sandbox: Sandbox) -> Instance:
+    if sandbox.instance is None:
+        raise sandbox.ended_error()
+    return sandbox.instance
 
 
-def _volumes(living: Living) -> Volumes:
-    if living.means.volumes is None:
+def _volumes(supervisor: SandboxSupervisor) -> VolumeManager:
+    if supervisor.dependencies.volumes is None:
         raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED)
-    return living.means.volumes
+    return supervisor.dependencies.volumes

@@ -7,33 +7,33 @@ from dataclasses import replace
 
 from sandlot.core.lives.orders import Work
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.core.volumes import mounting
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, UnsupportedError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import VolumeMount
 
 
-class Mounts:
+class MountManager:
     """Which volumes the sandboxes of this node have.
 
     Args:
-        sandboxes: They.
+        manager: They.
         volumes: The volumes.
     """
 
-    def __init__(self, sandboxes: Sandboxes, volumes: Volumes) -> None:
-        self._sandboxes = sandboxes
+    def __init__(self, manager: SandboxManager, volumes: VolumeManager) -> None:
+        self._manager = manager
         self._volumes = volumes
 
-    async def attach(self, sandbox: str, who: Principal, mount: VolumeMount) -> Sandbox:
+    async def attach(self, sandbox_id: str, principal: Principal, mount: VolumeMount) -> Sandbox:
         """Let a sandbox have a volume from now on; one that rests is resumed for it. What it has so already, it has.
 
         Args:
-            sandbox: Its id.
-            who: Who asks. The volume is one of the sandbox's owner.
+            sandbox_id: Its id.
+            principal: Who asks. The volume is one of the sandbox's owner.
             mount: The volume, by its name or id, and where it is to be.
 
         Raises:
@@ -44,19 +44,19 @@ class Mounts:
             HostError: The host cannot, or it cannot be recorded; nothing is attached.
             SandboxEndedError: It has ended.
         """
-        box = self._sandboxes.find(sandbox, who)
-        owner = who if box.owner == who.owner else replace(who, owner=box.owner, operator=False)
+        sandbox = self._manager.find(sandbox_id, principal)
+        owner = principal if sandbox.owner == principal.owner else replace(principal, owner=sandbox.owner, operator=False)
         self._volumes.resolve(owner, (mount,))  # before anything is resumed for it
-        await self._check(box)
-        await self._ordered(box, functools.partial(mounting.attach, who=owner, mount=mount))
-        return box
+        await self._check(sandbox)
+        await self._ordered(sandbox, functools.partial(mounting.attach, principal=owner, mount=mount))
+        return sandbox
 
-    async def detach(self, sandbox: str, who: Principal, which: str) -> Sandbox:
+    async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
         """Take a volume away from a sandbox; what is in it stays. One that rests is resumed for it.
 
         Args:
-            sandbox: Its id.
-            who: Who asks.
+            sandbox_id: Its id.
+            principal: Who asks.
             which: Where it is: a path; or the volume's name or id.
 
         Raises:
@@ -66,27 +66,27 @@ class Mounts:
             HostError: The host cannot, or it cannot be recorded; it stays attached.
             SandboxEndedError: It has ended.
         """
-        box = self._sandboxes.find(sandbox, who)
-        await self._check(box)
-        mounting.found(box, which)
-        await self._ordered(box, functools.partial(mounting.detach, which=which))
-        return box
+        sandbox = self._manager.find(sandbox_id, principal)
+        await self._check(sandbox)
+        mounting.found(sandbox, which)
+        await self._ordered(sandbox, functools.partial(mounting.detach, which=which))
+        return sandbox
 
-    async def _check(self, box: Sandbox) -> None:
-        if box.wanted.is_set() or box.ended.is_set():
-            raise box.ended_error()
-        can = await self._sandboxes.supply.capabilities(box.spec.isolation)
-        for ability in (Ability.VOLUMES, Ability.CONFIGURE_VOLUMES):
+    async def _check(self, sandbox: Sandbox) -> None:
+        if sandbox.end_requested.is_set() or sandbox.ended.is_set():
+            raise sandbox.ended_error()
+        can = await self._manager.supply.capabilities(sandbox.spec.isolation)
+        for ability in (DriverCapability.VOLUMES, DriverCapability.CONFIGURE_VOLUMES):
             if not can.can(ability):
                 raise UnsupportedError(
-                    f"The volumes of a sandbox that runs cannot be changed with the isolation {box.spec.isolation!r}: {can.why_not(ability)}.",
+                    f"The volumes of a sandbox that runs cannot be changed with the isolation {sandbox.spec.isolation!r}: {can.why_not(ability)}.",
                     code=ErrorCode.UNSUPPORTED,
                     hint="Say which volumes it has when it is created.",
                     fields={"ability": str(ability)},
                 )
 
-    async def _ordered(self, box: Sandbox, work: Work[None]) -> None:
-        await box.within_reach()
-        async with box.changing:
-            await box.orders.put(work)
-        box.activity.touch()
+    async def _ordered(self, sandbox: Sandbox, work: Work[None]) -> None:
+        await sandbox.wait_reachable()
+        async with sandbox.change_lock:
+            await sandbox.operations.submit(work)
+        sandbox.activity.touch()

@@ -2,7 +2,7 @@
 
 Laws:
 - A volume is recorded as an intent first; it exists once its file system is there and its record says so. What a kill leaves in between is
-  removed by :meth:`Volumes.open`.
+  removed by :meth:`VolumeManager.open`.
 - It is its owner's alone: to all others it is not there, by whatever name.
 - One file system is mounted once on the host, however many sandboxes have it, from before the first of them sees it until the last is gone
   or asleep: they share it like processes of one machine, and its size holds for all of them together.
@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from sandlot.core.concurrency import KeyedLock, TaskSet
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records import quotas
 from sandlot.core.volumes.volume import DEFAULT_BYTES, LEAST_BYTES, MOST_BYTES, Volume, check_name, placed, slots
@@ -36,7 +36,7 @@ from sandlot.model.storage import VolumeTable
 _log = structlog.get_logger("sandlot.core")
 
 
-class Volumes:
+class VolumeManager:
     """All volumes of this node.
 
     Args:
@@ -57,7 +57,7 @@ class Volumes:
         clock: Clock,
         told: Callable[[OwnerId], None],
         *,
-        ledger: Callable[[], Ledger],
+        ledger: Callable[[], Reservations],
         attached: Callable[[], Mapping[SandboxId, Sequence[VolumeMount]]],
     ) -> None:
         self._table = table
@@ -106,11 +106,11 @@ class Volumes:
         """Wait for what is being unmounted; what a sandbox that lives on sees stays."""
         await self._tasks.wait()
 
-    async def create(self, who: Principal, *, name: str, size_bytes: int = DEFAULT_BYTES) -> Volume:
+    async def create(self, principal: Principal, *, name: str, size_bytes: int = DEFAULT_BYTES) -> Volume:
         """Make a volume, empty.
 
         Args:
-            who: Whose it will be.
+            principal: Whose it will be.
             name: What to call it; unique among its owner's.
             size_bytes: What may be written to it; 16 MiB at least.
 
@@ -126,32 +126,32 @@ class Volumes:
             raise InvalidRequestError(
                 f"A volume cannot have {size_bytes} bytes; it must have from {LEAST_BYTES} to {MOST_BYTES}.", fields={"field": "size_bytes"}
             )
-        return await asyncio.shield(asyncio.ensure_future(self._create(who, name, size_bytes)))
+        return await asyncio.shield(asyncio.ensure_future(self._create(principal, name, size_bytes)))
 
-    async def get(self, who: Principal, name_or_id: str) -> Volume:
+    async def get(self, principal: Principal, name_or_id: str) -> Volume:
         """One, by its id or by its owner's name for it.
 
         Raises:
             NotFoundError: ``volume_not_found``.
         """
-        return await self._seen(self._find(who, name_or_id))
+        return await self._seen(self._find(principal, name_or_id))
 
-    async def listing(self, who: Principal) -> Sequence[Volume]:
+    async def list(self, principal: Principal) -> Sequence[Volume]:
         """One's own, oldest first; for an operator everybody's."""
-        return [await self._seen(record) for record in tuple(self._there.values()) if who.sees(record.owner)]
+        return [await self._seen(record) for record in tuple(self._there.values()) if principal.sees(record.owner)]
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
         """How many somebody has, those that are being made included, and their sizes together."""
         return await self._table.totals(owner)
 
-    async def remove(self, who: Principal, name_or_id: str) -> None:
+    async def delete(self, principal: Principal, name_or_id: str) -> None:
         """Delete a volume and all that is in it.
 
         Raises:
             NotFoundError: ``volume_not_found``.
             ConflictError: A sandbox has it.
         """
-        record = self._find(who, name_or_id)
+        record = self._find(principal, name_or_id)
         if having := self._having(record.id):
             raise ConflictError(
                 f"Volume {record.name!r} is attached to {len(having)} sandbox{'es' if len(having) > 1 else ''}: {', '.join(having[:3])}.",
@@ -169,14 +169,14 @@ class Volumes:
         _log.info("volume.deleted", volume=record.id)
         await asyncio.shield(asyncio.ensure_future(self._removed(record.id)))
 
-    def resolve(self, who: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
+    def resolve(self, principal: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
         """The same by ids, each in a slot. It waits for nothing: what is resolved in the step in which a sandbox gets it is not deleted before.
 
         Raises:
             NotFoundError: ``volume_not_found``.
             InvalidRequestError: One of them is in two places.
         """
-        ids = [self._find(who, mount.volume).id for mount in mounts]
+        ids = [self._find(principal, mount.volume).id for mount in mounts]
         found = placed([replace(mount, volume=id_, asked=mount.asked or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
         if len({mount.volume for mount in found}) < len(found):
             raise InvalidRequestError("A sandbox has a volume in one place only.", hint="Give each volume once.", fields={"field": "volumes"})
@@ -213,26 +213,26 @@ class Volumes:
                 if not users:
                     self._tasks.spawn(self._unmount(volume))
 
-    async def _create(self, who: Principal, name: str, size_bytes: int) -> Volume:
+    async def _create(self, principal: Principal, name: str, size_bytes: int) -> Volume:
         record = VolumeRecord(
-            id=new_volume_id(self._node), node=self._node, owner=who.owner, name=name, size_bytes=size_bytes, created_at=self._clock.now()
+            id=new_volume_id(self._node), node=self._node, owner=principal.owner, name=name, size_bytes=size_bytes, created_at=self._clock.now()
         )
         takes = self._takes(record)
         async with self._admitting:  # nobody is to come between the sum and what is added to it
-            if (there := self._names.get((who.owner, name))) is not None:
+            if (there := self._names.get((principal.owner, name))) is not None:
                 raise ConflictError(
                     f"There is a volume of the name {name!r} already: {there}.",
                     code=ErrorCode.CONFLICT,
                     hint="Choose another name, or delete that one first.",
                     fields={"name": name, "volume": there},
                 )
-            quotas.check_volumes(who.quota, *await self._table.totals(who.owner), size_bytes)
+            quotas.check_volumes(principal.quota, *await self._table.totals(principal.owner), size_bytes)
             reading = await self._ledger().make_room(takes)
-            self._ledger().promise(record.id, takes, reading)
+            self._ledger().reserve(record.id, takes, reading)
             try:
                 await self._table.save(record)
             except BaseException:
-                self._ledger().give_up(record.id)
+                self._ledger().release(record.id)
                 raise
         try:
             await run_apart(self._disks.make, record.id, size_bytes)
@@ -268,7 +268,7 @@ class Volumes:
             except OSError as error:
                 _log.warning("volume.not_removed", volume=volume, error=str(error), hint="The next start of the service tries again.")
                 return
-        self._ledger().give_up(volume)
+        self._ledger().release(volume)
 
     async def _unmount(self, volume: VolumeId) -> None:
         async with self._mount_locks.hold(volume):
@@ -301,10 +301,10 @@ class Volumes:
             attached=tuple(self._having(record.id)),
         )
 
-    def _find(self, who: Principal, name_or_id: str) -> VolumeRecord:
-        id_ = VolumeId(name_or_id) if VOLUME_ID.fullmatch(name_or_id) else self._names.get((who.owner, name_or_id))
+    def _find(self, principal: Principal, name_or_id: str) -> VolumeRecord:
+        id_ = VolumeId(name_or_id) if VOLUME_ID.fullmatch(name_or_id) else self._names.get((principal.owner, name_or_id))
         record = None if id_ is None else self._there.get(id_)
-        if record is None or not who.sees(record.owner):
+        if record is None or not principal.sees(record.owner):
             raise NotFoundError(
                 f"There is no volume {name_or_id[:64]!r}.",
                 code=ErrorCode.VOLUME_NOT_FOUND,
@@ -313,7 +313,7 @@ class Volumes:
             )
         return record
 
-    def _having(self, volume: VolumeId) -> list[SandboxId]:
+    def _having(self, volume: VolumeId) -> Sequence[SandboxId]:
         return [sandbox for sandbox, mounts in self._attached().items() if any(mount.volume == volume for mount in mounts)]
 
     def _name(self, volume: VolumeId) -> str:
@@ -326,7 +326,7 @@ class Volumes:
     def _know(self, record: VolumeRecord) -> None:
         self._there[record.id] = record
         self._names[record.owner, record.name] = record.id
-        self._ledger().promised_before(record.id, self._takes(record))
+        self._ledger().record(record.id, self._takes(record))
 
     def _forget(self, record: VolumeRecord) -> None:
         self._there.pop(record.id, None)
@@ -336,6 +336,6 @@ class Volumes:
         return NewEvent(type_, self._clock.now(), record.owner, None, {"volume": record.id, "name": record.name, **data})
 
 
-def having(boxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:
+def having(sandboxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:
     """Which sandboxes have which volumes: one whose processes are dead has none, though the last trace of it may still be there. Pure."""
-    return {box.id: box.spec.volumes for box in boxes if box.spec.volumes and not box.ended.is_set()}
+    return {sandbox.id: sandbox.spec.volumes for sandbox in sandboxes if sandbox.spec.volumes and not sandbox.ended.is_set()}

@@ -74,27 +74,27 @@ class Before:
     """What there was before a run. Ask for what there is beyond it once, or close it.
 
     Args:
-        box: Where.
+        sandbox: Where.
         seen: The files, where the tree is small.
         mark: Who knows them, where it is large.
     """
 
-    __slots__ = ("_box", "_mark", "_seen")
+    __slots__ = ("_mark", "_sandbox", "_seen")
 
-    def __init__(self, box: Sandbox, seen: Seen, mark: Mark | None = None) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, seen: Seen, mark: Mark | None = None) -> None:
+        self._sandbox = sandbox
         self._seen = seen
         self._mark = mark
 
     @classmethod
-    async def look(cls, box: Sandbox) -> Before:
+    async def look(cls, sandbox: Sandbox) -> Before:
         """Look at a sandbox.
 
         Raises:
             SandlotError: It could not be looked, or the sandbox has ended.
         """
-        seen, whole = await _look(box, FEW_FOLDERS)
-        return cls(box, seen) if whole else cls(box, {}, await changes.mark(box, FOLDERS, User.USER))
+        seen, whole = await _look(sandbox, FEW_FOLDERS)
+        return cls(sandbox, seen) if whole else cls(sandbox, {}, await changes.mark(sandbox, FOLDERS, User.USER))
 
     async def made(self) -> tuple[Sequence[Found], bool]:
         """What was made since, the most wanted first, and whether there may be more.
@@ -105,7 +105,7 @@ class Before:
         if self._mark is not None:
             told, more = await self._mark.changed()
             return ordered(Found(change.path, change.size_bytes) for change in told if not is_hidden(change.path)), more
-        seen, whole = await _look(self._box, MANY_FOLDERS)
+        seen, whole = await _look(self._sandbox, MANY_FOLDERS)
         return ordered(Found(path, now[0]) for path, now in seen.items() if self._seen.get(path) != now), not whole
 
     def close(self) -> None:
@@ -114,9 +114,9 @@ class Before:
             self._mark.close()
 
 
-def empty(box: Sandbox, put: Iterable[Entry]) -> Before:
+def empty(sandbox: Sandbox, put: Iterable[Entry]) -> Before:
     """What there is in a sandbox that was made for the run: what was put into it. Pure."""
-    return Before(box, {entry.path: (entry.size, entry.modified_ns) for entry in put})
+    return Before(sandbox, {entry.path: (entry.size, entry.modified_ns) for entry in put})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ class Kept:
     more: bool = False
 
 
-async def collect(store: FileStore, box: Sandbox, before: Before, quota: Quota = UNBOUNDED) -> Kept:
+async def collect(store: FileStore, sandbox: Sandbox, before: Before, quota: Quota = UNBOUNDED) -> Kept:
     """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
 
     Args:
         store: Where they are kept.
-        box: Where they are.
+        sandbox: Where they are.
         before: What there was before the run.
         quota: Of whoever asked for the run: bounds each file, as an upload.
     """
@@ -156,14 +156,14 @@ async def collect(store: FileStore, box: Sandbox, before: Before, quota: Quota =
             # A guest's word of a size binds it: what a file has more than was said is taken from what no file was promised.
             more_bytes, spare_bytes = spare_bytes, 0
             try:
-                kept[number] = record = await store.keep(box, file.path, quota=quota, max_bytes=file.size_bytes + more_bytes)
+                kept[number] = record = await store.keep(sandbox, file.path, quota=quota, max_bytes=file.size_bytes + more_bytes)
                 more_bytes -= max(0, record.size_bytes - file.size_bytes)
             except NotFoundError:
                 gone += 1  # a process that was left in the background has removed it
             except (ForbiddenError, InvalidRequestError):
                 pass  # its user cannot read it, or it is no file any more
             except SandlotError as error:
-                _log.warning("files.not_kept", sandbox=box.id, code=str(error.code))
+                _log.warning("files.not_kept", sandbox=sandbox.id, code=str(error.code))
             finally:
                 spare_bytes += more_bytes
 
@@ -172,7 +172,7 @@ async def collect(store: FileStore, box: Sandbox, before: Before, quota: Quota =
             try:
                 found, more = await before.made()
             except SandlotError as error:  # such as of a run that killed all of its user's processes, the one that looked among them
-                _log.warning("files.not_found", sandbox=box.id, code=str(error.code))
+                _log.warning("files.not_found", sandbox=sandbox.id, code=str(error.code))
             few = chosen(found)
             spare_bytes = KEPT_BYTES - sum(file.size_bytes for file in few)
             async with asyncio.TaskGroup() as group:
@@ -207,7 +207,7 @@ def is_hidden(path: str) -> bool:
     return any(part.startswith(".") or part == _COMPILED for part in path.split("/"))
 
 
-async def _look(box: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, int]], bool]:
+async def _look(sandbox: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, int]], bool]:
     """The files below the folders, and whether these are all."""
     seen: dict[str, tuple[int, int]] = {}
     waiting = list(FOLDERS)
@@ -216,7 +216,7 @@ async def _look(box: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, i
     while waiting and most_folders > 0 and left > 0:
         batch, waiting = waiting[:most_folders], waiting[most_folders:]
         most_folders -= len(batch)
-        for folder, entries in zip(batch, await asyncio.gather(*(_entries(box, folder) for folder in batch)), strict=True):
+        for folder, entries in zip(batch, await asyncio.gather(*(_entries(sandbox, folder) for folder in batch)), strict=True):
             left -= len(entries)
             whole = whole and len(entries) < MOST_ENTRIES
             for entry in entries:
@@ -230,13 +230,13 @@ async def _look(box: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, i
     return seen, whole and not waiting
 
 
-async def _entries(box: Sandbox, folder: str) -> list[Entry]:
+async def _entries(sandbox: Sandbox, folder: str) -> list[Entry]:
     """What is in a folder; nothing where there is none that the user may look into."""
     entries: list[Entry] = []
     pages, more = 0, True
     try:
         while more and len(entries) < MOST_ENTRIES:
-            page = await files.listing(box, folder, user=User.USER, offset=len(entries))
+            page = await files.listing(sandbox, folder, user=User.USER, offset=len(entries))
             entries += page.entries
             pages += 1
             more = page.more and bool(page.entries) and pages < MOST_PAGES

@@ -47,7 +47,7 @@ async def create_session(request: Request, body: SessionBody | None = None) -> R
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> Response:
     """The ids of all sessions, oldest first."""
-    return reply(SessionsAnswer(sessions=[box.id for box in sessions.listing(core_of(request), principal_of(request))]))
+    return reply(SessionsAnswer(sessions=[sandbox.id for sandbox in sessions.listing(core_of(request), principal_of(request))]))
 
 
 @router.get("/v1/sessions/{session}")
@@ -66,23 +66,25 @@ async def delete_session(session: str, request: Request) -> Response:
 @router.post("/v1/sessions/{session}/files")
 async def inject_files(session: str, body: InjectBody, request: Request) -> Response:
     """Put files into a session's /workspace."""
-    core, who = core_of(request), principal_of(request)
-    box = sessions.find(core, who, session)
-    records = await unless_gone(request, sessions.inject(core, box, who, body.file_ids))
-    return reply(InjectedAnswer(session_id=box.id, file_ids=[record.id for record in records]))
+    core, principal = core_of(request), principal_of(request)
+    sandbox = sessions.find(core, principal, session)
+    records = await unless_gone(request, sessions.inject(core, sandbox, principal, body.file_ids))
+    return reply(InjectedAnswer(session_id=sandbox.id, file_ids=[record.id for record in records]))
 
 
 @router.post("/v1/files")
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file; with ``session_id`` it is put into that session as well."""
-    core, who = core_of(request), principal_of(request)
-    box = None if query.session_id is None else sessions.find(core, who, query.session_id)
+    core, principal = core_of(request), principal_of(request)
+    sandbox = None if query.session_id is None else sessions.find(core, principal, query.session_id)
     form = await upload_of(request)
-    record = await core.files.upload(who, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type))
-    if box is not None:
-        await core.files.inject(box, [record])
+    record = await core.files.upload(
+        principal, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type)
+    )
+    if sandbox is not None:
+        await core.files.inject(sandbox, [record])
     told = translate.file(record)
-    return reply(told if box is None else told.model_copy(update={"session_id": box.id}))
+    return reply(told if sandbox is None else told.model_copy(update={"session_id": sandbox.id}))
 
 
 @router.get("/v1/files")

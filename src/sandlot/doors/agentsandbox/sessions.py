@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from sandlot.core.content import files
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
@@ -35,71 +35,71 @@ _OUTPUT_MODE = 0o1777
 _Result = TypeVar("_Result")
 
 
-def find(core: Core, who: Principal, session: str) -> Sandbox:
+def find(core: Core, principal: Principal, session: str) -> Sandbox:
     """A session.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended, not long ago; says why.
     """
-    box: Sandbox | None = None
+    sandbox: Sandbox | None = None
     with suppress(NotFoundError):
-        box = core.sandboxes.find(session, who)
-    if box is None or not translate.is_session(box):
+        sandbox = core.manager.find(session, principal)
+    if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
-    if translate.is_over(box):
-        raise box.ended_error()
-    return box
+    if translate.is_over(sandbox):
+        raise sandbox.ended_error()
+    return sandbox
 
 
-def listing(core: Core, who: Principal) -> list[Sandbox]:
+def listing(core: Core, principal: Principal) -> list[Sandbox]:
     """All sessions that somebody has, oldest first."""
-    return [box for box in core.sandboxes.all(who) if translate.is_session(box) and not translate.is_over(box)]
+    return [sandbox for sandbox in core.manager.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
 
 
-async def create(core: Core, who: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:
+async def create(core: Core, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:
     """Make a session, its files in it.
 
     Raises:
         SandlotError: It could not be made, or there is no such file; then nothing is left of it.
     """
-    records = await core.files.all(who, file_ids)
-    box = await core.sandboxes.create(translate.new_session(env, who), who)
+    records = await core.files.all(principal, file_ids)
+    sandbox = await core.manager.create(translate.new_session(env, principal), principal)
     try:
-        await _furnish(core, box, records)
+        await _furnish(core, sandbox, records)
     except BaseException:
-        _drop(box, "it could not be furnished")
+        _drop(sandbox, "it could not be furnished")
         raise
-    return box
+    return sandbox
 
 
-async def inject(core: Core, box: Sandbox, who: Principal, file_ids: Sequence[str]) -> list[FileRecord]:
+async def inject(core: Core, sandbox: Sandbox, principal: Principal, file_ids: Sequence[str]) -> list[FileRecord]:
     """Put files into a session.
 
     Raises:
         NotFoundError: ``file_not_found``; then none of them was put there.
         SandboxEndedError: The session has ended.
     """
-    records = await core.files.all(who, file_ids)
-    await core.files.inject(box, records)
+    records = await core.files.all(principal, file_ids)
+    await core.files.inject(sandbox, records)
     return records
 
 
-async def delete(core: Core, who: Principal, session: str) -> None:
+async def delete(core: Core, principal: Principal, session: str) -> None:
     """End a session.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await core.sandboxes.kill(find(core, who, session).id, who)
+    await core.manager.kill(find(core, principal, session).id, principal)
 
 
-async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswer:
+async def execute(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
     """Run code in a process of its own.
 
     Args:
         core: Who does it.
-        who: For whom.
+        principal: For whom.
         body: What was asked.
 
     Raises:
@@ -108,30 +108,32 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
     began_s = core.clock.monotonic_s()
     code, env = translate.code_of(body.code), body.env_vars or {}
     check_env(env)  # before there is a sandbox
-    records = await core.files.all(who, body.file_ids or ())
-    async with _place(core, who, body.session_id) as box:
+    records = await core.files.all(principal, body.file_ids or ())
+    async with _place(core, principal, body.session_id) as sandbox:
         what = translate.program(body.language, secrets.token_hex(8))
         before: Before | None = None
         try:
-            async with _beside(_written(box, what, body.code, code)) as writing:
-                before = await _prepared(core, box, records, new=body.session_id is None)
+            async with _beside(_written(sandbox, what, body.code, code)) as writing:
+                before = await _prepared(core, sandbox, records, new=body.session_id is None)
                 command = await writing
-            spec = translate.process(what, command, env, box.spec.env, core.clock.monotonic_s() - began_s)
+            spec = translate.process(what, command, env, sandbox.spec.env, core.clock.monotonic_s() - began_s)
             try:
-                done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
+                done = await processes.run(
+                    sandbox, spec, description=ExecutionDescription(origin=translate.NAME, language=body.language, code=body.code)
+                )
             except SandboxEndedError as error:
-                return translate.ended(box.id, error)
-            kept = await outputs.collect(core.files, box, before, who.quota)
+                return translate.ended(sandbox.id, error)
+            kept = await outputs.collect(core.files, sandbox, before, principal.quota)
         finally:
             if before is not None:
                 before.close()
             if body.session_id is not None:
-                box.spawn(_tidy(box, what))
+                sandbox.spawn(_tidy(sandbox, what))
         core.executions.tell_files(done.outcome.process, len(kept.records))
-        return translate.answer(box.id, done, kept, spec.timeout_s or 0.0)
+        return translate.answer(sandbox.id, done, kept, spec.timeout_s or 0.0)
 
 
-async def _written(box: Sandbox, what: Program, code: str, content: bytes) -> tuple[str, ...]:
+async def _written(sandbox: Sandbox, what: Program, code: str, content: bytes) -> tuple[str, ...]:
     """Write a program into its file; what it is started by.
 
     Raises:
@@ -139,7 +141,7 @@ async def _written(box: Sandbox, what: Program, code: str, content: bytes) -> tu
         SandlotError: It could not be written, or the sandbox has ended.
     """
     try:
-        await files.write(box, what.path, _once(content), user=User.ROOT, mode=0o644)
+        await files.write(sandbox, what.path, _once(content), user=User.ROOT, mode=0o644)
     except LimitError as error:
         if error.code is not ErrorCode.DISK_FULL or len(content) > MAX_ARG_BYTES or b"\0" in content:
             raise
@@ -160,40 +162,40 @@ async def _beside(work: Coroutine[Any, Any, _Result]) -> AsyncIterator[asyncio.T
 
 
 @asynccontextmanager
-async def _place(core: Core, who: Principal, session: str | None) -> AsyncIterator[Sandbox]:
+async def _place(core: Core, principal: Principal, session: str | None) -> AsyncIterator[Sandbox]:
     """Where a run runs: in its session, or in a sandbox that ends with it."""
     if session is not None:
-        yield find(core, who, session)
+        yield find(core, principal, session)
         return
-    box = await core.sandboxes.create(translate.new_throwaway(who), who)
-    box.throwaway = True
+    sandbox = await core.manager.create(translate.new_throwaway(principal), principal)
+    sandbox.single_use = True
     try:
-        yield box
+        yield sandbox
     finally:
-        _drop(box, "its run is over")
+        _drop(sandbox, "its run is over")
 
 
-async def _prepared(core: Core, box: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
+async def _prepared(core: Core, sandbox: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
     """Give a sandbox what a run finds in it, and remember what that is."""
-    put = await _furnish(core, box, records) if new else await core.files.inject(box, records)
-    return outputs.empty(box, put) if new else await Before.look(box)
+    put = await _furnish(core, sandbox, records) if new else await core.files.inject(sandbox, records)
+    return outputs.empty(sandbox, put) if new else await Before.look(sandbox)
 
 
-async def _furnish(core: Core, box: Sandbox, records: Sequence[FileRecord]) -> list[Entry]:
+async def _furnish(core: Core, sandbox: Sandbox, records: Sequence[FileRecord]) -> list[Entry]:
     """Give a new sandbox its folder for output, and its files."""
-    await files.make_directory(box, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
-    return await core.files.inject(box, records)
+    await files.make_directory(sandbox, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
+    return await core.files.inject(sandbox, records)
 
 
-def _drop(box: Sandbox, why: str) -> None:
+def _drop(sandbox: Sandbox, why: str) -> None:
     """End a sandbox without waiting for that: who asked for it has the answer."""
-    box.end(Exit(ExitReason.KILLED, why))
+    sandbox.request_end(Exit(ExitReason.KILLED, why))
 
 
-async def _tidy(box: Sandbox, what: Program) -> None:
+async def _tidy(sandbox: Sandbox, what: Program) -> None:
     """Remove a program that has run."""
     with suppress(SandlotError):
-        await files.remove(box, what.folder, user=User.ROOT, recursive=True)
+        await files.remove(sandbox, what.folder, user=User.ROOT, recursive=True)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.records.filestore import check_media_type
-from sandlot.core.runs.outcomes import Finished
+from sandlot.core.runs.outcomes import CommandResult
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
@@ -135,26 +135,28 @@ def process(what: Program, command: tuple[str, ...], env: Mapping[str, str], ses
     return ProcessSpec(argv=command, env=whole, cwd=WORKSPACE, timeout_s=max(LEAST_RUN_S, CLIENT_TIMEOUT_S - ANSWER_S - spent_s))
 
 
-def new_session(env: Mapping[str, str], who: Principal) -> NewSandbox:
+def new_session(env: Mapping[str, str], principal: Principal) -> CreateSandboxParams:
     """The sandbox that a session is. It has no deadline, but for keys whose sandboxes must have one: then the longest they may have."""
-    longest_s = who.quota.lifetime_s
-    return NewSandbox(env=env, metadata={DOOR_WORD: NAME, USE_WORD: SESSION}, timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S))
+    longest_s = principal.quota.lifetime_s
+    return CreateSandboxParams(
+        env=env, metadata={DOOR_WORD: NAME, USE_WORD: SESSION}, timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S)
+    )
 
 
-def new_throwaway(who: Principal) -> NewSandbox:
+def new_throwaway(principal: Principal) -> CreateSandboxParams:
     """The sandbox of one run without a session."""
-    longest_s = THROWAWAY_S if who.quota.lifetime_s is None else who.quota.lifetime_s
-    return NewSandbox(metadata={DOOR_WORD: NAME, USE_WORD: RUN}, timeout_s=min(longest_s, THROWAWAY_S))
+    longest_s = THROWAWAY_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
+    return CreateSandboxParams(metadata={DOOR_WORD: NAME, USE_WORD: RUN}, timeout_s=min(longest_s, THROWAWAY_S))
 
 
-def is_session(box: Sandbox) -> bool:
+def is_session(sandbox: Sandbox) -> bool:
     """Whether a sandbox is, or was, a session of this door."""
-    return (box.metadata.get(DOOR_WORD), box.metadata.get(USE_WORD)) == (NAME, SESSION)
+    return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION)
 
 
-def is_over(box: Sandbox) -> bool:
+def is_over(sandbox: Sandbox) -> bool:
     """Whether a sandbox has ended or is about to."""
-    return box.wanted.is_set() or box.ended.is_set()
+    return sandbox.end_requested.is_set() or sandbox.ended.is_set()
 
 
 def no_session(id_: str) -> NotFoundError:
@@ -167,7 +169,7 @@ def no_session(id_: str) -> NotFoundError:
     )
 
 
-def answer(session: SandboxId, done: Finished, kept: Kept, timeout_s: float) -> ExecuteAnswer:
+def answer(session: SandboxId, done: CommandResult, kept: Kept, timeout_s: float) -> ExecuteAnswer:
     """What a run's client is given.
 
     Args:

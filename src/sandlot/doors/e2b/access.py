@@ -57,14 +57,14 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
     sandbox = headers.get(SANDBOX.encode(), b"").decode("latin-1")
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
-        if token and (who := core.signer.bearer(token, sandbox)) is not None:
+        if token and (principal := core.url_signer.bearer(token, sandbox)) is not None:
             scope["state"][_FOUND] = sandbox  # which of several headers a reader takes is nothing to rely on
-            return who
+            return principal
     if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
         return None
     box = signatures.sandbox_for(scope, core, sandbox)
     scope["state"][_FOUND] = box.id
-    return core.signer.bearer(core.signer.token(box.owner, box.id), box.id)
+    return core.url_signer.bearer(core.url_signer.token(box.owner, box.id), box.id)
 
 
 def is_inside(path: str) -> bool:
@@ -114,13 +114,13 @@ def box_of(request: HTTPConnection) -> Sandbox:
             fields={"field": "E2b-Sandbox-Id"},
         )
     try:
-        box = core_of(request).sandboxes.find(sandbox, principal_of(request))
+        box = core_of(request).manager.find(sandbox, principal_of(request))
     except NotFoundError:
         raise gone(sandbox) from None
-    if box.ended.is_set() or box.wanted.is_set():
+    if box.ended.is_set() or box.end_requested.is_set():
         raise gone(sandbox)
     if box.state in RESTING and not box.spec.auto_resume:
-        raise box.resting_error()
+        raise box.suspended_error()
     return box
 
 

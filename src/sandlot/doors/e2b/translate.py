@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.admission import OWN, NewSandbox, check_own
+from sandlot.core.admission import OWN, CreateSandboxParams, check_own
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
@@ -76,7 +76,7 @@ def no_template(name: str, known: Collection[str]) -> NotFoundError:
     )
 
 
-def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = None) -> NewSandbox:
+def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = None) -> CreateSandboxParams:
     """A sandbox as core makes it.
 
     Args:
@@ -91,7 +91,7 @@ def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = No
     metadata = body.metadata or {}
     check_own(metadata)
     check_unsupported(body)
-    return NewSandbox(
+    return CreateSandboxParams(
         template=DEFAULT_TEMPLATE if snapshot is not None else ours(body.template_id),
         snapshot=snapshot,
         env=body.env_vars or {},
@@ -146,13 +146,13 @@ def network_of(*, allow: bool | None, network: NetworkBody | None) -> Network | 
     return Network.NONE if closed or allow is False else None
 
 
-def check_same_network(box: Sandbox, wanted: Network | None) -> None:
+def check_same_network(sandbox: Sandbox, wanted: Network | None) -> None:
     """Refuse a change of a sandbox's network; what it has may be said again.
 
     Raises:
         UnsupportedError: It would be another one.
     """
-    if (wanted or DEFAULT_NETWORK) != box.spec.network:
+    if (wanted or DEFAULT_NETWORK) != sandbox.spec.network:
         raise _unsupported("Changing the network of a sandbox that runs", "Give allow_internet_access when you create it.", "network")
 
 
@@ -168,46 +168,46 @@ def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:
 # ------------------------------------------------------------------------------------------------------------------------ what is told
 
 
-def made(box: Sandbox, token: str) -> dict[str, Any]:
+def made(sandbox: Sandbox, token: str) -> dict[str, Any]:
     """A sandbox as whoever made it, or connects to it, is told of it, with what stands for a key inside of it."""
-    return {**_named(box), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
+    return {**_named(sandbox), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
 
 
-def listed(box: Sandbox) -> dict[str, Any]:
+def listed(sandbox: Sandbox) -> dict[str, Any]:
     """A sandbox as lists tell of it."""
-    limits = box.spec.limits
+    limits = sandbox.spec.limits
     return {
-        **_named(box),
-        "startedAt": moment(box.created_at),
-        "endAt": moment(box.expires_at or NEVER),
+        **_named(sandbox),
+        "startedAt": moment(sandbox.created_at),
+        "endAt": moment(sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
-        "state": STATES.get(box.state, RUNNING),
-        "metadata": shown(box.metadata),
-        "volumeMounts": [{"name": each.asked or each.volume, "path": each.path} for each in box.spec.volumes],
+        "state": STATES.get(sandbox.state, RUNNING),
+        "metadata": shown(sandbox.metadata),
+        "volumeMounts": [{"name": each.asked or each.volume, "path": each.path} for each in sandbox.spec.volumes],
     }
 
 
-def detailed(box: Sandbox, token: str) -> dict[str, Any]:
+def detailed(sandbox: Sandbox, token: str) -> dict[str, Any]:
     """A sandbox as it is told of where one asks for it alone."""
     return {
-        **listed(box),
+        **listed(sandbox),
         "envdAccessToken": token,
         "domain": None,
-        "allowInternetAccess": False if box.spec.network is Network.NONE else None,
-        "lifecycle": {"autoResume": box.spec.auto_resume, "onTimeout": "kill" if box.spec.on_timeout is OnTimeout.KILL else "pause"},
+        "allowInternetAccess": False if sandbox.spec.network is Network.NONE else None,
+        "lifecycle": {"autoResume": sandbox.spec.auto_resume, "onTimeout": "kill" if sandbox.spec.on_timeout is OnTimeout.KILL else "pause"},
     }
 
 
-def _named(box: Sandbox) -> dict[str, Any]:
-    name = template_name(box)
-    return {"templateID": name, "alias": name, "sandboxID": box.id, "clientID": CLIENT_ID, "envdVersion": ENVD_VERSION}
+def _named(sandbox: Sandbox) -> dict[str, Any]:
+    name = template_name(sandbox)
+    return {"templateID": name, "alias": name, "sandboxID": sandbox.id, "clientID": CLIENT_ID, "envdVersion": ENVD_VERSION}
 
 
-def template_name(box: Sandbox) -> str:
+def template_name(sandbox: Sandbox) -> str:
     """What its template, or its snapshot, was called when it was asked for."""
-    return box.metadata.get(TEMPLATE_WORD, box.spec.template)
+    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template)
 
 
 def shown(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -215,11 +215,11 @@ def shown(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in metadata.items() if not name.startswith(OWN)}
 
 
-def is_there(box: Sandbox) -> bool:
+def is_there(sandbox: Sandbox) -> bool:
     """Whether E2B's client is told of it: it was made, and has not ended."""
-    return box.state in STATES and not box.wanted.is_set() and not box.ended.is_set()
+    return sandbox.state in STATES and not sandbox.end_requested.is_set() and not sandbox.ended.is_set()
 
 
-def left_s(box: Sandbox, now: datetime) -> float:
+def left_s(sandbox: Sandbox, now: datetime) -> float:
     """Seconds until its timeout."""
-    return ((box.expires_at or NEVER) - now) / timedelta(seconds=1)
+    return ((sandbox.expires_at or NEVER) - now) / timedelta(seconds=1)

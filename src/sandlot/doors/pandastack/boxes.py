@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.core.service import Core
 from sandlot.doors.pandastack import translate
 from sandlot.doors.pandastack.wire import (
@@ -29,77 +29,77 @@ from sandlot.model.records import SnapshotRecord
 PAGE = 1000
 
 
-def find(core: Core, who: Principal, sandbox: str) -> Sandbox:
+def find(core: Core, principal: Principal, sandbox: str) -> Sandbox:
     """A sandbox that has not ended.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended; says why.
     """
-    box = core.sandboxes.find(sandbox, who)
-    if box.wanted.is_set() or box.ended.is_set():
+    box = core.manager.find(sandbox, principal)
+    if box.end_requested.is_set() or box.ended.is_set():
         raise box.ended_error()
     return box
 
 
-async def create(core: Core, who: Principal, body: CreateBody) -> SandboxAnswer:
+async def create(core: Core, principal: Principal, body: CreateBody) -> SandboxAnswer:
     """Make a sandbox, of a template or of a snapshot, whose own template counts: the client always names one.
 
     Raises:
         SandlotError: It could not be made; then nothing is left of it.
     """
-    began_s, asked = core.clock.monotonic_s(), translate.new_sandbox(body, who.quota)
-    if asked.snapshot is None:
-        box = await core.sandboxes.create(asked, who)
+    began_s, params = core.clock.monotonic_s(), translate.new_sandbox(body, principal.quota)
+    if params.snapshot is None:
+        sandbox = await core.manager.create(params, principal)
     else:
-        core.sandboxes.supply.check_template(asked.template)
-        box = await core.snapshots.create(asked, who)
-    return translate.sandbox(box, core.clock.monotonic_s() - began_s)
+        core.manager.supply.check_template(params.template)
+        sandbox = await core.snapshots.create(params, principal)
+    return translate.sandbox(sandbox, core.clock.monotonic_s() - began_s)
 
 
-def listing(core: Core, who: Principal) -> list[SandboxAnswer]:
+def listing(core: Core, principal: Principal) -> list[SandboxAnswer]:
     """All sandboxes that somebody has, oldest first."""
-    return [translate.sandbox(box) for box in core.sandboxes.all(who) if not box.wanted.is_set()]
+    return [translate.sandbox(sandbox) for sandbox in core.manager.list(principal) if not sandbox.end_requested.is_set()]
 
 
-def lifecycle(core: Core, who: Principal, sandbox: str) -> LifecycleAnswer:
+def lifecycle(core: Core, principal: Principal, sandbox: str) -> LifecycleAnswer:
     """How long a sandbox lives."""
-    return translate.lifecycle(find(core, who, sandbox), core.clock.monotonic_s())
+    return translate.lifecycle(find(core, principal, sandbox), core.clock.monotonic_s())
 
 
-async def change(core: Core, who: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
+async def change(core: Core, principal: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
     """Change how long a sandbox lives.
 
     Raises:
         InvalidRequestError: Out of bounds, or a deadline for what has none.
         LimitError: ``quota_exceeded``.
     """
-    box = find(core, who, sandbox)
-    await core.sandboxes.update(box.id, who, translate.update(box, body, who.quota))
-    return lifecycle(core, who, sandbox)
+    box = find(core, principal, sandbox)
+    await core.manager.update(box.id, principal, translate.update(box, body, principal.quota))
+    return lifecycle(core, principal, sandbox)
 
 
-async def fork(core: Core, who: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
+async def fork(core: Core, principal: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
     """Fork a sandbox; there are all children, or none. As at the vendor's they share its volumes.
 
     Raises:
         SandlotError: As core's.
     """
-    parent = find(core, who, sandbox)
+    parent = find(core, principal, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
-    asked = NewFork(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
-    made = await core.forks.fork(parent.id, who, asked)
+    params = ForkParams(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
+    made = await core.forks.fork(parent.id, principal, params)
     return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
 
 
-async def promote(core: Core, who: Principal, sandbox: str, body: PromoteBody) -> PromotedAnswer:
+async def promote(core: Core, principal: Principal, sandbox: str, body: PromoteBody) -> PromotedAnswer:
     """Keep a fork; with ``cleanup_siblings`` the others of its tree are ended, with all that was forked from them.
 
     Raises:
         ConflictError: It is nobody's fork.
         InvalidRequestError: It is of another tree.
     """
-    box = find(core, who, sandbox)
+    box = find(core, principal, sandbox)
     if box.spec.parent is None:
         raise translate.no_fork(box)
     tree = translate.tree_of(box)
@@ -108,22 +108,22 @@ async def promote(core: Core, who: Principal, sandbox: str, body: PromoteBody) -
     if not body.cleanup_siblings:
         return PromotedAnswer(winner=box.id, tree_id=tree, deleted=[], failures={})
     among = {translate.TREE_WORD: tree} if translate.TREE_WORD in box.metadata else {}
-    done = await core.forks.promote(box.id, who, among=among)
+    done = await core.forks.promote(box.id, principal, among=among)
     return PromotedAnswer(winner=box.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
 
 
-async def snapshots(core: Core, who: Principal, sandbox: str | None) -> list[SnapshotAnswer]:
+async def snapshots(core: Core, principal: Principal, sandbox: str | None) -> list[SnapshotAnswer]:
     """All snapshots, newest first.
 
     Args:
         core: Who has them.
-        who: For whom.
+        principal: For whom.
         sandbox: Those of that one only.
     """
     found: list[SnapshotRecord] = []
     after, more = None, True
     while more:
-        page, more = await core.snapshots.page(who, after=after, limit=PAGE)
+        page, more = await core.snapshots.page(principal, after=after, limit=PAGE)
         found += page
         after = translate.position(found[-1]) if found else None
     return [translate.snapshot(record) for record in reversed(found) if sandbox in {None, record.spec.id}]

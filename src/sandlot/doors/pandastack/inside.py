@@ -17,12 +17,12 @@ from starlette.requests import Request
 
 from sandlot.core.content import files
 from sandlot.core.ports import Clock
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.records.logs import reading
 from sandlot.core.records.logs.reading import Missed, Over
 from sandlot.core.runs import code, processes
-from sandlot.core.runs.code import Cell
-from sandlot.core.runs.processes import Run
+from sandlot.core.runs.code import CellSpec
+from sandlot.core.runs.processes import ProcessExecution
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.pandastack import running, translate
@@ -45,47 +45,47 @@ _UNBUFFERED = {"X-Accel-Buffering": "no"}
 _log = structlog.get_logger("sandlot.doors")
 
 
-async def execute(clock: Clock, box: Sandbox, body: ExecBody) -> ExecAnswer:
+async def execute(clock: Clock, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
     """Run a command to its end.
 
     Raises:
         TimeoutExceededError: It took too long, and was ended.
         SandlotError: It could not be run. A command that fails is no error.
     """
-    async with _ready(clock, box, body, running.DEFAULT_EXEC_S) as command:
-        done = await processes.run(box, command.spec(), label=_label(command))
+    async with _ready(clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
+        done = await processes.run(sandbox, command.spec(), description=_label(command))
     if done.outcome.reason == "timeout":
         raise running.late(command.timeout_s)
     return running.exec_answer(done)
 
 
-async def stream(request: Request, box: Sandbox, body: ExecBody) -> Stream:
+async def stream(request: Request, sandbox: Sandbox, body: ExecBody) -> Stream:
     """Run a command and tell what it writes as it writes it.
 
     Raises:
         SandlotError: It could not be started.
     """
     async with AsyncExitStack() as stack:
-        command = await stack.enter_async_context(_ready(core_of(request).clock, box, body, running.DEFAULT_STREAM_S))
-        run = await processes.start(box, command.spec(), label=_label(command))
+        command = await stack.enter_async_context(_ready(core_of(request).clock, sandbox, body, running.DEFAULT_STREAM_S))
+        run = await processes.start(sandbox, command.spec(), description=_label(command))
         stack.push_async_callback(run.close)
         close = stack.pop_all().aclose
     return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def run_cell(clock: Clock, box: Sandbox, session: str, body: RunBody) -> RunAnswer:
+async def run_cell(clock: Clock, sandbox: Sandbox, session: str, body: RunBody) -> RunAnswer:
     """Run code in a session.
 
     Raises:
         NotFoundError: ``context_not_found``.
         TimeoutExceededError: It took too long, and was interrupted; variables stay.
     """
-    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(clock, box, running.DEFAULT_EXEC_S)
-    cell = Cell(body.code, language=None, context=session, timeout_s=timeout_s)
-    return running.run_answer(await code.execute(box, cell, label=Label(origin=translate.NAME)), timeout_s)
+    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(clock, sandbox, running.DEFAULT_EXEC_S)
+    cell = CellSpec(body.code, language=None, context=session, timeout_s=timeout_s)
+    return running.run_answer(await code.execute(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
 
 
-async def folder(box: Sandbox, path: str) -> list[EntryAnswer]:
+async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
     """All that is in a folder, by name.
 
     Raises:
@@ -95,7 +95,7 @@ async def folder(box: Sandbox, path: str) -> list[EntryAnswer]:
     found: list[EntryAnswer] = []
     more = True
     while more:
-        listed = await files.listing(box, path, user=User.ROOT, offset=len(found))
+        listed = await files.listing(sandbox, path, user=User.ROOT, offset=len(found))
         found += map(translate.entry, listed.entries)
         if len(found) > MOST_ENTRIES:
             raise LimitError(
@@ -105,51 +105,51 @@ async def folder(box: Sandbox, path: str) -> list[EntryAnswer]:
     return found
 
 
-async def logs(core: Core, who: Principal, box: Sandbox, stream_: str) -> str:
+async def logs(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
     """What the runs of a sandbox wrote, as one text."""
-    entries, _ = await reading.read(core.executions, box, who, reading.CHANNELS[stream_])
+    entries, _ = await reading.read(core.executions, sandbox, principal, reading.CHANNELS[stream_])
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
-def follow(core: Core, who: Principal, box: Sandbox, stream_: str) -> Stream:
+def follow(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> Stream:
     """What they wrote, and what they write, line by line, until the sandbox ends."""
 
     async def close() -> None:
         """One who reads a log holds nothing."""
 
-    told = _lines(core, who, box, stream_)
+    told = _lines(core, principal, sandbox, stream_)
     return Stream(told, close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def _left_s(clock: Clock, box: Sandbox, default_s: float) -> float:
+async def _left_s(clock: Clock, sandbox: Sandbox, default_s: float) -> float:
     """What a command has that says none, once its sandbox is awake."""
     began_s = clock.monotonic_s()
-    await box.within_reach()
+    await sandbox.wait_reachable()
     return running.left_s(default_s, clock.monotonic_s() - began_s)
 
 
 @asynccontextmanager
-async def _ready(clock: Clock, box: Sandbox, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
+async def _ready(clock: Clock, sandbox: Sandbox, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
     """A command, its file inside where it needs one."""
-    timeout_s = min(body.timeout_seconds or await _left_s(clock, box, default_s), MAX_TIMEOUT_S)
+    timeout_s = min(body.timeout_seconds or await _left_s(clock, sandbox, default_s), MAX_TIMEOUT_S)
     command = running.command(body.cmd, timeout_s, secrets.token_hex(8))
     if command.file is None:
         yield command
         return
-    await files.write(box, command.file, _once(command.content), user=User.ROOT, mode=0o600)
+    await files.write(sandbox, command.file, _once(command.content), user=User.ROOT, mode=0o600)
     try:
         yield command
     finally:
-        box.spawn(_tidy(box, command.file))
+        sandbox.spawn(_tidy(sandbox, command.file))
 
 
-async def _tidy(box: Sandbox, path: str) -> None:
+async def _tidy(sandbox: Sandbox, path: str) -> None:
     """Remove the file of a command that has run."""
     with suppress(SandlotError):
-        await files.remove(box, path, user=User.ROOT)
+        await files.remove(sandbox, path, user=User.ROOT)
 
 
-async def _told(request: Request, run: Run, command: Command) -> AsyncIterator[bytes]:
+async def _told(request: Request, run: ProcessExecution, command: Command) -> AsyncIterator[bytes]:
     """The events of a command."""
     decoders = {name: Decoder() for name in STREAM_NAMES.values()}
     try:
@@ -179,11 +179,11 @@ async def _told(request: Request, run: Run, command: Command) -> AsyncIterator[b
         yield running.event("error", {"error": str(defect)})
 
 
-async def _lines(core: Core, who: Principal, box: Sandbox, stream_: str) -> AsyncIterator[bytes]:
+async def _lines(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> AsyncIterator[bytes]:
     """Lines as events; what has no end is told when its run ends, or when it is long."""
     rest: dict[tuple[str, int], str] = {}
     with suppress(UnavailableError):  # the service stops: the stream ends
-        async for item in reading.follow(core.executions, box, who, reading.CHANNELS[stream_]):
+        async for item in reading.follow(core.executions, sandbox, principal, reading.CHANNELS[stream_]):
             if isinstance(item, Over):
                 for key in [key for key in rest if key[0] == item.execution]:
                     yield _line(rest.pop(key))
@@ -205,8 +205,8 @@ def _line(text: str) -> bytes:
     return running.event("line", {"line": text})
 
 
-def _label(command: Command) -> Label:
-    return Label(origin=translate.NAME, argv=command.said)
+def _label(command: Command) -> ExecutionDescription:
+    return ExecutionDescription(origin=translate.NAME, argv=command.said)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

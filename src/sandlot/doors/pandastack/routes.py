@@ -60,7 +60,7 @@ async def get(sandbox: str, request: Request) -> Response:
 @router.delete("/v1/sandboxes/{sandbox}")
 async def delete(sandbox: str, request: Request) -> Response:
     """End a sandbox; again and again the same."""
-    await core_of(request).sandboxes.kill(sandbox, principal_of(request))
+    await core_of(request).manager.kill(sandbox, principal_of(request))
     return Response(status_code=204)
 
 
@@ -79,31 +79,31 @@ async def change_lifecycle(sandbox: str, body: LifecycleBody, request: Request) 
 @router.post("/v1/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze it where it is; the next request thaws it."""
-    core, who = core_of(request), principal_of(request)
-    await core.sandboxes.pause(boxes.find(core, who, sandbox).id, who)
+    core, principal = core_of(request), principal_of(request)
+    await core.manager.pause(boxes.find(core, principal, sandbox).id, principal)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/resume")
 async def resume(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
-    core, who = core_of(request), principal_of(request)
-    await core.sandboxes.resume(boxes.find(core, who, sandbox).id, who)
+    core, principal = core_of(request), principal_of(request)
+    await core.manager.resume(boxes.find(core, principal, sandbox).id, principal)
     return Response(status_code=204)
 
 
 @router.post("/v1/sandboxes/{sandbox}/hibernate")
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write it to the disk and give its memory back; the next request wakes it."""
-    core, who = core_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await core.sandboxes.hibernate(boxes.find(core, who, sandbox).id, who))))
+    core, principal = core_of(request), principal_of(request)
+    return reply(StatusAnswer(status=translate.status(await core.manager.hibernate(boxes.find(core, principal, sandbox).id, principal))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/wake")
 async def wake(sandbox: str, request: Request) -> Response:
     """Let it go on where it was; one that runs is left as it is."""
-    core, who = core_of(request), principal_of(request)
-    return reply(StatusAnswer(status=translate.status(await core.sandboxes.resume(boxes.find(core, who, sandbox).id, who))))
+    core, principal = core_of(request), principal_of(request)
+    return reply(StatusAnswer(status=translate.status(await core.manager.resume(boxes.find(core, principal, sandbox).id, principal))))
 
 
 @router.post("/v1/sandboxes/{sandbox}/fork")
@@ -130,9 +130,9 @@ async def promote(sandbox: str, request: Request, body: PromoteBody | None = Non
 @router.post("/v1/sandboxes/{sandbox}/snapshots")
 async def take_snapshot(sandbox: str, request: Request) -> Response:
     """Keep what it is at this moment, memory and files. A client that goes away meanwhile leaves no snapshot behind."""
-    core, who = core_of(request), principal_of(request)
-    box = boxes.find(core, who, sandbox)
-    return reply(translate.snapshot(await unless_gone(request, core.snapshots.take(box.id, who))), 201)
+    core, principal = core_of(request), principal_of(request)
+    box = boxes.find(core, principal, sandbox)
+    return reply(translate.snapshot(await unless_gone(request, core.snapshots.take(box.id, principal))), 201)
 
 
 @router.get("/v1/snapshots")
@@ -144,7 +144,7 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.get("/v1/snapshots/{snapshot}")
 async def get_snapshot(snapshot: str, request: Request) -> Response:
     """One snapshot."""
-    return reply(translate.snapshot(await core_of(request).snapshots.look(snapshot, principal_of(request))))
+    return reply(translate.snapshot(await core_of(request).snapshots.get(snapshot, principal_of(request))))
 
 
 @router.delete("/v1/snapshots/{snapshot}")
@@ -164,7 +164,7 @@ async def create_volume(body: VolumeBody, request: Request) -> Response:
 @router.get("/v1/volumes")
 async def list_volumes(request: Request) -> Response:
     """All volumes."""
-    found = await core_of(request).volumes.listing(principal_of(request))
+    found = await core_of(request).volumes.list(principal_of(request))
     return reply(VolumesAnswer(items=[translate.volume(each) for each in found]))
 
 
@@ -177,14 +177,14 @@ async def get_volume(volume: str, request: Request) -> Response:
 @router.delete("/v1/volumes/{volume}")
 async def delete_volume(volume: str, request: Request) -> Response:
     """Remove a volume that no sandbox has."""
-    await core_of(request).volumes.remove(principal_of(request), volume)
+    await core_of(request).volumes.delete(principal_of(request), volume)
     return Response(status_code=204)
 
 
 @router.get("/v1/templates")
 async def list_templates(request: Request) -> Response:
     """What a sandbox can be started from."""
-    found = await core_of(request).sandboxes.supply.templates()
+    found = await core_of(request).manager.supply.templates()
     return reply(TemplatesAnswer(items=[translate.template(each) for each in found]))
 
 
@@ -216,12 +216,12 @@ async def delete_template(template: str, request: Request) -> Response:
 @router.get("/v1/me")
 async def me(request: Request) -> Response:
     """Whose key it is."""
-    who = principal_of(request)
-    return reply(MeAnswer(id=who.owner, user_id=who.owner, name=who.name))
+    principal = principal_of(request)
+    return reply(MeAnswer(id=principal.owner, user_id=principal.owner, name=principal.name))
 
 
 async def _template(request: Request, name: str) -> TemplateAnswer:
-    supply = core_of(request).sandboxes.supply
+    supply = core_of(request).manager.supply
     supply.check_template(name)
     return next(translate.template(each) for each in await supply.templates() if each.name == name)
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from sandlot.core.runs.code import Executed
-from sandlot.core.runs.outcomes import Finished
+from sandlot.core.runs.code import CodeExecutionResult
+from sandlot.core.runs.outcomes import CommandResult
 from sandlot.doors.pandastack.wire import ExecAnswer, RunAnswer
 from sandlot.link.types import Display
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, TimeoutExceededError
@@ -140,7 +140,7 @@ def late(timeout_s: float) -> TimeoutExceededError:
     )
 
 
-def exec_answer(done: Finished) -> ExecAnswer:
+def exec_answer(done: CommandResult) -> ExecAnswer:
     """What is told of a command, well or not."""
     return ExecAnswer(
         stdout=done.stdout.text(),
@@ -156,7 +156,7 @@ def note_of(reason: str) -> str:
     return "" if said is None else f"{said}\n"
 
 
-def run_answer(done: Executed, timeout_s: float) -> RunAnswer:
+def run_answer(done: CodeExecutionResult, timeout_s: float) -> RunAnswer:
     """What is told of a cell.
 
     Args:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from sandlot.core.admission import OWN, NewSandbox
-from sandlot.core.lives.updates import Update
+from sandlot.core.admission import OWN, CreateSandboxParams
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes.volume import Volume
@@ -59,7 +59,7 @@ _STATUSES: Mapping[State, str] = MappingProxyType(
 # -- sandboxes ------------------------------------------------------------------------------------------------------
 
 
-def new_sandbox(body: CreateBody, quota: Quota) -> NewSandbox:
+def new_sandbox(body: CreateBody, quota: Quota) -> CreateSandboxParams:
     """A sandbox as it was asked for. As at the vendor's, one that is persistent has no deadline, and its ``ttl_seconds`` waits until it is not.
 
     Raises:
@@ -68,7 +68,7 @@ def new_sandbox(body: CreateBody, quota: Quota) -> NewSandbox:
     own = {DOOR_WORD: NAME}
     if body.persistent and body.ttl_seconds is not None:
         own[TTL_WORD] = str(_ttl(body.ttl_seconds))
-    return NewSandbox(
+    return CreateSandboxParams(
         template=body.template or DEFAULT_TEMPLATE,
         snapshot=body.from_snapshot,
         metadata={**checked(body.metadata), **own},
@@ -111,74 +111,74 @@ def forked(parent: Sandbox, metadata: Mapping[str, str] | None, tree: str) -> Ma
     return {**words, **kept, DOOR_WORD: NAME, TREE_WORD: tree}
 
 
-def update(box: Sandbox, body: LifecycleBody, quota: Quota) -> Update:
+def update(sandbox: Sandbox, body: LifecycleBody, quota: Quota) -> UpdateSandboxParams:
     """What a change of its lifecycle comes to.
 
     Raises:
         InvalidRequestError: Out of bounds, or a deadline for what has none.
     """
-    persistent = box.spec.timeout_s is None
+    persistent = sandbox.spec.timeout_s is None
     if body.ttl_seconds is not None and (body.persistent or (persistent and body.persistent is None)):
         raise InvalidRequestError("A persistent sandbox has no ttl_seconds.", hint="Send it with persistent=false.", fields={"field": "ttl_seconds"})
     if body.persistent:
-        return Update(persistent=True)
+        return UpdateSandboxParams(persistent=True)
     if body.ttl_seconds is not None:
-        return Update(timeout_s=float(_ttl(body.ttl_seconds)))
+        return UpdateSandboxParams(timeout_s=float(_ttl(body.ttl_seconds)))
     if persistent and body.persistent is False:
-        return Update(timeout_s=float(box.metadata[TTL_WORD]) if TTL_WORD in box.metadata else default_ttl(quota))
-    return Update()
+        return UpdateSandboxParams(timeout_s=float(sandbox.metadata[TTL_WORD]) if TTL_WORD in sandbox.metadata else default_ttl(quota))
+    return UpdateSandboxParams()
 
 
-def sandbox(box: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
+def sandbox(sandbox: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
     """What is told of a sandbox."""
-    spec = box.spec
-    words = {name: value for name, value in box.metadata.items() if not name.startswith(OWN)}
+    spec = sandbox.spec
+    words = {name: value for name, value in sandbox.metadata.items() if not name.startswith(OWN)}
     if spec.parent is not None:
-        words |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(box)}
+        words |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(sandbox)}
     return SandboxAnswer(
-        id=box.id,
+        id=sandbox.id,
         template=spec.template,
         cpu=max(1, math.ceil(spec.limits.cpus)),
         memory_mb=spec.limits.memory_bytes // MIB,
-        status=status(box),
-        created_at=time(box.created_at),
+        status=status(sandbox),
+        created_at=time(sandbox.created_at),
         metadata=words,
         persistent=spec.timeout_s is None,
-        ttl_seconds=ttl_of(box),
+        ttl_seconds=ttl_of(sandbox),
         from_snapshot=spec.snapshot,
         boot_ms=None if boot_s is None else round(boot_s * 1000),
     )
 
 
-def tree_of(box: Sandbox) -> str:
+def tree_of(sandbox: Sandbox) -> str:
     """The tree that a fork is of; its parent's id where it was made by another API."""
-    return box.metadata.get(TREE_WORD) or box.spec.parent or ""
+    return sandbox.metadata.get(TREE_WORD) or sandbox.spec.parent or ""
 
 
-def status(box: Sandbox) -> str:
+def status(sandbox: Sandbox) -> str:
     """A state in the vendor's words."""
-    return _STATUSES.get(box.state, str(box.state))
+    return _STATUSES.get(sandbox.state, str(sandbox.state))
 
 
-def ttl_of(box: Sandbox) -> int:
+def ttl_of(sandbox: Sandbox) -> int:
     """How long it was given; 0 where it is persistent and was given nothing."""
-    return int(box.metadata.get(TTL_WORD, 0)) if box.spec.timeout_s is None else math.ceil(box.spec.timeout_s)
+    return int(sandbox.metadata.get(TTL_WORD, 0)) if sandbox.spec.timeout_s is None else math.ceil(sandbox.spec.timeout_s)
 
 
-def lifecycle(box: Sandbox, monotonic_s: float) -> LifecycleAnswer:
+def lifecycle(sandbox: Sandbox, monotonic_s: float) -> LifecycleAnswer:
     """How long it lives.
 
     Args:
-        box: It.
+        sandbox: It.
         monotonic_s: The time, by the clock that its idleness is measured with.
     """
-    idle_s = 0.0 if box.activity.held else max(0.0, monotonic_s - box.activity.quiet_since_s)
-    return LifecycleAnswer(ttl_seconds=ttl_of(box), persistent=box.spec.timeout_s is None, idle_seconds=int(idle_s))
+    idle_s = 0.0 if sandbox.activity.held else max(0.0, monotonic_s - sandbox.activity.quiet_since_s)
+    return LifecycleAnswer(ttl_seconds=ttl_of(sandbox), persistent=sandbox.spec.timeout_s is None, idle_seconds=int(idle_s))
 
 
-def no_fork(box: Sandbox) -> ConflictError:
+def no_fork(sandbox: Sandbox) -> ConflictError:
     """What is said of one that is to be promoted and is nobody's fork."""
-    return ConflictError(f"Sandbox {box.id} is nobody's fork.", code=ErrorCode.CONFLICT, hint="Promote one that fork or fork-tree gave.")
+    return ConflictError(f"Sandbox {sandbox.id} is nobody's fork.", code=ErrorCode.CONFLICT, hint="Promote one that fork or fork-tree gave.")
 
 
 # -- files, snapshots, volumes, templates -----------------------------------------------------------------------------

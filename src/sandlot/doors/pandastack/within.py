@@ -75,11 +75,11 @@ async def delete_session(sandbox: str, context: str, request: Request) -> Respon
 @router.get("/v1/sandboxes/{sandbox}/logs")
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """What its runs wrote, or follow what they write; it may have ended."""
-    core, who = core_of(request), principal_of(request)
-    box = await core.sandboxes.look(sandbox, who)
+    core, principal = core_of(request), principal_of(request)
+    box = await core.manager.load(sandbox, principal)
     if query.follow:
-        return inside.follow(core, who, box, query.stream)
-    return Response(await inside.logs(core, who, box, query.stream), media_type="text/plain; charset=utf-8")
+        return inside.follow(core, principal, box, query.stream)
+    return Response(await inside.logs(core, principal, box, query.stream), media_type="text/plain; charset=utf-8")
 
 
 @router.get("/v1/sandboxes/{sandbox}/ports")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.lives.updates import Update
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.doors.e2bwords import NEXT, metadata_filter, told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import live, made, opened
@@ -39,26 +39,26 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
         raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
     wanted = metadata_filter(query.metadata or "")
     found = [
-        box
-        for box in reversed(core_of(request).sandboxes.all(principal_of(request)))
-        if translate.status(box) in states and wanted.items() <= box.metadata.items()
+        sandbox
+        for sandbox in reversed(core_of(request).manager.list(principal_of(request)))
+        if translate.status(sandbox) in states and wanted.items() <= sandbox.metadata.items()
     ]
     if (after := cursors.understood(query.next_token)) is not None:
-        found = [box for box in found if (box.created_at, box.id) < (after.at, after.id)]
+        found = [sandbox for sandbox in found if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
     page = found[: query.limit]
     headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
-    return told([translate.sandbox(box) for box in page], headers=headers)
+    return told([translate.sandbox(sandbox) for sandbox in page], headers=headers)
 
 
 @router.post("/v2/sandboxes/{sandbox}/connect")
 async def connect(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     box = live(request, sandbox)
     seconds = translate.timeout(None if body is None else body.timeout)
     paused = translate.status(box) == translate.PAUSED
     if paused:
-        await core.sandboxes.resume(box.id, who, timeout_s=seconds)
+        await core.manager.resume(box.id, principal, timeout_s=seconds)
     elif box.expires_at is not None and (box.expires_at - core.clock.now()).total_seconds() < seconds:
-        await core.sandboxes.update(box.id, who, Update(timeout_s=seconds))
+        await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
     return told(opened(core, box), 201 if paused else 200)

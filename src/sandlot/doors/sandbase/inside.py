@@ -20,8 +20,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.content import files
-from sandlot.core.content.files import Reading
-from sandlot.core.records.executions import Label
+from sandlot.core.content.files import FileDownload
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
@@ -54,7 +54,7 @@ async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     box = live(request, sandbox)
     spec = translate.process(body, box)
     try:
-        finished = await unless_gone(request, processes.run(box, spec, label=Label(origin=translate.NAME)))
+        finished = await unless_gone(request, processes.run(box, spec, description=ExecutionDescription(origin=translate.NAME)))
     except SandlotError as error:
         if error.code not in _NOT_RUN:
             raise
@@ -158,7 +158,7 @@ async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
 @router.get("/sandboxes/{sandbox}/health")
 async def health(sandbox: str, request: Request) -> Response:
     """Whether what answers inside of a sandbox does."""
-    async with live(request, sandbox).using() as link:
+    async with live(request, sandbox).connection() as link:
         await link.info()
     return done()
 
@@ -169,7 +169,7 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
     core, box, listed = core_of(request), live(request, sandbox), by_e2b(request)
     if not listed and (query.start, query.end) != (None, None):
         raise InvalidRequestError("Only E2B's client asks for metrics of a time.", hint="Leave start and end out.", fields={"field": "start"})
-    used, now = await core.sandboxes.usage(box.id, principal_of(request)), core.clock.now()
+    used, now = await core.manager.usage(box.id, principal_of(request)), core.clock.now()
     lived_s = (now - box.created_at).total_seconds()
     if not listed:
         return told(translate.metrics(used, now, lived_s))
@@ -183,34 +183,34 @@ async def envs(sandbox: str, request: Request) -> Response:
     return told(translate.envs(live(request, sandbox)))
 
 
-async def _upload(box: Sandbox, request: Request) -> Entry:
+async def _upload(sandbox: Sandbox, request: Request) -> Entry:
     fields = Fields("path")
     form = await upload_of(request, beside=fields)
     path = fields.get("path")
     if path is not None:
-        return await files.write(box, path, form.chunks, user=User.USER)
-    return await _put_aside(box, form, fields)
+        return await files.write(sandbox, path, form.chunks, user=User.USER)
+    return await _put_aside(sandbox, form, fields)
 
 
-async def _put_aside(box: Sandbox, form: Upload, fields: Fields) -> Entry:
+async def _put_aside(sandbox: Sandbox, form: Upload, fields: Fields) -> Entry:
     """Write a file whose destination comes after it: into a file beside, and from there."""
     beside = BESIDE + secrets.token_hex(8)
     try:
-        await files.write(box, beside, form.chunks, user=User.USER)
+        await files.write(sandbox, beside, form.chunks, user=User.USER)
         path = fields.get("path")
         if path is None:
             raise InvalidRequestError("The form has no field 'path'.", hint="Say where the file goes, as an absolute path.", fields={"field": "path"})
-        reading = await files.read(box, beside, user=User.USER)
+        reading = await files.read(sandbox, beside, user=User.USER)
         try:
-            return await files.write(box, path, aiter(reading), user=User.USER)
+            return await files.write(sandbox, path, aiter(reading), user=User.USER)
         finally:
             await reading.aclose()
     finally:
         with suppress(SandlotError):
-            await files.remove(box, beside, user=User.USER)
+            await files.remove(sandbox, beside, user=User.USER)
 
 
-async def _listing(box: Sandbox, path: str) -> list[Entry]:
+async def _listing(sandbox: Sandbox, path: str) -> list[Entry]:
     """All that is in a folder, by name.
 
     Raises:
@@ -218,7 +218,7 @@ async def _listing(box: Sandbox, path: str) -> list[Entry]:
     """
     found: list[Entry] = []
     while True:
-        page = await files.listing(box, path, user=User.USER, offset=len(found))
+        page = await files.listing(sandbox, path, user=User.USER, offset=len(found))
         found += page.entries
         if not page.more or not page.entries:
             return found
@@ -231,7 +231,7 @@ async def _listing(box: Sandbox, path: str) -> list[Entry]:
             )
 
 
-def _raw(reading: Reading, disposition: str | None = None) -> Stream:
+def _raw(reading: FileDownload, disposition: str | None = None) -> Stream:
     """A file's bytes as an answer."""
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.lives.updates import Update
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
@@ -19,7 +19,7 @@ from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 from sandlot.model.states import is_terminal
 from sandlot.web.asking import core_of, principal_of, sandbox_of, unless_gone
 
@@ -38,17 +38,17 @@ async def create(body: SandboxBody, request: Request) -> Response:
 async def made(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox, whoever's client asks for it."""
     core = core_of(request)
-    asked = translate.new_sandbox(body, core.sandboxes.supply.names())
-    box = await unless_gone(request, core.sandboxes.create(asked, principal_of(request)))
-    return told(opened(core, box), 201)
+    params = translate.new_sandbox(body, core.manager.supply.names())
+    sandbox = await unless_gone(request, core.manager.create(params, principal_of(request)))
+    return told(opened(core, sandbox), 201)
 
 
 @router.get("/sandboxes")
 async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Request) -> Response:
     """List sandboxes, newest first: those that live, or those of a status."""
     wanted = translate.statuses(query.status)
-    boxes = core_of(request).sandboxes.all(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
-    found = [translate.sandbox(box) for box in reversed(boxes)]
+    sandboxes = core_of(request).manager.list(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
+    found = [translate.sandbox(sandbox) for sandbox in reversed(sandboxes)]
     return told([each for each in found if each["status"] in wanted])
 
 
@@ -58,7 +58,7 @@ async def get(sandbox: str, request: Request) -> Response:
     core = core_of(request)
     if by_e2b(request):
         return told(opened(core, live(request, sandbox)))
-    box = await core.sandboxes.look(sandbox, principal_of(request))
+    box = await core.manager.load(sandbox, principal_of(request))
     return told(translate.sandbox(box) if is_terminal(box.state) else opened(core, box))
 
 
@@ -66,23 +66,23 @@ async def get(sandbox: str, request: Request) -> Response:
 @router.post("/sandboxes/{sandbox}/shutdown")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
-    core, who = core_of(request), principal_of(request)
-    await core.sandboxes.kill(live(request, sandbox).id, who)
+    core, principal = core_of(request), principal_of(request)
+    await core.manager.kill(live(request, sandbox).id, principal)
     return done()
 
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until it is resumed. It goes on where the client goes away meanwhile."""
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     box = live(request, sandbox)
     if by_e2b(request) and translate.status(box) == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await core.sandboxes.supply.able(box.spec.isolation, Ability.SNAPSHOT)
-    if can.can(Ability.SNAPSHOT):
-        await core.sandboxes.hibernate(box.id, who)
+    can = await core.manager.supply.able(box.spec.isolation, DriverCapability.SNAPSHOT)
+    if can.can(DriverCapability.SNAPSHOT):
+        await core.manager.hibernate(box.id, principal)
     else:
-        await core.sandboxes.pause(box.id, who)
+        await core.manager.pause(box.id, principal)
     return done()
 
 
@@ -90,16 +90,16 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
 @router.post("/sandboxes/{sandbox}/connect")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a sandbox go on where it was, with its timeout anew; where a timeout is given, from now on that one holds."""
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     box = live(request, sandbox)
     if body is None or body.timeout is None:
-        await core.sandboxes.resume(box.id, who)
+        await core.manager.resume(box.id, principal)
     else:
         seconds = translate.timeout(body.timeout)
         if translate.status(box) == translate.PAUSED:
-            await core.sandboxes.resume(box.id, who, timeout_s=seconds)
+            await core.manager.resume(box.id, principal, timeout_s=seconds)
         else:
-            await core.sandboxes.update(box.id, who, Update(timeout_s=seconds))
+            await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
     return told(opened(core, box))
 
 
@@ -118,7 +118,7 @@ async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response
 @router.get("/templates")
 async def list_templates(request: Request) -> Response:
     """List what a sandbox can be started from."""
-    known = await core_of(request).sandboxes.supply.templates()
+    known = await core_of(request).manager.supply.templates()
     return told([translate.template(name, about) for name, about in translate.templates(known)])
 
 
@@ -149,13 +149,13 @@ def live(request: Request, sandbox: str) -> Sandbox:
         SandboxEndedError: It has ended.
     """
     box = sandbox_of(request, sandbox)
-    if box.ended.is_set() or box.wanted.is_set():
+    if box.ended.is_set() or box.end_requested.is_set():
         raise box.ended_error()
     return box
 
 
 async def _template(request: Request, asked: str) -> tuple[str, Template]:
-    known = await core_of(request).sandboxes.supply.templates()
+    known = await core_of(request).manager.supply.templates()
     for name, about in translate.templates(known):
         if asked in {name, about.name}:
             return name, about
@@ -168,14 +168,14 @@ async def _template(request: Request, asked: str) -> tuple[str, Template]:
 
 
 async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Response:
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     box = live(request, sandbox)
     if translate.status(box) == translate.PAUSED and not by_e2b(request):
-        raise box.resting_error()
-    await core.sandboxes.update(box.id, who, Update(timeout_s=timeout_s))
+        raise box.suspended_error()
+    await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=timeout_s))
     return done()
 
 
-def opened(core: Core, box: Sandbox) -> dict[str, object]:
+def opened(core: Core, sandbox: Sandbox) -> dict[str, object]:
     """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
-    return translate.sandbox(box, core.signer.token(box.owner, box.id))
+    return translate.sandbox(sandbox, core.url_signer.token(sandbox.owner, sandbox.id))

@@ -26,9 +26,9 @@ async def list_events(query: Annotated[EventsQuery, Query()], request: Request) 
 @router.get("/events/sandboxes/{sandbox}")
 async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
-    core, who = core_of(request), principal_of(request)
-    box = await core.sandboxes.look(sandbox, who)
-    found = await core.events.latest(who, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
+    core, principal = core_of(request), principal_of(request)
+    box = await core.manager.load(sandbox, principal)
+    found = await core.events.latest(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
     return told([events.event(record) for record in found])
 
 
@@ -50,7 +50,7 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
 @router.get("/events/webhooks")
 async def list_webhooks(request: Request) -> Response:
     """The webhooks that were made here, oldest first."""
-    found = await core_of(request).webhooks.listing(principal_of(request))
+    found = await core_of(request).webhooks.list(principal_of(request))
     return told([events.webhook(record) for record in found if record.shape == translate.NAME])
 
 
@@ -72,7 +72,7 @@ async def change_webhook(webhook: str, body: WebhookChangeBody, request: Request
 async def remove_webhook(webhook: str, request: Request) -> Response:
     """Tell an address nothing more."""
     record = await _webhook(webhook, request)
-    await core_of(request).webhooks.remove(principal_of(request), record.id)
+    await core_of(request).webhooks.delete(principal_of(request), record.id)
     return done()
 
 

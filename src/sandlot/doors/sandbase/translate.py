@@ -12,10 +12,10 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.admission import OWN, NewSandbox, check_own
+from sandlot.core.admission import OWN, CreateSandboxParams, check_own
 from sandlot.core.limits import Used
 from sandlot.core.ports import Template
-from sandlot.core.runs.outcomes import Finished
+from sandlot.core.runs.outcomes import CommandResult
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
@@ -130,7 +130,7 @@ def timeout(seconds: float | None, default_s: float = DEFAULT_TIMEOUT_S, field: 
     return seconds
 
 
-def new_sandbox(body: SandboxBody, known: Collection[str]) -> NewSandbox:
+def new_sandbox(body: SandboxBody, known: Collection[str]) -> CreateSandboxParams:
     """A sandbox as core makes it.
 
     Args:
@@ -151,7 +151,7 @@ def new_sandbox(body: SandboxBody, known: Collection[str]) -> NewSandbox:
             hint="Leave it out: pip, npm and apt work. Bring what else the code needs in as files.",
             fields={"field": "allowInternetAccess"},
         )
-    return NewSandbox(
+    return CreateSandboxParams(
         template=name,
         env={"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id, **(body.env_vars or {})},
         metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
@@ -162,23 +162,23 @@ def new_sandbox(body: SandboxBody, known: Collection[str]) -> NewSandbox:
     )
 
 
-def sandbox(box: Sandbox, token: str | None = None) -> dict[str, Any]:
+def sandbox(sandbox: Sandbox, token: str | None = None) -> dict[str, Any]:
     """A sandbox.
 
     Args:
-        box: It.
+        sandbox: It.
         token: What opens it to E2B's client; None is not told.
     """
-    told, limits = status(box), box.spec.limits
+    told, limits = status(sandbox), sandbox.spec.limits
     return {
-        "sandboxID": box.id,
-        "templateID": template_of(box),
+        "sandboxID": sandbox.id,
+        "templateID": template_of(sandbox),
         "clientID": CLIENT_ID,
         "status": told,
         "state": told,
-        "metadata": {name: value for name, value in box.metadata.items() if not name.startswith(OWN)},
-        "startedAt": moment(box.created_at),
-        "endAt": moment(box.ended_at or box.expires_at or NEVER),
+        "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(OWN)},
+        "startedAt": moment(sandbox.created_at),
+        "endAt": moment(sandbox.ended_at or sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
@@ -188,23 +188,23 @@ def sandbox(box: Sandbox, token: str | None = None) -> dict[str, Any]:
     }
 
 
-def status(box: Sandbox) -> str:
+def status(sandbox: Sandbox) -> str:
     """A sandbox's state in the vendor's words."""
-    word = STATUSES[box.state]
-    return "stopped" if word in LIVE and (box.wanted.is_set() or box.ended.is_set()) else word
+    word = STATUSES[sandbox.state]
+    return "stopped" if word in LIVE and (sandbox.end_requested.is_set() or sandbox.ended.is_set()) else word
 
 
-def template_of(box: Sandbox) -> str:
+def template_of(sandbox: Sandbox) -> str:
     """What its template was called when it was asked for."""
-    return box.metadata.get(TEMPLATE_WORD, box.spec.template)
+    return sandbox.metadata.get(TEMPLATE_WORD, sandbox.spec.template)
 
 
-def envs(box: Sandbox) -> dict[str, str]:
+def envs(sandbox: Sandbox) -> dict[str, str]:
     """What every process starts with besides the template's own environment."""
-    return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": box.id, "E2B_TEMPLATE_ID": template_of(box), **box.spec.env}
+    return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": template_of(sandbox), **sandbox.spec.env}
 
 
-def process(body: ProcessBody, box: Sandbox) -> ProcessSpec:
+def process(body: ProcessBody, sandbox: Sandbox) -> ProcessSpec:
     """A command as core runs it.
 
     Raises:
@@ -212,13 +212,13 @@ def process(body: ProcessBody, box: Sandbox) -> ProcessSpec:
     """
     return ProcessSpec(
         argv=(body.cmd, *(body.args or ())),
-        env={**envs(box), **(body.env_vars or {})},
+        env={**envs(sandbox), **(body.env_vars or {})},
         cwd=body.cwd or WORKSPACE,
         timeout_s=timeout(body.timeout, DEFAULT_PROCESS_S),
     )
 
 
-def outcome(done: Finished) -> dict[str, Any]:
+def outcome(done: CommandResult) -> dict[str, Any]:
     """How a command ended that ran to its end."""
     return {
         "stdout": done.stdout.text(),

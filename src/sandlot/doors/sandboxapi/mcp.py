@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from sandlot import __version__
 from sandlot.core.oneshot.batch import execute_batch
-from sandlot.core.oneshot.spec import OneShot
+from sandlot.core.oneshot.spec import OneShotParams
 from sandlot.core.service import Core
 from sandlot.doors.sandboxapi import sessions, translate
 from sandlot.doors.sandboxapi.wire import (
@@ -77,12 +77,12 @@ class Tool:
     call: Callable[[Core, Principal, Any], Awaitable[str]]
 
 
-async def answer(core: Core, who: Principal, content: bytes, version: str | None) -> Reply:
+async def answer(core: Core, principal: Principal, content: bytes, version: str | None) -> Reply:
     """Answer one message.
 
     Args:
         core: Who does what it asks for.
-        who: For whom.
+        principal: For whom.
         content: The request's body.
         version: The revision that its header names, where it has one.
     """
@@ -99,10 +99,10 @@ async def answer(core: Core, who: Principal, content: bytes, version: str | None
         return Reply(202)  # a notification, or an answer to what was never asked: taken, and nothing is to be said of it
     if type(id_) not in {int, str} or not isinstance(method, str) or not isinstance(params, dict):
         return _failed(None, BAD_MESSAGE, "A request has an id that is a number or a text, a method, and params that are an object.", 400)
-    return await _requested(core, who, cast("int | str", id_), method, params)
+    return await _requested(core, principal, cast("int | str", id_), method, params)
 
 
-async def _requested(core: Core, who: Principal, id_: int | str, method: str, params: Json) -> Reply:
+async def _requested(core: Core, principal: Principal, id_: int | str, method: str, params: Json) -> Reply:
     match method:
         case "initialize":
             asked = params.get("protocolVersion")
@@ -117,15 +117,15 @@ async def _requested(core: Core, who: Principal, id_: int | str, method: str, pa
             tool = TOOLS.get(name) if isinstance(name, str) else None
             if tool is None:
                 return _failed(id_, BAD_PARAMS, f"There is no tool {str(name)[:50]!r}; there are {', '.join(TOOLS)}.")
-            return _done(id_, await _called(core, who, tool, arguments))
+            return _done(id_, await _called(core, principal, tool, arguments))
         case _:
             return _failed(id_, NO_METHOD, f"There is no method {method[:50]!r}.")
 
 
-async def _called(core: Core, who: Principal, tool: Tool, arguments: Any) -> Json:  # noqa: ANN401 - JSON
+async def _called(core: Core, principal: Principal, tool: Tool, arguments: Any) -> Json:  # noqa: ANN401 - JSON
     """What a model is told of its call."""
     try:
-        text, failed = await tool.call(core, who, tool.takes.model_validate(arguments)), False
+        text, failed = await tool.call(core, principal, tool.takes.model_validate(arguments)), False
     except ValidationError as error:
         text, failed = f"invalid parameters: {validation([{**each, 'loc': ('arguments', *each['loc'])} for each in error.errors()])}", True
     except SandlotError as error:
@@ -152,13 +152,13 @@ def _json(told: Answer) -> str:
 # ----------------------------------------------------------------------------------------------------------------------------- tools
 
 
-async def _execute(core: Core, who: Principal, body: ExecuteBody) -> str:
-    return _json(await sessions.run(core, who, body))
+async def _execute(core: Core, principal: Principal, body: ExecuteBody) -> str:
+    return _json(await sessions.run(core, principal, body))
 
 
-async def _execute_batch(core: Core, who: Principal, body: BatchBody) -> str:
+async def _execute_batch(core: Core, principal: Principal, body: BatchBody) -> str:
     told: list[Json] = [{} for _ in body.executions]
-    async for done in execute_batch(core.sandboxes, who, [_shot(each) for each in body.executions]):
+    async for done in execute_batch(core.manager, principal, [_shot(each) for each in body.executions]):
         asked = body.executions[done.index]
         if isinstance(done.outcome, SandlotError):
             failure = {"id": "", "status": "error", "language": asked.language, "stdout": "", "stderr": f"execution failed: {done.outcome}"}
@@ -169,31 +169,31 @@ async def _execute_batch(core: Core, who: Principal, body: BatchBody) -> str:
     return json.dumps({"results": told, "total": len(told), "completed": completed, "failed": len(told) - completed}, ensure_ascii=False)
 
 
-def _shot(body: ExecuteBody) -> OneShot | SandlotError:
+def _shot(body: ExecuteBody) -> OneShotParams | SandlotError:
     try:
         return translate.shot(body)
     except SandlotError as error:
         return error
 
 
-async def _languages(_core: Core, _who: Principal, _body: NothingBody) -> str:
+async def _languages(_core: Core, _principal: Principal, _body: NothingBody) -> str:
     return _json(LanguagesAnswer(languages=[translate.language_answer(each) for each in translate.LANGUAGES]))
 
 
-async def _create(core: Core, who: Principal, body: SessionBody) -> str:
-    return _json(await sessions.create(core, who, body))
+async def _create(core: Core, principal: Principal, body: SessionBody) -> str:
+    return _json(await sessions.create(core, principal, body))
 
 
-async def _execute_in_session(core: Core, who: Principal, body: SessionCodeBody) -> str:
-    return _json(await sessions.execute(core, who, body.session_id, CodeBody(code=body.code, timeout=body.timeout)))
+async def _execute_in_session(core: Core, principal: Principal, body: SessionCodeBody) -> str:
+    return _json(await sessions.execute(core, principal, body.session_id, CodeBody(code=body.code, timeout=body.timeout)))
 
 
-async def _install(core: Core, who: Principal, body: SessionPackagesBody) -> str:
-    return _json(await sessions.install(core, who, body.session_id, body))
+async def _install(core: Core, principal: Principal, body: SessionPackagesBody) -> str:
+    return _json(await sessions.install(core, principal, body.session_id, body))
 
 
-async def _close(core: Core, who: Principal, body: CloseBody) -> str:
-    await sessions.close(core, who, body.session_id)
+async def _close(core: Core, principal: Principal, body: CloseBody) -> str:
+    await sessions.close(core, principal, body.session_id)
     return json.dumps({"id": body.session_id, "status": "closed"})
 
 

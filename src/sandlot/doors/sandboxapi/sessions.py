@@ -10,10 +10,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandlot.core.oneshot.execute import execute as run_once
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import code, installing
-from sandlot.core.runs.code import Cell
-from sandlot.core.runs.requirements import Installing, choose_manager
+from sandlot.core.runs.code import CellSpec
+from sandlot.core.runs.requirements import InstallParams, choose_manager
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.sandboxapi import translate
@@ -22,58 +22,58 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError
 
 
-def find(core: Core, who: Principal, session: str) -> Sandbox:
+def find(core: Core, principal: Principal, session: str) -> Sandbox:
     """A session.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
     """
-    box: Sandbox | None = None
+    sandbox: Sandbox | None = None
     with suppress(NotFoundError):
-        box = core.sandboxes.find(session, who)
-    if box is None or not translate.is_session(box) or translate.is_over(box):
+        sandbox = core.manager.find(session, principal)
+    if sandbox is None or not translate.is_session(sandbox) or translate.is_over(sandbox):
         raise translate.no_session(session)
-    return box
+    return sandbox
 
 
-def told(core: Core, box: Sandbox) -> SessionAnswer:
+def told(core: Core, sandbox: Sandbox) -> SessionAnswer:
     """What is told of a session."""
-    return translate.session(box, core.clock.now(), core.clock.monotonic_s())
+    return translate.session(sandbox, core.clock.now(), core.clock.monotonic_s())
 
 
-def listing(core: Core, who: Principal) -> list[SessionAnswer]:
+def listing(core: Core, principal: Principal) -> list[SessionAnswer]:
     """All sessions that somebody has, oldest first."""
-    return [told(core, box) for box in core.sandboxes.all(who) if translate.is_session(box) and not translate.is_over(box)]
+    return [told(core, sandbox) for sandbox in core.manager.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
 
 
-async def create(core: Core, who: Principal, body: SessionBody) -> SessionAnswer:
+async def create(core: Core, principal: Principal, body: SessionBody) -> SessionAnswer:
     """Make a session.
 
     Raises:
         SandlotError: It could not be made; then nothing is left of it.
     """
     spoken = translate.language(body.language)
-    return told(core, await core.sandboxes.create(translate.new_session(spoken, body.idle_ttl, who), who))
+    return told(core, await core.manager.create(translate.new_session(spoken, body.idle_ttl, principal), principal))
 
 
-async def close(core: Core, who: Principal, session: str) -> None:
+async def close(core: Core, principal: Principal, session: str) -> None:
     """End a session.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
     """
-    await core.sandboxes.kill(find(core, who, session).id, who)
+    await core.manager.kill(find(core, principal, session).id, principal)
 
 
-async def execute(core: Core, who: Principal, session: str, body: CodeBody) -> CodeAnswer:
+async def execute(core: Core, principal: Principal, session: str, body: CodeBody) -> CodeAnswer:
     """Run code in a session, where everything is that was there after the code before.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: It has input, is in another language, or out of bounds.
     """
-    box = find(core, who, session)
-    spoken = translate.spoken_in(box)
+    sandbox = find(core, principal, session)
+    spoken = translate.spoken_in(sandbox)
     if body.language is not None and translate.language(body.language) != spoken:
         raise InvalidRequestError(
             f"This session speaks {spoken.id}.", hint="Create another session for another language.", fields={"field": "language"}
@@ -83,33 +83,35 @@ async def execute(core: Core, who: Principal, session: str, body: CodeBody) -> C
             "Code in a session has no standard input.", hint="Put it into a variable or a file, or use /v1/execute.", fields={"field": "stdin"}
         )
     timeout_s = translate.timeout(body.timeout)
-    cell = Cell(body.code, language=spoken.ours, timeout_s=timeout_s)
+    cell = CellSpec(body.code, language=spoken.ours, timeout_s=timeout_s)
     try:
-        return translate.code_answer(box, await code.execute(box, cell, label=Label(origin=translate.NAME)), timeout_s)
+        return translate.code_answer(sandbox, await code.execute(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
 
-async def install(core: Core, who: Principal, session: str, body: InstallBody) -> InstallAnswer:
+async def install(core: Core, principal: Principal, session: str, body: InstallBody) -> InstallAnswer:
     """Install packages in a session; what runs there can import them at once.
 
     Raises:
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: No such package manager, or what is no package.
     """
-    box = find(core, who, session)
-    asked = Installing(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
+    sandbox = find(core, principal, session)
+    asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
     try:
-        return translate.install_answer(asked, await installing.install(box, asked, who.quota, label=Label(origin=translate.NAME)))
+        return translate.install_answer(
+            asked, await installing.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
+        )
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
 
-async def run(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswer:
+async def run(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
     """Run a program once, in a sandbox of its own.
 
     Raises:
         SandlotError: It could not be run. A program that fails is no error.
     """
     spoken = translate.language(body.language)
-    return translate.answer(await run_once(core.sandboxes, who, translate.shot(body)), spoken)
+    return translate.answer(await run_once(core.manager, principal, translate.shot(body)), spoken)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sandlot.core.admission import LEAST_IDLE_S, NewSandbox
+from sandlot.core.admission import LEAST_IDLE_S, CreateSandboxParams
 from sandlot.core.oneshot.results import KILLED, Result, Status
-from sandlot.core.oneshot.spec import OneShot
-from sandlot.core.runs.code import Executed
-from sandlot.core.runs.outcomes import Finished
-from sandlot.core.runs.requirements import Installing
+from sandlot.core.oneshot.spec import OneShotParams
+from sandlot.core.runs.code import CodeExecutionResult
+from sandlot.core.runs.outcomes import CommandResult
+from sandlot.core.runs.requirements import InstallParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal
@@ -93,13 +93,13 @@ def language_answer(told: Language) -> LanguageAnswer:
     )
 
 
-def shot(body: ExecuteBody) -> OneShot:
+def shot(body: ExecuteBody) -> OneShotParams:
     """A program to run once.
 
     Raises:
         InvalidRequestError: No such language, or out of bounds.
     """
-    return OneShot(
+    return OneShotParams(
         language=language(body.language).ours,
         code=body.code,
         stdin=(body.stdin or "").encode(),
@@ -121,7 +121,7 @@ def timeout(seconds: float) -> float:
     return seconds
 
 
-def new_session(spoken: Language, idle_ttl: float | None, who: Principal) -> NewSandbox:
+def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) -> CreateSandboxParams:
     """The sandbox that a session is. It has no deadline but its idle timeout, except for keys whose sandboxes must have one.
 
     Raises:
@@ -132,27 +132,29 @@ def new_session(spoken: Language, idle_ttl: float | None, who: Principal) -> New
         raise InvalidRequestError(
             f"idle_ttl is {idle_s:g}; it must be from {LEAST_IDLE_S:g} to {MAX_TIMEOUT_S:g}.", hint="Seconds.", fields={"field": "idle_ttl"}
         )
-    longest_s = who.quota.lifetime_s
-    return NewSandbox(
+    longest_s = principal.quota.lifetime_s
+    return CreateSandboxParams(
         metadata={DOOR_WORD: NAME, USE_WORD: SESSION, LANGUAGE_WORD: spoken.id},
         timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S),
         idle_timeout_s=idle_s,
     )
 
 
-def is_session(box: Sandbox) -> bool:
+def is_session(sandbox: Sandbox) -> bool:
     """Whether a sandbox is, or was, a session of this door."""
-    return (box.metadata.get(DOOR_WORD), box.metadata.get(USE_WORD)) == (NAME, SESSION) and box.metadata.get(LANGUAGE_WORD, "") in _BY_WORD
+    return (sandbox.metadata.get(DOOR_WORD), sandbox.metadata.get(USE_WORD)) == (NAME, SESSION) and sandbox.metadata.get(
+        LANGUAGE_WORD, ""
+    ) in _BY_WORD
 
 
-def is_over(box: Sandbox) -> bool:
+def is_over(sandbox: Sandbox) -> bool:
     """Whether a sandbox has ended or is about to."""
-    return box.wanted.is_set() or box.ended.is_set()
+    return sandbox.end_requested.is_set() or sandbox.ended.is_set()
 
 
-def spoken_in(box: Sandbox) -> Language:
+def spoken_in(sandbox: Sandbox) -> Language:
     """The language of a session."""
-    return language(box.metadata[LANGUAGE_WORD])
+    return language(sandbox.metadata[LANGUAGE_WORD])
 
 
 def no_session(id_: str, why: SandboxEndedError | None = None) -> NotFoundError:
@@ -165,25 +167,25 @@ def no_session(id_: str, why: SandboxEndedError | None = None) -> NotFoundError:
     )
 
 
-def session(box: Sandbox, now: datetime, monotonic_s: float) -> SessionAnswer:
+def session(sandbox: Sandbox, now: datetime, monotonic_s: float) -> SessionAnswer:
     """What is told of a session.
 
     Args:
-        box: It.
+        sandbox: It.
         now: The date.
         monotonic_s: The time, by the clock that its idleness is measured with.
     """
-    idle_s = box.idle_timeout_s or DEFAULT_IDLE_S
-    quiet_s = 0.0 if box.activity.held else max(0.0, monotonic_s - box.activity.quiet_since_s)
+    idle_s = sandbox.idle_timeout_s or DEFAULT_IDLE_S
+    quiet_s = 0.0 if sandbox.activity.held else max(0.0, monotonic_s - sandbox.activity.quiet_since_s)
     ends = now + timedelta(seconds=max(0.0, idle_s - quiet_s))
     return SessionAnswer(
-        id=box.id,
-        session_id=box.id,
-        language=spoken_in(box).id,
+        id=sandbox.id,
+        session_id=sandbox.id,
+        language=spoken_in(sandbox).id,
         status="active",
         idle_ttl=round(idle_s),
-        created_at=time(box.created_at),
-        expires_at=time(ends if box.expires_at is None else min(ends, box.expires_at)),
+        created_at=time(sandbox.created_at),
+        expires_at=time(ends if sandbox.expires_at is None else min(ends, sandbox.expires_at)),
     )
 
 
@@ -205,11 +207,11 @@ def answer(done: Result, spoken: Language) -> ExecuteAnswer:
     )
 
 
-def code_answer(box: Sandbox, done: Executed, timeout_s: float) -> CodeAnswer:
+def code_answer(sandbox: Sandbox, done: CodeExecutionResult, timeout_s: float) -> CodeAnswer:
     """What is told of code that was run in a session.
 
     Args:
-        box: The session.
+        sandbox: The session.
         done: What it came to.
         timeout_s: What it had.
     """
@@ -221,9 +223,9 @@ def code_answer(box: Sandbox, done: Executed, timeout_s: float) -> CodeAnswer:
     shown = next((display.data.get("text/plain") for display in done.results if display.main), None)
     return CodeAnswer(
         id=done.outcome.execution,
-        session_id=box.id,
+        session_id=sandbox.id,
         status=status,
-        language=spoken_in(box).id,
+        language=spoken_in(sandbox).id,
         stdout=done.stdout.text(),
         stderr=noted(noted(done.stderr.text(), traceback if status != COMPLETED else ""), note),
         compile_output="",
@@ -236,7 +238,7 @@ def code_answer(box: Sandbox, done: Executed, timeout_s: float) -> CodeAnswer:
     )
 
 
-def _cell(done: Executed, timeout_s: float) -> tuple[str, int, str]:
+def _cell(done: CodeExecutionResult, timeout_s: float) -> tuple[str, int, str]:
     """A cell's status and exit code as a program's, and what is to be said of it."""
     match done.outcome.status:
         case "ok":
@@ -262,7 +264,7 @@ def _cell(done: Executed, timeout_s: float) -> tuple[str, int, str]:
             )
 
 
-def install_answer(asked: Installing, done: Finished) -> InstallAnswer:
+def install_answer(asked: InstallParams, done: CommandResult) -> InstallAnswer:
     """What is told of an installation, well or not."""
     late = done.outcome.reason == "timeout"
     return InstallAnswer(
@@ -276,7 +278,7 @@ def install_answer(asked: Installing, done: Finished) -> InstallAnswer:
     )
 
 
-def exit_code(done: Executed) -> int:
+def exit_code(done: CodeExecutionResult) -> int:
     """What a program would exit with that raised like this: ``sys.exit(3)`` in a cell is an error of the value "3", as a failed shell command is."""
     if done.error is None or done.error.name not in {"SystemExit", "ExitStatus"}:
         return 1

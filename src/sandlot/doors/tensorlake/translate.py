@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from sandlot.core.admission import NewSandbox
-from sandlot.core.lives.updates import Update
-from sandlot.core.pools.pools import Told
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.lives.updates import UpdateSandboxParams
+from sandlot.core.pools.pools import PoolStatus
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import (
     CreateBody,
@@ -159,7 +159,7 @@ def check_access(unauthenticated: bool | None, ports: Sequence[int] | None) -> N
         raise refuse("exposed_ports", "Ports of sandboxes have no public address: reach what listens there through a tunnel (create_tunnel).")
 
 
-def new_sandbox(body: CreateBody) -> NewSandbox:
+def new_sandbox(body: CreateBody) -> CreateSandboxParams:
     """A sandbox that is to be made.
 
     Raises:
@@ -173,7 +173,7 @@ def new_sandbox(body: CreateBody) -> NewSandbox:
     if body.snapshot_id is not None and body.image is not None:
         raise refuse("image", "A snapshot decides the image of what starts from it: leave it out.")
     metadata = {DOOR_WORD: NAME} if not body.image else {DOOR_WORD: NAME, IMAGE_WORD: body.image}
-    return NewSandbox(
+    return CreateSandboxParams(
         template=template(body.image or ""),
         snapshot=body.snapshot_id,
         name=body.name,
@@ -187,18 +187,20 @@ def new_sandbox(body: CreateBody) -> NewSandbox:
     )
 
 
-def update(body: UpdateBody, box: Sandbox) -> Update:
+def update(body: UpdateBody, sandbox: Sandbox) -> UpdateSandboxParams:
     """What is to be changed of a sandbox.
 
     Raises:
         InvalidRequestError: It cannot be changed like that.
     """
     check_access(body.allow_unauthenticated_access, body.exposed_ports)
-    if "network" in body.model_fields_set and (network(body.network) or DEFAULT_NETWORK) != box.spec.network:
+    if "network" in body.model_fields_set and (network(body.network) or DEFAULT_NETWORK) != sandbox.spec.network:
         raise refuse("network", "What a sandbox may reach is decided when it is made: make another one.")
     if not body.model_fields_set:
         raise InvalidRequestError("Nothing is to be changed.", hint="Say what: name, resources or auto_resume.")
-    return Update(name=body.name, unique_name=body.name is not None, limits=change(body.resources) or Change(), auto_resume=body.auto_resume)
+    return UpdateSandboxParams(
+        name=body.name, unique_name=body.name is not None, limits=change(body.resources) or Change(), auto_resume=body.auto_resume
+    )
 
 
 def kind(word: str | None) -> SnapshotKind:
@@ -216,46 +218,46 @@ def policy(of: str) -> Network | None:
     return Network() if of == Policy.NONE else None
 
 
-def status(box: Sandbox) -> Status:
+def status(sandbox: Sandbox) -> Status:
     """Where a sandbox is in its life."""
-    return STATUSES[box.state]
+    return STATUSES[sandbox.state]
 
 
-def made(box: Sandbox, url: str) -> MadeAnswer:
+def made(sandbox: Sandbox, url: str) -> MadeAnswer:
     """A sandbox as whoever made it is told of it."""
-    now = status(box)
-    return MadeAnswer(sandbox_id=box.id, status=now, sandbox_url=url if now in _REACHABLE else None, name=box.name)
+    now = status(sandbox)
+    return MadeAnswer(sandbox_id=sandbox.id, status=now, sandbox_url=url if now in _REACHABLE else None, name=sandbox.name)
 
 
-def sandbox(box: Sandbox, url: str) -> SandboxAnswer:
+def sandbox(sandbox: Sandbox, url: str) -> SandboxAnswer:
     """A sandbox with all that is told of it."""
-    now, spec, exit_ = status(box), box.spec, box.exit
+    now, spec, exit_ = status(sandbox), sandbox.spec, sandbox.exit
     told = resources(spec.limits)
     return SandboxAnswer(
-        id=box.id,
+        id=sandbox.id,
         namespace=NAMESPACE,
         status=now,
-        image=box.metadata.get(IMAGE_WORD, spec.template),
+        image=sandbox.metadata.get(IMAGE_WORD, spec.template),
         runtime=spec.isolation,
         resources=told,
         resource_resize=Resize(requested=told),
         timeout_secs=0 if spec.timeout_s is None else round(spec.timeout_s),
-        name=box.name,
+        name=sandbox.name,
         auto_resume=spec.auto_resume,
         network_policy=policy(spec.network),
-        pool_id=box.metadata.get(POOL_WORD),
+        pool_id=sandbox.metadata.get(POOL_WORD),
         termination_reason=None if exit_ is None else str(exit_.reason),
         error_details=None if exit_ is None else exit_.detail or None,
-        created_at=milliseconds(box.created_at),
-        terminated_at=None if box.ended_at is None else milliseconds(box.ended_at),
+        created_at=milliseconds(sandbox.created_at),
+        terminated_at=None if sandbox.ended_at is None else milliseconds(sandbox.ended_at),
         sandbox_url=url if now in _REACHABLE else None,
-        file_systems=mounts(box),
+        file_systems=mounts(sandbox),
     )
 
 
-def mounts(box: Sandbox) -> list[Mount]:
+def mounts(sandbox: Sandbox) -> list[Mount]:
     """The file systems of a sandbox, as they were asked for."""
-    return [Mount(file_system_id=each.asked or each.volume, mount_path=each.path, read_only=each.read_only) for each in box.spec.volumes]
+    return [Mount(file_system_id=each.asked or each.volume, mount_path=each.path, read_only=each.read_only) for each in sandbox.spec.volumes]
 
 
 def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
@@ -297,7 +299,7 @@ def pool_network(words: Mapping[str, str]) -> str:
     return words.get(NETWORK_WORD, DEFAULT_NETWORK)
 
 
-def pool(told: Told) -> PoolAnswer:
+def pool(told: PoolStatus) -> PoolAnswer:
     """A pool, without what is in it."""
     kind, words = told.pool.kind, told.pool.metadata
     return PoolAnswer(

@@ -104,11 +104,11 @@ async def any_sandbox(request: Request, sandbox: str) -> Sandbox:
     return await found(core_of(request), principal_of(request), sandbox)
 
 
-async def found(core: Core, who: Principal, sandbox: str) -> Sandbox:
+async def found(core: Core, principal: Principal, sandbox: str) -> Sandbox:
     """As :func:`any_sandbox`."""
     if SANDBOX_ID.fullmatch(sandbox):
-        return await core.sandboxes.look(sandbox, who)
-    return core.sandboxes.named(sandbox, who)
+        return await core.manager.load(sandbox, principal)
+    return core.manager.named(sandbox, principal)
 
 
 def inside(connection: HTTPConnection) -> Sandbox:
@@ -121,8 +121,8 @@ def inside(connection: HTTPConnection) -> Sandbox:
     named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _of_host(connection.headers.get("host", ""))
     if not named:
         raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
-    sandboxes, who = core_of(connection).sandboxes, principal_of(connection)
-    return sandboxes.find(named, who) if SANDBOX_ID.fullmatch(named) else sandboxes.named(named, who)
+    manager, principal = core_of(connection).manager, principal_of(connection)
+    return manager.find(named, principal) if SANDBOX_ID.fullmatch(named) else manager.named(named, principal)
 
 
 def _of_host(host: str) -> str:

@@ -48,7 +48,7 @@ from sandlot.host.launch import Stage, StageError, read_started
 from sandlot.host.processes import open_process
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
-from sandlot.model.ports import Ability, Blank, Capabilities, Instance, Resources, Verdict
+from sandlot.model.ports import Capabilities, DriverCapability, Instance, PreparedSandbox, ProbeResult, Resources
 from sandlot.model.specs import Limits, Shape
 
 _TEMPLATES_KEPT = 16
@@ -90,10 +90,10 @@ class OciDriver:
         by one caller: the others' sandboxes do not wait for that.
         """
         known = self._probed
-        if known is not None and known.can(Ability.BOOT) and (self._lock.locked() or not self._is_worth_another_look(known)):
+        if known is not None and known.can(DriverCapability.BOOT) and (self._lock.locked() or not self._is_worth_another_look(known)):
             return known
         with self._lock:
-            if self._probed is None or not self._probed.can(Ability.BOOT) or self._is_worth_another_look(self._probed):
+            if self._probed is None or not self._probed.can(DriverCapability.BOOT) or self._is_worth_another_look(self._probed):
                 # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
                 fresh = OciDriver(self.name, self._settings, self._runtime)
                 fresh._holdings = self._holdings
@@ -103,7 +103,7 @@ class OciDriver:
             return self._probed
 
     def _is_worth_another_look(self, probed: Capabilities) -> bool:
-        missing = not probed.can(Ability.SNAPSHOT) and Ability.SNAPSHOT not in self._runtime.absent
+        missing = not probed.can(DriverCapability.SNAPSHOT) and DriverCapability.SNAPSHOT not in self._runtime.absent
         return missing and time.monotonic() > self._probed_s + _LOOK_AGAIN_S
 
     def fingerprint(self) -> str:
@@ -123,25 +123,25 @@ class OciDriver:
         """
         return self._programs.current()
 
-    def takes(self, limits: Limits) -> Resources:
+    def max_resources(self, limits: Limits) -> Resources:
         """The most that a sandbox can take of the host; the runtime and the keeper are in its group, so they are paid from its limits."""
         group = self._runtime.group_limits(limits)
         image = disks.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
 
-    def restorable(self, snapshot: Path) -> Verdict:
+    def restorable(self, snapshot: Path) -> ProbeResult:
         """Whether it is whole, and the build of the runtime that wrote it is at hand. Blocks for a moment, longer for a build that is new to it."""
-        if reason := self._runtime.absent.get(Ability.SNAPSHOT, ""):
-            return Verdict(ok=False, reason=reason)
+        if reason := self._runtime.absent.get(DriverCapability.SNAPSHOT, ""):
+            return ProbeResult(ok=False, reason=reason)
         manifest = manifests.read(snapshot)
         if manifest is None:
-            return Verdict(ok=False, reason="its manifest is missing or cannot be read")
+            return ProbeResult(ok=False, reason="its manifest is missing or cannot be read")
         if manifest.driver != self.name:
-            return Verdict(ok=False, reason=f"it was written by the {manifest.driver} driver")
+            return ProbeResult(ok=False, reason=f"it was written by the {manifest.driver} driver")
         reason = images.lacks(snapshot, manifest) or self._programs.why_not(manifest.runtime_sha256)
-        return Verdict(ok=not reason, reason=reason)
+        return ProbeResult(ok=not reason, reason=reason)
 
-    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> Blank:
+    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
         """Make a blank sandbox: everything but the runtime's own processes. About 15 ms.
 
         Args:
@@ -241,7 +241,7 @@ class OciDriver:
             for beside in self._sandboxes.glob(f"{new_folders(self.name)}*"):
                 if beside.name.removeprefix(new_folders(self.name)) not in self._holdings:
                     shutil.rmtree(beside, ignore_errors=True)
-        if Ability.SNAPSHOT not in self._runtime.absent:
+        if DriverCapability.SNAPSHOT not in self._runtime.absent:
             run = (records.read(file) for file in self._sandboxes.glob("*/record.json"))
             wrote = (manifests.read(image) for image in saved_images(self._settings.data_dir))
             self._programs.prune({each.runtime_sha256 for each in (*run, *wrote) if each is not None})

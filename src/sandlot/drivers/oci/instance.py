@@ -28,7 +28,7 @@ from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import finished, run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
+from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, Usage
 from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
 
 FIXED_DISK = "its file system is made once, in the size that was asked for"
@@ -94,10 +94,10 @@ class OciInstance:
         """
         await self._check_live()
         async with self._changing:
-            if Ability.CONFIGURE_VOLUMES in change.needs(self._record.limits):
+            if DriverCapability.CONFIGURE_VOLUMES in change.needs(self._record.limits):
                 await self._move(change)
             limits = change.over(self._record.limits)
-            if Ability.CONFIGURE_DISK in change.needs(self._record.limits):
+            if DriverCapability.CONFIGURE_DISK in change.needs(self._record.limits):
                 message = f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}."
                 raise UnsupportedError(message, code=ErrorCode.UNSUPPORTED, fields={"reason": FIXED_DISK})
             if limits == self._record.limits:
@@ -121,7 +121,7 @@ class OciInstance:
         return self._runtime.hub
 
     async def _move(self, change: Change) -> None:
-        if reason := self._runtime.absent.get(Ability.CONFIGURE_VOLUMES, ""):
+        if reason := self._runtime.absent.get(DriverCapability.CONFIGURE_VOLUMES, ""):
             message = f"The volumes of a sandbox that runs cannot be changed: {reason}."
             raise UnsupportedError(message, code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
         try:

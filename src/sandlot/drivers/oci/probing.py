@@ -23,24 +23,37 @@ from sandlot.host.hierarchies import missing
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Attachment, Capabilities, Change, Driver, ExitReason, Instance, Verdict
+from sandlot.model.ports import Attachment, Capabilities, Change, Driver, DriverCapability, ExitReason, Instance, ProbeResult
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
 _SPEC = SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS)
 _PATIENCE_S = 60.0
-_YES = Verdict(ok=True)
+_YES = ProbeResult(ok=True)
 _TRIED = (
-    *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.SHOW_LIMITS),
-    *(Ability.PAUSE, Ability.ADOPT, Ability.SNAPSHOT, Ability.VOLUMES),
-    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.CONFIGURE_DISK, Ability.CONFIGURE_VOLUMES),
+    *(
+        DriverCapability.BOOT,
+        DriverCapability.LIMIT_MEMORY,
+        DriverCapability.LIMIT_CPU,
+        DriverCapability.LIMIT_PIDS,
+        DriverCapability.LIMIT_DISK,
+        DriverCapability.SHOW_LIMITS,
+    ),
+    *(DriverCapability.PAUSE, DriverCapability.ADOPT, DriverCapability.SNAPSHOT, DriverCapability.VOLUMES),
+    *(
+        DriverCapability.CONFIGURE_MEMORY,
+        DriverCapability.CONFIGURE_CPU,
+        DriverCapability.CONFIGURE_PIDS,
+        DriverCapability.CONFIGURE_DISK,
+        DriverCapability.CONFIGURE_VOLUMES,
+    ),
 )
 _CHANGES = {
     # There and back again.
-    Ability.CONFIGURE_MEMORY: (Change(memory_bytes=PROBE_LIMITS.memory_bytes + 64 * MIB), Change(memory_bytes=PROBE_LIMITS.memory_bytes)),
-    Ability.CONFIGURE_CPU: (Change(cpus=PROBE_LIMITS.cpus / 2), Change(cpus=PROBE_LIMITS.cpus)),
-    Ability.CONFIGURE_PIDS: (Change(pids=PROBE_LIMITS.pids + 1), Change(pids=PROBE_LIMITS.pids)),
-    Ability.CONFIGURE_DISK: (Change(disk_bytes=PROBE_LIMITS.disk_bytes + MIB), Change(disk_bytes=PROBE_LIMITS.disk_bytes)),
+    DriverCapability.CONFIGURE_MEMORY: (Change(memory_bytes=PROBE_LIMITS.memory_bytes + 64 * MIB), Change(memory_bytes=PROBE_LIMITS.memory_bytes)),
+    DriverCapability.CONFIGURE_CPU: (Change(cpus=PROBE_LIMITS.cpus / 2), Change(cpus=PROBE_LIMITS.cpus)),
+    DriverCapability.CONFIGURE_PIDS: (Change(pids=PROBE_LIMITS.pids + 1), Change(pids=PROBE_LIMITS.pids)),
+    DriverCapability.CONFIGURE_DISK: (Change(disk_bytes=PROBE_LIMITS.disk_bytes + MIB), Change(disk_bytes=PROBE_LIMITS.disk_bytes)),
 }
 
 _BASE = 0x400000
@@ -74,7 +87,7 @@ def make_tiny_root(folder: Path) -> RootFs:
     return RootFs(folder, "tiny")
 
 
-def probe(name: str, find: Callable[[], Program], absent: Mapping[Ability, str], driver: Driver, data_dir: Path) -> Capabilities:
+def probe(name: str, find: Callable[[], Program], absent: Mapping[DriverCapability, str], driver: Driver, data_dir: Path) -> Capabilities:
     """Try everything; blocks for about a second.
 
     Args:
@@ -85,7 +98,7 @@ def probe(name: str, find: Callable[[], Program], absent: Mapping[Ability, str],
         data_dir: Where the tiny root is put for the time being.
     """
     version = ""
-    verdicts = {ability: Verdict(ok=False, reason=reason) for ability, reason in absent.items()}
+    verdicts = {ability: ProbeResult(ok=False, reason=reason) for ability, reason in absent.items()}
     try:
         program = find()
         version = f"{program.name} {program.version} ({program.path})"
@@ -102,32 +115,34 @@ def probe(name: str, find: Callable[[], Program], absent: Mapping[Ability, str],
         # A timeout is an OSError, too, one without words.
         late = f"No sandbox was up within {_PATIENCE_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
         for ability in _TRIED:
-            verdicts.setdefault(ability, Verdict(ok=False, reason=str(error) or late))
+            verdicts.setdefault(ability, ProbeResult(ok=False, reason=str(error) or late))
     return Capabilities(driver=name, runtime=version, abilities=verdicts)
 
 
-async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdict]) -> None:
+async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[DriverCapability, ProbeResult]) -> None:
     clean(driver.name, data_dir)
     folder = _folder(driver.name, data_dir)
     folder.mkdir(mode=0o700, parents=True)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             shape, snapshot = Shape(make_tiny_root(folder / "root"), PROBE_LIMITS), folder / "snapshot"
-            blank = await driver.prepare(shape)
+            prepared = await driver.prepare(shape)
             volume = Attachment(slot=0, source=folder / "volume", path="/volume")
             volume.source.mkdir()
             try:
-                verdicts[Ability.VOLUMES] = await _attached(blank.attach((volume,)))
-                instance = await blank.boot(_SPEC)
-                if Ability.CONFIGURE_VOLUMES not in verdicts:
-                    verdicts[Ability.CONFIGURE_VOLUMES] = await _attached(instance.configure(Change(volumes=(replace(volume, slot=1),))))
+                verdicts[DriverCapability.VOLUMES] = await _attached(prepared.attach((volume,)))
+                instance = await prepared.boot(_SPEC)
+                if DriverCapability.CONFIGURE_VOLUMES not in verdicts:
+                    verdicts[DriverCapability.CONFIGURE_VOLUMES] = await _attached(instance.configure(Change(volumes=(replace(volume, slot=1),))))
                 await _talk(instance, verdicts, snapshot)
             finally:
-                await blank.destroy()
+                await prepared.destroy()
             end = await instance.wait()
-            verdicts[Ability.ADOPT] = _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"it ended {end.reason}: {end.detail}")
+            verdicts[DriverCapability.ADOPT] = (
+                _YES if end.reason is ExitReason.EXITED else ProbeResult(ok=False, reason=f"it ended {end.reason}: {end.detail}")
+            )
             if snapshot.exists():
-                verdicts[Ability.SNAPSHOT] = await _restored(driver, shape, snapshot)
+                verdicts[DriverCapability.SNAPSHOT] = await _restored(driver, shape, snapshot)
     finally:
         clean(driver.name, data_dir)
 
@@ -141,68 +156,68 @@ def _folder(name: str, data_dir: Path) -> Path:
     return sandboxes_folder(data_dir) / f".probe-{name}"  # not a ref, so a sweep takes it for no sandbox
 
 
-async def _restored(driver: Driver, shape: Shape, snapshot: Path) -> Verdict:
+async def _restored(driver: Driver, shape: Shape, snapshot: Path) -> ProbeResult:
     """Whether what was written while it waited for its byte still does."""
-    blank = await driver.prepare(shape, snapshot=snapshot)
+    prepared = await driver.prepare(shape, snapshot=snapshot)
     try:
-        instance = await blank.restore(snapshot, _SPEC)
+        instance = await prepared.restore(snapshot, _SPEC)
         stream = await instance.connect()
         stream.try_send(b"x")
         end = await instance.wait()
         await stream.aclose()
     except (ConflictError, HostError, SandboxEndedError) as error:
-        return Verdict(ok=False, reason=error.message)
+        return ProbeResult(ok=False, reason=error.message)
     finally:
-        await blank.destroy()
-    return _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"what was restored ended {end.reason}: {end.detail}")
+        await prepared.destroy()
+    return _YES if end.reason is ExitReason.EXITED else ProbeResult(ok=False, reason=f"what was restored ended {end.reason}: {end.detail}")
 
 
-async def _written(instance: Instance, into: Path) -> Verdict:
+async def _written(instance: Instance, into: Path) -> ProbeResult:
     try:
         await instance.snapshot(into, keep_running=True, durable=False)
     except (ConflictError, HostError, LimitError) as error:
-        return Verdict(ok=False, reason=str(error.fields.get("reason", error.message)))
+        return ProbeResult(ok=False, reason=str(error.fields.get("reason", error.message)))
     return _YES
 
 
-async def _talk(instance: Instance, verdicts: dict[Ability, Verdict], snapshot: Path) -> None:
+async def _talk(instance: Instance, verdicts: dict[DriverCapability, ProbeResult], snapshot: Path) -> None:
     stream = await instance.connect()
     if (said := await stream.receive(16)) != b"ok\n":
         raise HostError(f"The sandbox started, but said {said!r}.", code=ErrorCode.HOST_NOT_READY)
-    verdicts[Ability.BOOT] = _YES
+    verdicts[DriverCapability.BOOT] = _YES
     usage = await instance.usage()
     # Preparing wrote the limits and the kernel took them; what is left to see is that the sandbox is where they apply.
     counted = usage.pids > 0 and usage.memory_bytes > 0
-    for ability in (Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS):
-        verdicts[ability] = _YES if counted else Verdict(ok=False, reason="the sandbox runs outside of its control group")
-    verdicts[Ability.LIMIT_DISK] = _YES
-    verdicts.setdefault(Ability.SHOW_LIMITS, _YES)
+    for ability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
+        verdicts[ability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")
+    verdicts[DriverCapability.LIMIT_DISK] = _YES
+    verdicts.setdefault(DriverCapability.SHOW_LIMITS, _YES)
     for ability, changes in _CHANGES.items():
         verdicts[ability] = await _changed(instance, changes)
     await instance.pause()
     await instance.resume()
-    verdicts[Ability.PAUSE] = _YES
-    if Ability.SNAPSHOT not in verdicts:
-        verdicts[Ability.SNAPSHOT] = await _written(instance, snapshot)
+    verdicts[DriverCapability.PAUSE] = _YES
+    if DriverCapability.SNAPSHOT not in verdicts:
+        verdicts[DriverCapability.SNAPSHOT] = await _written(instance, snapshot)
     stream.try_send(b"x")
     await instance.wait()
     await stream.aclose()
 
 
-async def _attached(attaching: Coroutine[Any, Any, None]) -> Verdict:
+async def _attached(attaching: Coroutine[Any, Any, None]) -> ProbeResult:
     try:
         await attaching
     except (UnsupportedError, HostError) as error:
-        return Verdict(ok=False, reason=error.message)
+        return ProbeResult(ok=False, reason=error.message)
     return _YES
 
 
-async def _changed(instance: Instance, changes: Sequence[Change]) -> Verdict:
+async def _changed(instance: Instance, changes: Sequence[Change]) -> ProbeResult:
     try:
         for change in changes:
             await instance.configure(change)
     except (UnsupportedError, ConflictError, HostError) as error:
-        return Verdict(ok=False, reason=str(error.fields.get("reason", error.message)))
+        return ProbeResult(ok=False, reason=str(error.fields.get("reason", error.message)))
     return _YES
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from sandlot.drivers.oci.runtime import Program, Runtime, content_sha256
 from sandlot.host import durable
 from sandlot.model.errors import ErrorCode, HostError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 
 _FACTS = "program.json"
 
@@ -67,7 +67,7 @@ class Programs:
             HostError: It is not installed, too old, or cannot be kept.
         """
         newest = self.newest()
-        if Ability.SNAPSHOT in self._runtime.absent:
+        if DriverCapability.SNAPSHOT in self._runtime.absent:
             return newest
         try:
             with self._lock:

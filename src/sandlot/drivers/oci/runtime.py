@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from sandlot.drivers.oci.places import Folder
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Operation, Started
-from sandlot.model.ports import Ability, Attachment
+from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 OCI_VERSION = "1.0.2"
@@ -166,7 +166,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def absent(self) -> Mapping[Ability, str]:
+    def absent(self) -> Mapping[DriverCapability, str]:
         """What it cannot do anywhere, and why; for people."""
         ...
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.content import files
-from sandlot.core.content.files import Reading
+from sandlot.core.content.files import FileDownload
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, while_connected
@@ -99,7 +99,7 @@ async def remove(sandbox: str, query: Annotated[RemoveQuery, Query()], request: 
     return reply(RemovedAnswer(removed=await files.remove(box, query.path, user=User(query.user), recursive=query.recursive)))
 
 
-def streamed(reading: Reading, **headers: str) -> Stream:
+def streamed(reading: FileDownload, **headers: str) -> Stream:
     """A file's content as an answer."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -109,14 +109,14 @@ def streamed(reading: Reading, **headers: str) -> Stream:
     return Stream(pieces(), reading.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
 
 
-async def part_of(request: Request, box: Sandbox, path: str, user: User, **headers: str) -> Stream | None:
+async def part_of(request: Request, sandbox: Sandbox, path: str, user: User, **headers: str) -> Stream | None:
     """The range of a file that was asked for, None where the whole is; a file that has become shorter meanwhile cuts the answer."""
     if "range" not in request.headers:
         return None
-    part = ranges.wanted(request.headers["range"], (await files.stat(box, path, user=user)).size)
+    part = ranges.wanted(request.headers["range"], (await files.stat(sandbox, path, user=user)).size)
     if part is None:
         return None
-    answer = streamed(await files.read(box, path, user=user, offset=part.start, length=part.length), **headers)
+    answer = streamed(await files.read(sandbox, path, user=user, offset=part.start, length=part.length), **headers)
     answer.status_code = 206
     answer.headers["Content-Range"] = part.said
     answer.headers["Content-Length"] = str(part.length)

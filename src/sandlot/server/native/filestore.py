@@ -39,16 +39,16 @@ _UPLOAD["requestBody"]["content"][forms.FORM] = {
 @router.post("/v1/files", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201), openapi_extra=_UPLOAD)
 async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Keep a file. Where the upload breaks off, nothing is left of it."""
-    who, files = principal_of(request), core_of(request).files
+    principal, files = principal_of(request), core_of(request).files
     if forms.is_form(request):
         sent = await forms.upload_of(request)
         filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
-        return reply(StoredFileAnswer.of(await files.upload(who, sent.chunks, filename=filename, media_type=media_type)), 201)
+        return reply(StoredFileAnswer.of(await files.upload(principal, sent.chunks, filename=filename, media_type=media_type)), 201)
     if query.filename is None:
         raise InvalidRequestError(
             "The file has no name.", hint="Add ?filename=data.csv, or send a form as curl -F file=@data.csv does.", fields={"field": "filename"}
         )
-    record = await files.upload(who, body_of(request), filename=query.filename, media_type=query.media_type)
+    record = await files.upload(principal, body_of(request), filename=query.filename, media_type=query.media_type)
     return reply(StoredFileAnswer.of(record), 201)
 
 

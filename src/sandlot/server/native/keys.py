@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"])
 async def create(body: KeyBody, request: Request) -> Response:
     """Make a key. Operators only; its secret is in this answer and nowhere else."""
     _operator(request)
-    record, secret = await core_of(request).keys.create(body.name, operator=body.operator, quota=body.quota_asked())
+    record, secret = await core_of(request).api_keys.create(body.name, operator=body.operator, quota=body.quota_asked())
     return reply(NewKeyAnswer.made(record, secret), 201)
 
 
@@ -32,7 +32,7 @@ async def list_keys(query: Annotated[KeysQuery, Query()], request: Request) -> R
     """List the keys that are valid, without their secrets. Operators only."""
     _operator(request)
     after = cursors.understood(query.cursor)
-    known = await core_of(request).keys.list()
+    known = await core_of(request).api_keys.list()
     later = (record for record in known if after is None or (record.created_at, record.id) > (after.at, after.id))
     page = list(islice(later, query.limit + 1))
     shown = page[: query.limit]
@@ -43,27 +43,27 @@ async def list_keys(query: Annotated[KeysQuery, Query()], request: Request) -> R
 @router.get("/self", responses=also(SelfAnswer, "You."))
 async def who_am_i(request: Request) -> Response:
     """Tell who sends this request, what they may take, and what of it is taken."""
-    who, core = principal_of(request), core_of(request)
-    live = [box.spec.limits for box in core.sandboxes.all(who) if box.owner == who.owner]
-    snapshots, volumes = await core.snapshots.totals(who.owner), await core.volumes.totals(who.owner)
-    pools = core.sandboxes.pools.count(owner_of(who))
-    return reply(SelfAnswer.of(who, taken(live), core.monthly.used(who.owner), snapshots, volumes, pools))
+    principal, core = principal_of(request), core_of(request)
+    live = [sandbox.spec.limits for sandbox in core.manager.list(principal) if sandbox.owner == principal.owner]
+    snapshots, volumes = await core.snapshots.totals(principal.owner), await core.volumes.totals(principal.owner)
+    pools = core.manager.pools.count(owner_of(principal))
+    return reply(SelfAnswer.of(principal, taken(live), core.execution_counter.used(principal.owner), snapshots, volumes, pools))
 
 
 @router.delete("/{key}", status_code=204, responses=PROBLEM)
 async def revoke(key: str, request: Request) -> Response:
     """Take a key away, by its name or its id: requests with it are refused from now on. Operators only; its sandboxes live on, its pools go."""
     _operator(request)
-    await core_of(request).keys.revoke(key)
+    await core_of(request).api_keys.revoke(key)
     return Response(status_code=204)
 
 
 def _operator(request: Request) -> Principal:
-    who = principal_of(request)
-    if not who.operator:
+    principal = principal_of(request)
+    if not principal.operator:
         raise ForbiddenError(
             "Only an operator may see, make and revoke keys.",
             code=ErrorCode.FORBIDDEN,
             hint="Use an operator's key, or 'sandlot keys' on the server; GET /v1/keys/self tells about your own.",
         )
-    return who
+    return principal

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core import notes
 from sandlot.core.content import changes
 from sandlot.core.content.changes import Mark
-from sandlot.core.records.executions import Journal
+from sandlot.core.records.executions import ExecutionLog
 from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.again import restarting
-from sandlot.core.runs.processes import Run
+from sandlot.core.runs.processes import ProcessExecution
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.processes import (
@@ -67,7 +67,7 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
         if streams.wanted(request):
             run = await unless_gone(request, processes.start(box, spec, stdin=stdin))
             marked, mark = mark, None
-            return streams.events(request, told_of(run, mark=marked, journal=core_of(request).executions), lambda: _closed(run, marked))
+            return streams.events(request, told_of(run, mark=marked, execution_log=core_of(request).executions), lambda: _closed(run, marked))
         done = await unless_gone(request, processes.run(box, spec, stdin=stdin))
         changed = None if mark is None else await unless_gone(request, mark.report())
         if changed is not None:
@@ -152,7 +152,7 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
 
 
 async def told_of(
-    run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None, journal: Journal | None = None
+    run: ProcessExecution, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None, execution_log: ExecutionLog | None = None
 ) -> AsyncIterator[streams.Event]:
     """The events that tell of a process, to its end."""
     yield streams.event("started", {"process": run.id, "pid": run.pid})
@@ -165,13 +165,13 @@ async def told_of(
     if not run.running:
         outcome = await run.outcome()
         changed = None if mark is None else await mark.report()
-        if changed is not None and journal is not None:
-            journal.tell_files(outcome.process, len(changed[0]))
+        if changed is not None and execution_log is not None:
+            execution_log.tell_files(outcome.process, len(changed[0]))
         ended = ExitedAnswer.of(outcome) if changed is None else EndedAnswer.with_files(outcome, changed)
         yield streams.event("exit", ended.model_dump(mode="json"))
 
 
-async def _closed(run: Run, mark: Mark | None) -> None:
+async def _closed(run: ProcessExecution, mark: Mark | None) -> None:
     if mark is not None:
         mark.close()
     await run.close()

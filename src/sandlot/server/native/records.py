@@ -42,15 +42,15 @@ async def list_events(
     last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
 ) -> Response:
     """List what happened, oldest first, or follow what happens: your own; for an operator everybody's."""
-    who, feed = principal_of(request), core_of(request).events
+    principal, feed = principal_of(request), core_of(request).events
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streams.wanted(request):
         asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
         begin = await feed.last() if asked is None else asked
-        return streams.events(request, _told(begin, feed.follow(who, sandbox=sandbox, after=begin)), _nothing)
+        return streams.events(request, _told(begin, feed.follow(principal, sandbox=sandbox, after=begin)), _nothing)
     start = after or 0
-    page = await feed.page(who, sandbox=sandbox, after=start, limit=query.limit + 1)
+    page = await feed.page(principal, sandbox=sandbox, after=start, limit=query.limit + 1)
     shown = page[: query.limit]
     last = shown[-1].sequence if shown else start
     following = str(last) if len(page) > len(shown) else None
@@ -76,11 +76,11 @@ async def get_execution(execution: str, request: Request) -> Response:
 )
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
-    core, who = core_of(request), principal_of(request)
-    box, channels = await core.sandboxes.look(sandbox, who), reading.CHANNELS[query.stream]
+    core, principal = core_of(request), principal_of(request)
+    box, channels = await core.manager.load(sandbox, principal), reading.CHANNELS[query.stream]
     if streams.wanted(request):
-        return streams.events(request, _log_events(box.id, reading.follow(core.executions, box, who, channels)), _nothing)
-    entries, more = await reading.read(core.executions, box, who, channels)
+        return streams.events(request, _log_events(box.id, reading.follow(core.executions, box, principal, channels)), _nothing)
+    entries, more = await reading.read(core.executions, box, principal, channels)
     return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
 
 

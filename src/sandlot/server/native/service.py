@@ -96,7 +96,7 @@ async def capabilities(request: Request) -> Response:
 async def capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
     service = service_of(request)
-    return reply(CapacityAnswer.of(await service.sandboxes.figures(), service.settings.max_sandboxes))
+    return reply(CapacityAnswer.of(await service.sandboxes.capacity(), service.settings.max_sandboxes))
 
 
 @router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends; its sandboxes live on.", 202))

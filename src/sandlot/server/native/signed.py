@@ -36,7 +36,7 @@ class SignedQuery(QueryModel):
 async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
     """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
     box = sandbox_of(request, sandbox)
-    query, until = core_of(request).signer.sign(
+    query, until = core_of(request).url_signer.sign(
         principal_of(request), sandbox=box.id, method=body.method, path=body.path, user=User(body.user), expires_in_s=body.expires_in
     )
     # Whoever came over the unix socket has no address that would mean anything elsewhere.
@@ -47,12 +47,12 @@ async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
 async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Read the file that a URL was signed for."""
-    box, user = sandbox_of(request, query.sandbox), User(query.user)
+    sandbox, user = sandbox_of(request, query.sandbox), User(query.user)
     # A browser must not take what a sandbox wrote for a page of this service.
     name = quote(query.path.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"}
-    part = await part_of(request, box, query.path, user, **headers)
-    return streamed(await files.read(box, query.path, user=user), **headers) if part is None else part
+    part = await part_of(request, sandbox, query.path, user, **headers)
+    return streamed(await files.read(sandbox, query.path, user=user), **headers) if part is None else part
 
 
 @router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))

@@ -22,8 +22,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.core.runs import processes, terminals
-from sandlot.core.runs.processes import Run
-from sandlot.core.runs.terminals import Typed
+from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.runs.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
@@ -70,20 +70,20 @@ async def plain_request(sandbox: str, process: str, request: Request) -> Respons
     return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
-async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> None:
+async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, *, offset: int) -> None:
     """Let a client use a terminal until it goes away or the process ends.
 
     Args:
         socket: Not accepted yet.
-        box: Where the process runs.
+        sandbox: Where the process runs.
         run: It; let go of in the end.
         offset: Where its output begins here.
     """
     await socket.accept()
     gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
     showing = asyncio.create_task(_show(socket, run, offset))
-    typed = Typed(box, run)
-    taking = asyncio.create_task(_take(socket, box, run, typed))
+    typed = TerminalInput(sandbox, run)
+    taking = asyncio.create_task(_take(socket, sandbox, run, typed))
     typing = asyncio.create_task(typed.hand_on())
     leaving = asyncio.create_task(gone.wait())
     tasks: set[asyncio.Task[Any]] = {showing, taking, typing, leaving}
@@ -106,7 +106,7 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> N
         await socket.close(sockets.NORMAL)
 
 
-async def _show(socket: WebSocket, run: Run, offset: int) -> None:
+async def _show(socket: WebSocket, run: ProcessExecution, offset: int) -> None:
     await sockets.tell(socket, {"event": "started", "process": run.id, "pid": run.pid, "offset": offset})
     async for item in run:
         if isinstance(item, Lost):
@@ -116,7 +116,7 @@ async def _show(socket: WebSocket, run: Run, offset: int) -> None:
     await sockets.tell(socket, {"event": "exit", **ExitedAnswer.of(await run.outcome()).model_dump()})
 
 
-async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed) -> None:
+async def _take(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput) -> None:
     """What the client says, until it leaves."""
     while True:
         message = await socket.receive()
@@ -126,18 +126,18 @@ async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed) -> None
             if message.get("bytes") is not None:
                 await typed.add(message["bytes"])
             else:
-                await _obey(box, run, typed, message.get("text") or "")
+                await _obey(sandbox, run, typed, message.get("text") or "")
         except ConflictError:
             continue  # it has ended, which is about to be told
 
 
-async def _obey(box: Sandbox, run: Run, typed: Typed, text: str) -> None:
+async def _obey(sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput, text: str) -> None:
     asked = _parsed(text)
     match asked:
         case {"resize": {"rows": int(rows), "cols": int(cols)}}:
-            await terminals.resize(box, run.id, rows, cols)
+            await terminals.resize(sandbox, run.id, rows, cols)
         case {"signal": str() | int() as signal}:
-            await processes.send_signal(box, run.id, processes.signal_number(signal))
+            await processes.send_signal(sandbox, run.id, processes.signal_number(signal))
         case {"eof": True}:
             typed.end()
         case _:

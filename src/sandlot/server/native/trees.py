@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.content import archives, watchers, watching
-from sandlot.core.content.watching import Watch
+from sandlot.core.content.watching import FolderWatch
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.files import PathQuery
@@ -91,7 +91,7 @@ async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Respon
     return Response(status_code=204)
 
 
-async def _told(watched: Watch, query: WatchQuery) -> AsyncIterator[streams.Event]:
+async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[streams.Event]:
     begun = {"path": query.path, "recursive": query.recursive, "by": watched.by}
     yield streams.event("watching", WatchingEvent.model_validate(begun).model_dump())
     async for event in watched:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, Attachment, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
+from sandlot.model.ports import Attachment, ByteStream, Capabilities, Change, DriverCapability, Exit, ExitReason, ProbeResult, Resources, Usage
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 from sandlot.testing.memory.guest import MemoryGuest, Scripts
 from sandlot.testing.memory.timers import GuestClock
@@ -130,21 +130,21 @@ class MemoryInstance:
     async def pause(self) -> None:
         """Freeze it. Idempotent."""
         await self._driver.faults.at("pause")
-        self._driver.require(Ability.PAUSE)
+        self._driver.require(DriverCapability.PAUSE)
         self._check_live()
         self.guest.freeze()
 
     async def resume(self) -> None:
         """Thaw it. Idempotent."""
         await self._driver.faults.at("resume")
-        self._driver.require(Ability.PAUSE)
+        self._driver.require(DriverCapability.PAUSE)
         self._check_live()
         self.guest.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
         """Keep a copy of the guest and write its token into a folder."""
         del durable
-        self._driver.require(Ability.SNAPSHOT)
+        self._driver.require(DriverCapability.SNAPSHOT)
         self._check_live()
         if await asyncio.to_thread(into.exists):
             raise ConflictError(f"There is something at {into}.", code=ErrorCode.CONFLICT)
@@ -199,7 +199,7 @@ class MemoryPreparedSandbox:
 
     async def warm(self) -> None:
         """Note that it is warm. Idempotent."""
-        self._driver.require(Ability.SNAPSHOT)
+        self._driver.require(DriverCapability.SNAPSHOT)
         self._check()
         await self._driver.faults.at("warm")
         self._check_alive()
@@ -208,7 +208,7 @@ class MemoryPreparedSandbox:
     async def attach(self, volumes: Sequence[Attachment]) -> None:
         """Attach volumes before it starts."""
         await self._driver.faults.at("attach")
-        self._driver.require(Ability.VOLUMES)
+        self._driver.require(DriverCapability.VOLUMES)
         self._check_alive()
         self._volumes.extend(volumes)
 
@@ -228,7 +228,7 @@ class MemoryPreparedSandbox:
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> MemoryInstance:
         """Start a copy of the guest that a snapshot was taken of."""
         del spec
-        self._driver.require(Ability.SNAPSHOT)
+        self._driver.require(DriverCapability.SNAPSHOT)
         state, misfit = self._driver.read_image(snapshot, self._shape)
         if misfit:
             raise _unusable(misfit)
@@ -284,7 +284,9 @@ class MemoryDriver:
         image_bytes: Reported size of a snapshot.
     """
 
-    def __init__(self, name: str = "gvisor", clock: GuestClock | None = None, abilities: Collection[Ability] = tuple(Ability)) -> None:
+    def __init__(
+        self, name: str = "gvisor", clock: GuestClock | None = None, abilities: Collection[DriverCapability] = tuple(DriverCapability)
+    ) -> None:
         self.name = name
         self.clock = clock
         self.abilities = frozenset(abilities)
@@ -331,10 +333,10 @@ class MemoryDriver:
     def probe(self) -> Capabilities:
         """Return what the driver can do."""
         verdicts = {
-            ability: Verdict(ok=not self.faults.reason, reason=self.faults.reason)
+            ability: ProbeResult(ok=not self.faults.reason, reason=self.faults.reason)
             if ability in self.abilities
-            else Verdict(ok=False, reason="this in-memory driver was made without it")
-            for ability in Ability
+            else ProbeResult(ok=False, reason="this in-memory driver was made without it")
+            for ability in DriverCapability
         }
         return Capabilities(self.name, self.version, verdicts)
 
@@ -342,16 +344,16 @@ class MemoryDriver:
         """Return what snapshots depend on."""
         return self.version
 
-    def takes(self, limits: Limits) -> Resources:
+    def max_resources(self, limits: Limits) -> Resources:
         """Return the limits as they are: nothing is added for a runtime."""
         return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
-    def restorable(self, snapshot: Path) -> Verdict:
+    def restorable(self, snapshot: Path) -> ProbeResult:
         """Return whether a snapshot can be restored."""
-        if Ability.SNAPSHOT not in self.abilities:
-            return Verdict(ok=False, reason=self.probe().why_not(Ability.SNAPSHOT))
+        if DriverCapability.SNAPSHOT not in self.abilities:
+            return ProbeResult(ok=False, reason=self.probe().why_not(DriverCapability.SNAPSHOT))
         _, misfit = self.read_image(snapshot, None)
-        return Verdict(ok=not misfit, reason=misfit)
+        return ProbeResult(ok=not misfit, reason=misfit)
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> MemoryPreparedSandbox:
         """Make a prepared sandbox."""
@@ -384,7 +386,7 @@ class MemoryDriver:
 
     # -- used by its sandboxes ----------------------------------------------------------------------------------------
 
-    def require(self, ability: Ability) -> None:
+    def require(self, ability: DriverCapability) -> None:
         """Raise ``UnsupportedError`` for an ability that the driver does not have."""
         can = self.probe()
         if not can.can(ability):

@@ -9,10 +9,10 @@ import pytest
 from sandlot.cli.doctor import checkup
 from sandlot.cli.doctor.checkup import Report, check_driver, check_images, settle
 from sandlot.host.checks.finding import Finding
-from sandlot.model.ports import Ability, Capabilities, Verdict
+from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
 
-YES = Verdict(ok=True)
-ALL = dict.fromkeys(Ability, YES)
+YES = ProbeResult(ok=True)
+ALL = dict.fromkeys(DriverCapability, YES)
 
 
 def finding(name: str, *, ok: bool | None, group: str = "kernel", **facts: object) -> Finding:
@@ -53,14 +53,14 @@ def test_an_isolation_that_is_only_allowed_does_not_decide_and_is_told_as_that()
 
 
 def test_a_driver_is_judged_by_what_every_sandbox_needs() -> None:
-    able = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, Ability.PAUSE: Verdict(ok=False, reason="no freezer")}))
+    able = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, DriverCapability.PAUSE: ProbeResult(ok=False, reason="no freezer")}))
     assert able.ok
     assert [(part.name, part.detail) for part in able.parts if not part.ok] == [("pause", "no freezer")]
     unable = check_driver(
-        Capabilities("gvisor", "", {**ALL, Ability.BOOT: Verdict(ok=False, reason="no runsc. `sandlot doctor` says what is missing.")})
+        Capabilities("gvisor", "", {**ALL, DriverCapability.BOOT: ProbeResult(ok=False, reason="no runsc. `sandlot doctor` says what is missing.")})
     )
     assert (unable.ok, unable.fix, unable.detail) == (False, "no runsc.", "no runtime")
-    assert not check_driver(Capabilities("gvisor", "runsc 1", {**ALL, Ability.LIMIT_DISK: Verdict(ok=False, reason="no disk")})).ok
+    assert not check_driver(Capabilities("gvisor", "runsc 1", {**ALL, DriverCapability.LIMIT_DISK: ProbeResult(ok=False, reason="no disk")})).ok
 
 
 def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:

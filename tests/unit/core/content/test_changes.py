@@ -20,17 +20,17 @@ __all__ = ["at", "folder"]
 
 @pytest.mark.real_guest
 async def test_a_mark_that_is_lost_is_said_and_one_that_nobody_asks_ends(at: Bench) -> None:
-    box = await at.sandbox()
-    marked = await changes.mark(box, ["/workspace"], User.USER)
-    async with box.using() as link:
+    sandbox = await at.sandbox()
+    marked = await changes.mark(sandbox, ["/workspace"], User.USER)
+    async with sandbox.connection() as link:
         (program,) = await link.processes()
         await link.signal(program.process, 9)
     with pytest.raises(ConflictError):
         await marked.changed()
-    (await changes.mark(box, ["/workspace"], User.USER)).close()
+    (await changes.mark(sandbox, ["/workspace"], User.USER)).close()
 
     async def none() -> bool:
-        async with box.using() as link:
+        async with sandbox.connection() as link:
             return list(await link.processes()) == []
 
     await until(none)
@@ -54,15 +54,15 @@ def test_a_report_that_a_guest_forged_is_none(told: object) -> None:
 
 @pytest.mark.real_guest
 async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> None:
-    box = await at.sandbox()
+    sandbox = await at.sandbox()
     file = {"path": "/workspace/a", "created": True, "size": 1, "modified_ns": 1}
     message = values.encode_message({"files": [file] * 500})
-    await files.write(box, "/tmp/forged", pieces(message), user=User.USER)
-    marked = await changes.mark(box, ["/workspace"], User.USER)
-    async with box.using() as link:
+    await files.write(sandbox, "/tmp/forged", pieces(message), user=User.USER)
+    marked = await changes.mark(sandbox, ["/workspace"], User.USER)
+    async with sandbox.connection() as link:
         (program,) = await link.processes()
         await link.signal(program.process, int(signal.SIGSTOP))  # before it could answer
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
-    _, _ = await processes.launch(box, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
+    _, _ = await processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):
         await marked.changed()

@@ -13,14 +13,14 @@ from tests.support.service import pieces
 USER = User.USER
 
 
-async def test_a_folder_has_the_mode_that_was_asked_for_and_those_above_it_have_not(box: Sandbox) -> None:
-    made = await files.make_directory(box, "/workspace/above/open/", user=USER, mode=0o1777)
-    assert (made.mode, (await files.stat(box, "/workspace/above", user=USER)).mode) == (0o1777, 0o755)
-    again = await files.make_directory(box, "/workspace/above/open", user=USER, mode=0o700)
+async def test_a_folder_has_the_mode_that_was_asked_for_and_those_above_it_have_not(sandbox: Sandbox) -> None:
+    made = await files.make_directory(sandbox, "/workspace/above/open/", user=USER, mode=0o1777)
+    assert (made.mode, (await files.stat(sandbox, "/workspace/above", user=USER)).mode) == (0o1777, 0o755)
+    again = await files.make_directory(sandbox, "/workspace/above/open", user=USER, mode=0o700)
     assert again.mode == 0o1777
-    assert (await files.make_directory(box, "/workspace/plain", user=USER)).mode == 0o755
-    await files.write(box, "/workspace/file", pieces(), user=USER)
+    assert (await files.make_directory(sandbox, "/workspace/plain", user=USER)).mode == 0o755
+    await files.write(sandbox, "/workspace/file", pieces(), user=USER)
     for path, parents in (("/workspace/plain", False), ("/workspace/file", True)):
         with pytest.raises(SandlotError) as refused:
-            await files.make_directory(box, path, user=USER, parents=parents, mode=0o755)
+            await files.make_directory(sandbox, path, user=USER, parents=parents, mode=0o755)
         assert refused.value.code == ErrorCode.PATH_EXISTS

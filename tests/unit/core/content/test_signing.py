@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sandlot.core.content.signing import METHODS, MOST_S, Signer
+from sandlot.core.content.signing import METHODS, MOST_S, UrlSigner
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
 from sandlot.model.specs import User
@@ -22,13 +22,13 @@ class Here:
     def __init__(self, secret: bytes = SECRET) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.owners = {WHO.owner: WHO}
-        self.signer = Signer(secret, lambda: self.now, self.owners.get)
+        self.url_signer = UrlSigner(secret, lambda: self.now, self.owners.get)
 
     def sign(self, *, method: str = "GET", path: str = "/workspace/a b", user: User = User.USER, expires_in_s: float = 60) -> str:
-        return self.signer.sign(WHO, sandbox="sb-abcd-1", method=method, path=path, user=user, expires_in_s=expires_in_s)[0]
+        return self.url_signer.sign(WHO, sandbox="sb-abcd-1", method=method, path=path, user=user, expires_in_s=expires_in_s)[0]
 
     def check(self, query: str, method: str = "GET") -> Principal:
-        return self.signer.principal(method, query.encode())
+        return self.url_signer.principal(method, query.encode())
 
 
 def refused(here: Here, query: str, method: str = "GET") -> str:
@@ -103,11 +103,11 @@ def test_what_is_no_path_or_no_method_is_refused() -> None:
 
 def test_token_stands_for_the_key_in_requests_about_one_sandbox() -> None:
     here = Here()
-    token = here.signer.token(WHO.owner, "sb-a")
-    assert here.signer.bearer(token, "sb-a") == WHO
-    assert here.signer.bearer(token, "sb-b") is None
-    assert Here(bytes(32)).signer.bearer(token, "sb-a") is None
+    token = here.url_signer.token(WHO.owner, "sb-a")
+    assert here.url_signer.bearer(token, "sb-a") == WHO
+    assert here.url_signer.bearer(token, "sb-b") is None
+    assert Here(bytes(32)).url_signer.bearer(token, "sb-a") is None
     for wrong in ("", ".", token[:-1], token + "x", token.replace(WHO.owner, "ba9876543210"), "é", "\udc80"):
-        assert here.signer.bearer(wrong, "sb-a") is None
+        assert here.url_signer.bearer(wrong, "sb-a") is None
     here.owners.clear()
-    assert here.signer.bearer(token, "sb-a") is None, "the key was revoked"
+    assert here.url_signer.bearer(token, "sb-a") is None, "the key was revoked"

@@ -13,8 +13,8 @@ import pytest
 
 from sandlot.core.hooks import delivering
 from sandlot.core.hooks.messages import TRIES, signature
-from sandlot.core.hooks.webhooks import Webhooks
-from sandlot.core.records.events import Feed
+from sandlot.core.hooks.webhooks import WebhookManager
+from sandlot.core.records.events import EventFeed
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId
@@ -59,13 +59,13 @@ class Calls:
 class Place:
     """A service's part of them."""
 
-    feed: Feed
+    feed: EventFeed
     calls: Calls
-    hooks: Webhooks
+    hooks: WebhookManager
     keys: dict[OwnerId, Principal]
 
-    async def happens(self, *kinds: str, who: Principal = ALICE) -> None:
-        await self.feed.publish(*(NewEvent(f"sandbox.{kind}", START, who.owner) for kind in kinds))
+    async def happens(self, *kinds: str, principal: Principal = ALICE) -> None:
+        await self.feed.publish(*(NewEvent(f"sandbox.{kind}", START, principal.owner) for kind in kinds))
 
     async def now(self, hook: WebhookRecord) -> WebhookRecord:
         return await self.hooks.get(OPERATOR, hook.id)
@@ -73,8 +73,8 @@ class Place:
 
 @asynccontextmanager
 async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, calls: Calls | None = None) -> AsyncIterator[Place]:
-    feed, sent, keys = Feed(store.events), calls or Calls(), {who.owner: who for who in (ALICE, BOB, OPERATOR)}
-    hooks = Webhooks(store, feed, sent, clock, node, keys.get, {"door": lambda record: {"sequence": record.sequence, "shaped": True}})
+    feed, sent, keys = EventFeed(store.events), calls or Calls(), {principal.owner: principal for principal in (ALICE, BOB, OPERATOR)}
+    hooks = WebhookManager(store, feed, sent, clock, node, keys.get, {"door": lambda record: {"sequence": record.sequence, "shaped": True}})
     hooks.start()
     try:
         yield Place(feed, sent, hooks, keys)
@@ -92,7 +92,7 @@ async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_
     await at.happens("created")
     hook = await at.hooks.create(ALICE, url=URL)
     await at.happens("paused", "resumed")
-    await at.happens("created", who=BOB)
+    await at.happens("created", principal=BOB)
     await at.happens("ended")
     await until(lambda: at.calls.heard() == [2, 3, 5])
     for _, body, headers in at.calls.got:
@@ -116,7 +116,7 @@ async def test_only_what_was_asked_for_is_sent_and_in_the_shape_that_was(at: Pla
 async def test_an_operators_is_told_of_everybodys(at: Place) -> None:
     await at.hooks.create(OPERATOR, url=URL)
     await at.happens("created")
-    await at.happens("created", who=BOB)
+    await at.happens("created", principal=BOB)
     await until(lambda: at.calls.heard() == [1, 2])
 
 
@@ -153,11 +153,11 @@ async def done_with(at: Place, hook: WebhookRecord, sequence: int) -> bool:
 async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
     slow = "https://slow.example/"
     at.calls.slow[slow] = asyncio.Event()
-    for who, url in ((ALICE, slow), (ALICE, URL), (BOB, "https://bob.example/")):
-        await at.hooks.create(who, url=url)
+    for principal, url in ((ALICE, slow), (ALICE, URL), (BOB, "https://bob.example/")):
+        await at.hooks.create(principal, url=url)
     for _ in range(3):
         await at.happens("created")
-    await at.happens("created", who=BOB)
+    await at.happens("created", principal=BOB)
     await until(lambda: at.calls.heard() == [1, 2, 3] and at.calls.heard("https://bob.example/") == [4])
     assert at.calls.heard(slow) == [1]
     at.calls.slow[slow].set()
@@ -192,7 +192,7 @@ async def test_the_next_service_goes_on_where_this_one_ended_with_what_was_not_a
         at.calls.slow[URL] = asyncio.Event()
         await at.happens("paused", "resumed")
         await until(lambda: at.calls.heard() == [1, 2])
-    await Feed(store.events).publish(NewEvent("sandbox.ended", START, ALICE.owner))  # while nobody delivers
+    await EventFeed(store.events).publish(NewEvent("sandbox.ended", START, ALICE.owner))  # while nobody delivers
     async with service(store, clock) as at:
         await until(lambda: at.calls.heard() == [2, 3, 4])
 
@@ -236,7 +236,7 @@ async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None
     del at.keys[ALICE.owner]
     await at.happens("created")
     await at.hooks.create(BOB, url="https://bob.example/")
-    await at.happens("created", who=BOB)
+    await at.happens("created", principal=BOB)
     await until(lambda: at.calls.heard("https://bob.example/") == [2])
     assert at.calls.heard() == []
     assert (await at.now(hook)).progress.delivered == 0
@@ -244,13 +244,13 @@ async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None
 
 async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
-    await at.hooks.remove(ALICE, hook.id)
+    await at.hooks.delete(ALICE, hook.id)
     await at.happens("created")
     await at.hooks.create(ALICE, url="https://two.example/")
     await at.happens("created")
     await until(lambda: at.calls.heard("https://two.example/") == [2])
     assert at.calls.heard() == []
-    assert await at.hooks.listing(ALICE) != []
+    assert await at.hooks.list(ALICE) != []
     with pytest.raises(NotFoundError):
         await at.hooks.get(ALICE, hook.id)
 
@@ -264,12 +264,12 @@ async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: P
     asleep = await at.hooks.create(ALICE, url="https://asleep.example/", enabled=False)
     await at.happens("paused", "resumed")
     await at.hooks.create(BOB, url="https://bob.example/")
-    await at.happens("ended", who=BOB)
+    await at.happens("ended", principal=BOB)
     await until(lambda: at.calls.heard("https://bob.example/") == [4])
     assert at.calls.heard() == [1]
     await at.hooks.aclose()
     async with service(store, clock, calls=at.calls) as again:  # it is not forgotten over a restart
-        await again.happens("ended", who=BOB)
+        await again.happens("ended", principal=BOB)
         await until(lambda: at.calls.heard("https://bob.example/")[-1] == 5)
         assert at.calls.heard() == [1]
         for each in (hook, asleep):
@@ -318,7 +318,7 @@ async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(
         await other.hooks.update(ALICE, hook.id, WebhookChange(enabled=False))
         await one.happens("ended")
         await other.hooks.create(BOB, url="https://bob.example/")
-        await other.happens("ended", who=BOB)
+        await other.happens("ended", principal=BOB)
         await until(lambda: other.calls.heard("https://bob.example/") == [5])
         assert (one.calls.heard(), one.calls.heard("https://two.example/"), other.calls.heard("https://two.example/")) == ([1], [3], [])
 

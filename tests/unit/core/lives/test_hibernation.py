@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node.idle import TICK_S
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
+from tests.support.node import Node, NodeState, open_node, settled
 
 BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
@@ -62,7 +63,7 @@ async def test_concurrent_requests_resume_a_paused_sandbox_once(node: Node, sand
 
 
 async def test_sandbox_that_cannot_be_hibernated_at_its_timeout_is_paused(tmp_path: Path) -> None:
-    async with open_node(NodeState(tmp_path, abilities=set(Ability) - {Ability.SNAPSHOT})) as node:
+    async with open_node(NodeState(tmp_path, abilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})) as node:
         sandbox = await node.sandboxes.create(replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE), OPERATOR)
         node.clock.advance(51)
         await settled(lambda: is_in(sandbox, State.PAUSED))
@@ -94,8 +95,8 @@ async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: 
         await processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
         await node.sandboxes.pause(sandbox.id, OPERATOR)
     async with open_node(state) as node:
-        again = node.core.sandboxes.find(sandbox.id, OPERATOR)
-        await again.adopted.wait()
+        again = node.core.manager.find(sandbox.id, OPERATOR)
+        await again.recovered.wait()
         assert is_in(again, State.PAUSED)
         assert node.instance(again).is_paused
         assert (await processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
@@ -178,8 +179,8 @@ async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_
         paused: Sandbox = await first.sandboxes.create(BASE, OPERATOR)
         await first.sandboxes.pause(paused.id, OPERATOR)
     async with open_node(state) as second:
-        sandbox = second.core.sandboxes.find(paused.id, OPERATOR)
-        await sandbox.adopted.wait()
+        sandbox = second.core.manager.find(paused.id, OPERATOR)
+        await sandbox.recovered.wait()
         closed = SandboxEndedError("The link is closed.", code=ErrorCode.SANDBOX_ENDED)
         second.driver.fail_next("connect", closed, closed)
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sandlot.core.lives.life import state_after
-from sandlot.core.lives.updates import Update
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.node.disposer import FIRST_PAUSE_S, LAST_PAUSE_S
 from sandlot.core.runs import code, processes
 from sandlot.core.sandbox import Sandbox
@@ -32,57 +32,57 @@ PATIENCE_S = 30
 """For what would otherwise never return."""
 
 
-async def test_its_time_can_be_prolonged_and_shortened(at: Bench, box: Sandbox, clock: ManualClock) -> None:
+async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
-    await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=200))
-    assert box.expires_at is not None
-    assert (box.expires_at - clock.now()).total_seconds() == 200
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=200))
+    assert sandbox.expires_at is not None
+    assert (sandbox.expires_at - clock.now()).total_seconds() == 200
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert is_in(box, State.RUNNING)
-    await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=1))
+    assert is_in(sandbox, State.RUNNING)
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=1))
     clock.advance(1)
-    await box.ended.wait()
-    assert is_in(box, State.STOPPED)
+    await sandbox.ended.wait()
+    assert is_in(sandbox, State.STOPPED)
 
 
-async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, box: Sandbox) -> None:
-    running = asyncio.create_task(processes.run(box, ProcessSpec(("sleep", "100"))))
-    executing = asyncio.create_task(code.execute(box, code.Cell("import time; time.sleep(100)")))
+async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sandbox) -> None:
+    running = asyncio.create_task(processes.run(sandbox, ProcessSpec(("sleep", "100"))))
+    executing = asyncio.create_task(code.execute(sandbox, code.CellSpec("import time; time.sleep(100)")))
     await asyncio.sleep(0.2)
     at.driver.booted[0].crash()
     for task in (running, executing):
         with pytest.raises(SandboxEndedError) as ended:
             await task
         assert ended.value.fields["reason"] == "killed"
-    await box.ended.wait()
-    assert box.exit is not None
-    assert box.exit.detail.startswith("status")
+    await sandbox.ended.wait()
+    assert sandbox.exit is not None
+    assert sandbox.exit.detail.startswith("status")
 
 
-async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, box: Sandbox) -> None:
+async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, sandbox: Sandbox) -> None:
     other = await at.sandbox()
-    running = asyncio.create_task(processes.run(box, ProcessSpec(("sleep", "100"))))
+    running = asyncio.create_task(processes.run(sandbox, ProcessSpec(("sleep", "100"))))
     await asyncio.sleep(0.01)
     at.driver.booted[0].guest.send_garbage()
     with pytest.raises(SandboxEndedError, match="laws of the link"):
         await running
-    await box.ended.wait()
-    assert is_in(box, State.FAILED)
-    assert box.exit is not None
-    assert box.exit.reason is ExitReason.CRASHED
-    assert "laws of the link" in box.exit.detail
+    await sandbox.ended.wait()
+    assert is_in(sandbox, State.FAILED)
+    assert sandbox.exit is not None
+    assert sandbox.exit.reason is ExitReason.CRASHED
+    assert "laws of the link" in sandbox.exit.detail
     assert (await processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
 
 
-async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, box: Sandbox) -> None:
-    assert box.link is not None
-    await box.link.shutdown()
-    await box.ended.wait()
-    assert box.exit is not None
-    assert box.exit.reason is ExitReason.EXITED
-    assert is_in(box, State.STOPPED)
+async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, sandbox: Sandbox) -> None:
+    assert sandbox.link is not None
+    await sandbox.link.shutdown()
+    await sandbox.ended.wait()
+    assert sandbox.exit is not None
+    assert sandbox.exit.reason is ExitReason.EXITED
+    assert is_in(sandbox, State.STOPPED)
     await _held(at, 0)
 
 
@@ -128,18 +128,18 @@ async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
     release = at.driver.faults.hold(step)
     creating = asyncio.create_task(at.sandbox())
     await at.driver.faults.reach(step)
-    (box,) = at.sandboxes.all(OPERATOR)
+    (sandbox,) = at.sandboxes.list(OPERATOR)
     with pytest.raises(ConflictError, match="being created"):
-        box.require_link()
-    killing = asyncio.create_task(at.sandboxes.kill(box.id, OPERATOR))
+        sandbox.require_link()
+    killing = asyncio.create_task(at.sandboxes.kill(sandbox.id, OPERATOR))
     await asyncio.sleep(0)
     release.set()
     await killing
     with pytest.raises(SandboxEndedError):
         await creating
-    assert is_in(box, State.STOPPED)
+    assert is_in(sandbox, State.STOPPED)
     await _held(at, 0)
-    await at.sandboxes.kill(box.id, OPERATOR)
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
@@ -169,9 +169,9 @@ async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -
     await asyncio.gather(*first)
 
 
-async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox, clock: ManualClock) -> None:
+async def test_a_clean_up_that_fails_is_tried_again(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
-    await at.sandboxes.kill(box.id, OPERATOR)
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: not at.driver.faults.raises["clean"])
     assert at.sandboxes.held == 1
     clock.advance(FIRST_PAUSE_S)
@@ -213,21 +213,21 @@ async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(a
         with pytest.raises(HostError, match="no more loop devices"):
             await at.sandbox()
     assert at.sandboxes.held == 1
-    assert (await at.sandboxes.figures()).sandboxes == 1
+    assert (await at.sandboxes.capacity()).sandboxes == 1
     broken.set()
     await _held(at, 0)
 
 
 async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
-    at: Bench, box: Sandbox, broken: Repair, monkeypatch: pytest.MonkeyPatch
+    at: Bench, sandbox: Sandbox, broken: Repair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown() -> Exit:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(at.driver.booted[0], "wait", unknown)
     async with asyncio.timeout(PATIENCE_S):
-        await at.sandboxes.kill(box.id, OPERATOR)
-    assert is_in(box, State.STOPPED)
+        await at.sandboxes.kill(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.STOPPED)
     assert at.sandboxes.held == 1
     broken.set()
     await _held(at, 0)
@@ -259,5 +259,5 @@ async def _held(at: Bench, count: int) -> None:
     await until(lambda: at.sandboxes.held == count)
 
 
-def is_in(box: Sandbox, state: State) -> bool:
-    return box.state is state
+def is_in(sandbox: Sandbox, state: State) -> bool:
+    return sandbox.state is state

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.lives.means import Ended, unless_ended
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.lives.means import SupervisionEndedError, until_end
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import GIB, Limits
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
+from tests.support.node import Node, NodeState, open_node, settled
 
 BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
 
@@ -41,16 +42,16 @@ async def test_cancelled_work_has_ended_before_its_caller_continues(tmp_path: Pa
 
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await create(node)
-        caller = asyncio.create_task(unless_ended(sandbox, work()))
+        caller = asyncio.create_task(until_end(sandbox, work()))
         await run_turns(10)
 
-        sandbox.end(Exit(ExitReason.KILLED))
+        sandbox.request_end(Exit(ExitReason.KILLED))
         await cancelled.wait()
         await run_turns(10)
         assert not caller.done()
 
         may_end.set()
-        with pytest.raises(Ended):
+        with pytest.raises(SupervisionEndedError):
             await caller
 
 
@@ -71,7 +72,7 @@ async def test_sandbox_that_is_killed_while_it_gets_a_start_slot_releases_it(tmp
             node.driver.faults.release("boot")
             await run_turns(turns)
             has_begun = len(node.driver.prepared) > prepared
-            waiting.end(Exit(ExitReason.KILLED))
+            waiting.request_end(Exit(ExitReason.KILLED))
             await asyncio.gather(first, second, return_exceptions=True)
 
             third = asyncio.create_task(create(node))

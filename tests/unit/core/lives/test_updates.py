@@ -7,10 +7,12 @@ from datetime import timedelta
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
-from tests.support.node import CreateSandboxParams, Node, UpdateSandboxParams, settled
+from tests.support.node import Node, settled
 
 GRACE_S = 60.0
 """Seconds by which the guest's deadline is later than the service's."""

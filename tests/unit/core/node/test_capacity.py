@@ -12,23 +12,23 @@ from sandlot.core.node.capacity import (
     LEAST_RESERVE,
     MOST_RESERVE,
     RETRY_AFTER_S,
-    Shares,
+    OvercommitConfig,
     added,
-    ceiling,
-    check,
-    check_ever,
+    allocatable,
+    check_available,
+    check_feasible,
     check_pressure,
-    reserve,
-    total,
+    host_reserve,
+    max_allocatable,
 )
 from sandlot.model.errors import InvalidRequestError, UnavailableError
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB
 
 NOTHING = Resources(0, 0, 0)
-BARE = Shares(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
+BARE = OvercommitConfig(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
 """Everything may be promised."""
-HOST = Reading(has=Resources(8 * GIB, 100 * GIB, 30_000), free=Resources(6 * GIB, 40 * GIB, 29_000), held_disk_bytes=10 * GIB)
+HOST = HostReading(has=Resources(8 * GIB, 100 * GIB, 30_000), free=Resources(6 * GIB, 40 * GIB, 29_000), held_disk_bytes=10 * GIB)
 ONE = Resources(1 * GIB, 5 * GIB, 1000)
 
 amounts = st.builds(Resources, *[st.integers(0, 50)] * 3)
@@ -38,47 +38,47 @@ amounts = st.builds(Resources, *[st.integers(0, 50)] * 3)
 def test_no_promise_that_is_made_goes_beyond_what_there_is(
     asked: Resources, others: list[Resources], has: Resources, free: Resources, held: int
 ) -> None:
-    reading = Reading(has=has, free=free, held_disk_bytes=held)
+    reading = HostReading(has=has, free=free, held_disk_bytes=held)
     fits = all(
         getattr(added([*others, asked]), name) <= most or getattr(asked, name) == 0
         for name, most in (("memory_bytes", has.memory_bytes), ("disk_bytes", free.disk_bytes + held), ("pids", has.pids))
     )
     try:
-        check(asked, others, reading, BARE)
+        check_available(asked, others, reading, BARE)
     except InvalidRequestError:
         with pytest.raises(InvalidRequestError):  # whatever else ends, it would not fit
-            check(asked, [], reading, BARE)
+            check_available(asked, [], reading, BARE)
         assert not fits
     except UnavailableError:
         empty = replace(reading, free=replace(free, disk_bytes=max(has.disk_bytes, free.disk_bytes)))
-        check(asked, [], empty, BARE)  # once others have ended, and nobody else has anything on the disk, it does
+        check_available(asked, [], empty, BARE)  # once others have ended, and nobody else has anything on the disk, it does
         assert not fits
     else:
         assert fits
 
 
 def test_memory_and_tasks_are_what_the_host_has_and_disk_what_is_free_or_held_by_sandboxes() -> None:
-    assert total(HOST, BARE) == Resources(8 * GIB, 50 * GIB, 30_000)
+    assert allocatable(HOST, BARE) == Resources(8 * GIB, 50 * GIB, 30_000)
 
 
 def test_the_reserve_is_a_twentieth_within_bounds_unless_it_is_said() -> None:
-    usual = reserve(HOST, Shares())
+    usual = host_reserve(HOST, OvercommitConfig())
     assert usual == Resources(LEAST_RESERVE.memory_bytes, MOST_RESERVE.disk_bytes, 1500)
-    assert reserve(HOST, Shares(memory_reserve_bytes=0, disk_reserve_bytes=1, pids_reserve=2)) == Resources(0, 1, 2)
+    assert host_reserve(HOST, OvercommitConfig(memory_reserve_bytes=0, disk_reserve_bytes=1, pids_reserve=2)) == Resources(0, 1, 2)
     huge = replace(HOST, has=Resources(1024 * GIB, 1, 4_194_304))
-    assert reserve(huge, Shares()) == Resources(MOST_RESERVE.memory_bytes, LEAST_RESERVE.disk_bytes, MOST_RESERVE.pids)
+    assert host_reserve(huge, OvercommitConfig()) == Resources(MOST_RESERVE.memory_bytes, LEAST_RESERVE.disk_bytes, MOST_RESERVE.pids)
 
 
 def test_ratios_apply_to_what_the_reserve_leaves() -> None:
-    shares = Shares(memory=0.5, disk=4, pids=2, memory_reserve_bytes=GIB, disk_reserve_bytes=10 * GIB, pids_reserve=1000)
-    assert total(HOST, shares) == Resources(7 * GIB // 2, 160 * GIB, 58_000)
+    shares = OvercommitConfig(memory=0.5, disk=4, pids=2, memory_reserve_bytes=GIB, disk_reserve_bytes=10 * GIB, pids_reserve=1000)
+    assert allocatable(HOST, shares) == Resources(7 * GIB // 2, 160 * GIB, 58_000)
 
 
 def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
-    tiny = Reading(has=Resources(256 * MIB, GIB, 100), free=NOTHING, held_disk_bytes=0)
-    assert total(tiny, Shares()) == NOTHING
+    tiny = HostReading(has=Resources(256 * MIB, GIB, 100), free=NOTHING, held_disk_bytes=0)
+    assert allocatable(tiny, OvercommitConfig()) == NOTHING
     with pytest.raises(InvalidRequestError):
-        check(ONE, [], tiny, Shares())
+        check_available(ONE, [], tiny, OvercommitConfig())
 
 
 @pytest.mark.parametrize(
@@ -91,37 +91,37 @@ def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
 )
 def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str, asked: Resources, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said) as refused:
-        check(asked, [ONE] * 8, HOST, BARE)  # also where the node is full besides
+        check_available(asked, [ONE] * 8, HOST, BARE)  # also where the node is full besides
     assert not refused.value.retryable
     assert refused.value.fields["field"] == f"limits.{name}"
-    assert refused.value.fields["capacity"] == getattr(ceiling(HOST, BARE), name)
+    assert refused.value.fields["capacity"] == getattr(max_allocatable(HOST, BARE), name)
     with pytest.raises(InvalidRequestError, match=said):
-        check_ever(asked, HOST, BARE)
+        check_feasible(asked, HOST, BARE)
 
 
 def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
-    check(ONE, [ONE] * 7, HOST, BARE)
+    check_available(ONE, [ONE] * 7, HOST, BARE)
     with pytest.raises(UnavailableError, match=r"0 MiB of 8.0 GiB are left, 1.0 GiB are needed") as refused:
-        check(ONE, [ONE] * 8, HOST, BARE)
+        check_available(ONE, [ONE] * 8, HOST, BARE)
     assert refused.value.retryable
     assert (refused.value.fields["resource"], refused.value.fields["retry_after_s"]) == ("memory_bytes", RETRY_AFTER_S)
 
 
 def test_a_disk_that_somebody_else_has_filled_for_the_moment_is_no_reason_for_never() -> None:
     asked = replace(ONE, disk_bytes=51 * GIB)
-    check_ever(asked, HOST, BARE)
+    check_feasible(asked, HOST, BARE)
     with pytest.raises(UnavailableError, match=r"has 50.0 GiB of disk for sandboxes at the moment, 51.0 GiB are needed") as refused:
-        check(asked, [], HOST, BARE)
+        check_available(asked, [], HOST, BARE)
     assert refused.value.retryable
-    check(asked, [], replace(HOST, free=replace(HOST.free, disk_bytes=41 * GIB)), BARE)
+    check_available(asked, [], replace(HOST, free=replace(HOST.free, disk_bytes=41 * GIB)), BARE)
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
 def test_a_host_under_pressure_gets_nothing_more_whatever_the_promises_say(name: str) -> None:
-    floor = getattr(reserve(HOST, Shares()), name) // 2
-    check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor})), Shares())
+    floor = getattr(host_reserve(HOST, OvercommitConfig()), name) // 2
+    check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor})), OvercommitConfig())
     with pytest.raises(UnavailableError, match="short of") as refused:
-        check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor - 1})), Shares())
+        check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor - 1})), OvercommitConfig())
     assert refused.value.retryable
     assert refused.value.fields["retry_after_s"] > 0
     check_pressure(ONE, replace(HOST, free=NOTHING), BARE)  # an operator who keeps nothing is not protected

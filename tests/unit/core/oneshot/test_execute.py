@@ -11,10 +11,10 @@ import pytest
 
 from sandlot.core.lives import adoption
 from sandlot.core.oneshot.execute import execute
-from sandlot.core.oneshot.results import Result, Seen, Status, graded
-from sandlot.core.oneshot.spec import OneShot
+from sandlot.core.oneshot.results import Observation, Result, Status, graded
+from sandlot.core.oneshot.spec import OneShotParams
 from sandlot.core.runs import processes
-from sandlot.core.runs.outcomes import Outcome
+from sandlot.core.runs.outcomes import ProcessOutcome
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import new_process_id
@@ -30,8 +30,8 @@ LIMITS = Limits(pids=32768)
 pytestmark = pytest.mark.real_guest  # programs and their limits are what these are about
 
 
-def shot(code: str, language: str = "python", **more: Any) -> OneShot:  # noqa: ANN401 - the fields of OneShot
-    return OneShot(language, code, template="base", limits=LIMITS, **more)
+def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # noqa: ANN401 - the fields of OneShot
+    return OneShotParams(language, code, template="base", limits=LIMITS, **more)
 
 
 async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
@@ -57,10 +57,10 @@ async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(a
 
 
 def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_graded() -> None:
-    seen = Seen(stdout="1", outcome=Outcome(new_process_id(), 0, None, "exited", 1.0), oom_kills=1)
+    seen = Observation(stdout="1", outcome=ProcessOutcome(new_process_id(), 0, None, "exited", 1.0), oom_kills=1)
     assert graded(shot("x", expected_output="1"), seen).status is Status.COMPLETED
     assert graded(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
-    seen.outcome = Outcome(new_process_id(), 1, None, "exited", 1.0)
+    seen.outcome = ProcessOutcome(new_process_id(), 1, None, "exited", 1.0)
     assert graded(shot("x"), seen).status is Status.MEMORY_EXCEEDED
 
 
@@ -77,10 +77,10 @@ async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -
 
 async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) -> None:
     task = asyncio.create_task(run(at, "sleep 60", "bash", timeout_s=60, metadata={"whose": "mine"}))
-    await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
-    (box,) = at.sandboxes.all(OPERATOR)
-    assert dict(box.metadata) == {"whose": "mine", adoption.USE_WORD: adoption.ONE_RUN}
-    assert (box.spec.timeout_s, str(box.spec.network)) == (120, "none")
+    await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    assert dict(sandbox.metadata) == {"whose": "mine", adoption.USE_WORD: adoption.ONE_RUN}
+    assert (sandbox.spec.timeout_s, str(sandbox.spec.network)) == (120, "none")
     task.cancel()
     await asyncio.wait({task})
 
@@ -88,8 +88,8 @@ async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) 
 async def test_a_sandbox_that_ran_out_of_memory_is_a_result(at: Bench) -> None:
     task = asyncio.create_task(run(at, "echo before; sleep 60", "bash"))
     await _writing(at)
-    (box,) = at.sandboxes.all(OPERATOR)
-    box.end(Exit(ExitReason.OOM, "it took too much"))
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    sandbox.request_end(Exit(ExitReason.OOM, "it took too much"))
     done = await task
     assert (done.status, done.stdout, done.exit_code, done.signal) == (Status.MEMORY_EXCEEDED, "before\n", 137, 9)
     assert str(LIMITS.memory_bytes) in done.detail
@@ -102,26 +102,26 @@ async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) 
     async with serving(tmp_path, driver, keep=True) as service:
         stays = await service.sandboxes.create(BASE, OPERATOR)
         task = asyncio.create_task(execute(service.sandboxes, OPERATOR, shot("sleep 60", "bash")))
-        await until(lambda: sum(box.told for box in service.sandboxes.all(OPERATOR)) == 2)
+        await until(lambda: sum(sandbox.is_announced for sandbox in service.sandboxes.list(OPERATOR)) == 2)
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
     async with serving(tmp_path, driver) as service:
-        assert [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id]
-        await service.sandboxes.find(stays.id, OPERATOR).within_reach()
+        assert [sandbox.id for sandbox in service.sandboxes.list(OPERATOR)] == [stays.id]
+        await service.sandboxes.find(stays.id, OPERATOR).wait_reachable()
     assert driver.leftovers() == []
 
 
 async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     task = asyncio.create_task(run(at, "sleep 0.5; kill -9 $$", "bash"))
-    await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
-    (box,) = at.sandboxes.all(OPERATOR)
-    assert box.instance is not None
-    used = await box.instance.usage()
+    await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    assert sandbox.instance is not None
+    used = await sandbox.instance.usage()
 
     async def usage(*_: object) -> object:
         return replace(used, oom_kills=1)
 
-    monkeypatch.setattr(type(box.instance), "usage", usage)
+    monkeypatch.setattr(type(sandbox.instance), "usage", usage)
     done = await task
     assert (done.status, done.exit_code) == (Status.MEMORY_EXCEEDED, 137)
 
@@ -137,11 +137,11 @@ async def test_where_there_is_no_room_it_waits_for_some_and_not_for_ever(tmp_pat
 
 
 async def test_no_sandbox_is_made_for_a_run_that_may_not_begin(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at.service.core.monthly, "_quota_of", lambda _: Quota(executions_per_month=0))
+    monkeypatch.setattr(at.service.core.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
     with pytest.raises(LimitError) as refused:
         await run(at, "echo 1", "bash")
     assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
-    assert at.sandboxes.all(OPERATOR, ended=True) == []
+    assert at.sandboxes.list(OPERATOR, ended=True) == []
 
 
 async def test_a_service_that_stops_is_not_waited_for(at: Bench) -> None:
@@ -153,10 +153,10 @@ async def test_a_service_that_stops_is_not_waited_for(at: Bench) -> None:
 
 
 async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> None:
-    who = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
-    assert (await execute(at.sandboxes, who, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
+    assert (await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="30 seconds"):
-        await execute(at.sandboxes, who, shot("echo 1", "bash", timeout_s=31))
+        await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=31))
 
 
 @pytest.mark.parametrize(
@@ -181,15 +181,15 @@ async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> N
 )
 def test_what_could_not_be_run_is_refused_before_anything_is_made(more: dict[str, Any]) -> None:
     with pytest.raises(SandlotError):
-        OneShot(**{"language": "python", "code": "", **more})
+        OneShotParams(**{"language": "python", "code": "", **more})
 
 
 async def _writing(at: Bench) -> None:
     """Wait until the only run has written something."""
-    await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
+    await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
 
     async def written() -> bool:
-        (box,) = at.sandboxes.all(OPERATOR)
-        return any(info.stdout_bytes for info in await processes.listing(box))
+        (sandbox,) = at.sandboxes.list(OPERATOR)
+        return any(info.stdout_bytes for info in await processes.listing(sandbox))
 
     await until(written)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sandlot.core.oneshot import execute, grading
 from sandlot.core.oneshot.grading import Comparison, check_tolerance, matches
 from sandlot.core.oneshot.results import Result, Status, graded
-from sandlot.core.oneshot.spec import OneShot
+from sandlot.core.oneshot.spec import OneShotParams
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import Limits
@@ -122,8 +122,8 @@ async def test_large_output_is_graded_in_a_thread_of_its_own(tmp_path: Path, mon
 
     monkeypatch.setattr(execute, "graded", observed)
     async with open_node(NodeState(tmp_path)) as node:
-        shot = OneShot("bash", "echo 1", template="base", limits=Limits(), expected_output="1" * 100_000)
-        result = await execute.execute(node.core.sandboxes, OPERATOR, shot)
+        params = OneShotParams("bash", "echo 1", template="base", limits=Limits(), expected_output="1" * 100_000)
+        result = await execute.execute(node.core.manager, OPERATOR, params)
 
     assert result.status is Status.WRONG_ANSWER
     assert threads == ["grading_0"]

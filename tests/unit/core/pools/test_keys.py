@@ -9,16 +9,16 @@ import pytest
 
 from sandlot.core.pools import keys
 from sandlot.core.pools.keys import DISK_BYTES
-from sandlot.core.pools.kinds import Kind
-from sandlot.core.ports import Base
+from sandlot.core.pools.kinds import PoolSpec
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.specs import GIB, MIB, Limits, RootFs
 
-KIND = Kind("base", "gvisor", Limits())
-BASE = Base(root=RootFs(Path("/roots/a"), "a" * 64), env={"PATH": "/bin", "LANG": "C.UTF-8"})
+KIND = PoolSpec("base", "gvisor", Limits())
+BASE = ResolvedTemplate(root=RootFs(Path("/roots/a"), "a" * 64), env={"PATH": "/bin", "LANG": "C.UTF-8"})
 
 
-def key(kind: Kind = KIND, base: Base = BASE, fingerprint: str = "runsc:1", version: str = "1.0") -> str:
-    return keys.key(keys.made_of(keys.look(kind), base, fingerprint, version))
+def key(kind: PoolSpec = KIND, base: ResolvedTemplate = BASE, fingerprint: str = "runsc:1", version: str = "1.0") -> str:
+    return keys.key(keys.made_of(keys.snapshot_spec(kind), base, fingerprint, version))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_whatever_it_depends_on_changes_the_key(other: str) -> None:
     [
         key(replace(KIND, limits=Limits(pids=100))),
         key(replace(KIND, limits=Limits(disk_bytes=50 * GIB))),
-        key(base=Base(root=RootFs(Path("/elsewhere"), "a" * 64), env=dict(sorted(BASE.env.items())))),
+        key(base=ResolvedTemplate(root=RootFs(Path("/elsewhere"), "a" * 64), env=dict(sorted(BASE.env.items())))),
     ],
     ids=["pids", "more disk", "the order of the environment"],
 )
@@ -53,5 +53,5 @@ def test_what_the_host_or_the_guest_sets_later_does_not(same: str) -> None:
 
 
 def test_it_is_taken_of_no_more_disk_than_it_needs() -> None:
-    assert keys.look(KIND).limits.disk_bytes == DISK_BYTES
-    assert keys.look(replace(KIND, limits=Limits(disk_bytes=64 * MIB))).limits.disk_bytes == 64 * MIB
+    assert keys.snapshot_spec(KIND).limits.disk_bytes == DISK_BYTES
+    assert keys.snapshot_spec(replace(KIND, limits=Limits(disk_bytes=64 * MIB))).limits.disk_bytes == 64 * MIB

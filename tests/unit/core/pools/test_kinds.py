@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.pools.kinds import DEFAULT_WISHES, GROWS_TO, POOL_ID, Identity, Kind, Sizes, Wish, kind_as_words, kind_of_words, wishes
+from sandlot.core.pools.kinds import DEFAULT_WISHES, GROWS_TO, POOL_ID, PoolId, PoolSizes, PoolSpec, Wish, kind_as_words, kind_of_words, wishes
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits
 
-KIND = Kind("base", "gvisor", Limits())
+KIND = PoolSpec("base", "gvisor", Limits())
 
 
 def test_an_id_stands_for_whose_a_pool_is_and_for_what_it_holds() -> None:
@@ -21,10 +21,10 @@ def test_an_id_stands_for_whose_a_pool_is_and_for_what_it_holds() -> None:
         *(replace(KIND, limits=limits) for limits in (Limits(cpus=2.0), Limits(memory_bytes=2 * GIB), Limits(disk_bytes=GIB), Limits(pids=100))),
     ]
     owners = (LOCAL, OwnerId("0123456789ab"), OwnerId("ba9876543210"))
-    ids = {Identity(owner, each).id for each in (KIND, *others) for owner in owners}
+    ids = {PoolId(owner, each).id for each in (KIND, *others) for owner in owners}
     assert len(ids) == len(owners) * (len(others) + 1)
     assert all(POOL_ID.fullmatch(each) for each in ids)
-    assert Identity(LOCAL, Kind("base", "gvisor", Limits())).id == Identity(LOCAL, KIND).id == "pool-j66vgm5nuh7a"
+    assert PoolId(LOCAL, PoolSpec("base", "gvisor", Limits())).id == PoolId(LOCAL, KIND).id == "pool-j66vgm5nuh7a"
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_an_id_stands_for_whose_a_pool_is_and_for_what_it_holds() -> None:
         (replace(KIND, isolation="container"), False),
     ],
 )
-def test_what_is_seen_from_inside_must_be_what_was_asked_for(wanted: Kind, *, given: bool) -> None:
+def test_what_is_seen_from_inside_must_be_what_was_asked_for(wanted: PoolSpec, *, given: bool) -> None:
     assert KIND.gives(wanted) is given
 
 
 def test_a_change_keeps_what_it_does_not_name_and_max_follows_warm_upwards() -> None:
-    before = Sizes(1, 4, 2)
-    assert before.changed(blank=0) == Sizes(1, 4, 0)
-    assert before.changed(warm=6) == Sizes(6, 6, 2)
-    assert before.changed(warm=0) == Sizes(0, 4, 2)
-    assert before.changed(most=1) == Sizes(1, 1, 2)
+    before = PoolSizes(1, 4, 2)
+    assert before.changed(blank=0) == PoolSizes(1, 4, 0)
+    assert before.changed(warm=6) == PoolSizes(6, 6, 2)
+    assert before.changed(warm=0) == PoolSizes(0, 4, 2)
+    assert before.changed(most=1) == PoolSizes(1, 1, 2)
     with pytest.raises(InvalidRequestError):
         before.changed(warm=3, most=2)
 
@@ -61,11 +61,11 @@ def test_a_change_keeps_what_it_does_not_name_and_max_follows_warm_upwards() -> 
         ("", ()),
         ("none", ()),
         (" none ", ()),
-        ("base=1", (Wish("base", Sizes(1, GROWS_TO)),)),
-        ("base=7", (Wish("base", Sizes(7, 7)),)),
-        ("base=2:2", (Wish("base", Sizes(2, 2)),)),
-        ("code-interpreter=2:4, base=1:1+3", (Wish("code-interpreter", Sizes(2, 4)), Wish("base", Sizes(1, 1, 3)))),
-        ("base=0:0+2", (Wish("base", Sizes(0, 0, 2)),)),
+        ("base=1", (Wish("base", PoolSizes(1, GROWS_TO)),)),
+        ("base=7", (Wish("base", PoolSizes(7, 7)),)),
+        ("base=2:2", (Wish("base", PoolSizes(2, 2)),)),
+        ("code-interpreter=2:4, base=1:1+3", (Wish("code-interpreter", PoolSizes(2, 4)), Wish("base", PoolSizes(1, 1, 3)))),
+        ("base=0:0+2", (Wish("base", PoolSizes(0, 0, 2)),)),
     ],
 )
 def test_a_setting_is_read(text: str, wanted: tuple[Wish, ...]) -> None:

@@ -18,25 +18,27 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.pools import policy
 from sandlot.core.pools.asleep import NEUTRAL as NEUTRAL_IDENTITY
 from sandlot.core.pools.kept import FILE as POOLS_FILE
+from sandlot.core.pools.kinds import PoolSizes, PoolSpec
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.starts import BOOT, DIRECT, HOT
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
 from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
-from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, PoolSpec, open_node, run_pending
+from tests.support.node import Node, NodeState, open_node, run_pending
 
 LIMITS = Limits(memory_bytes=GIB)
 LARGE = replace(LIMITS, memory_bytes=2 * GIB)
 OTHER_CPUS = replace(LIMITS, cpus=0.5)
 """Limits that no pool of these tests has: such a request always boots."""
-NO_SNAPSHOTS = set(Ability) - {Ability.SNAPSHOT}
+NO_SNAPSHOTS = set(DriverCapability) - {DriverCapability.SNAPSHOT}
 
 
 @pytest.fixture
@@ -592,7 +594,7 @@ async def test_shutdown_that_keeps_sandboxes_removes_warm_ones_only(state: NodeS
 
     async with open_node(state) as node:
         recovered = node.sandboxes.find(sandbox.id, OPERATOR)
-        await recovered.within_reach()
+        await recovered.wait_reachable()
         assert recovered.state is State.RUNNING
     assert state.driver.leftovers() == []
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from sandlot.core.pools import owners
-from sandlot.core.pools.kinds import Kind, Sizes
-from sandlot.core.pools.owners import Owners
-from sandlot.core.pools.pool import Member, Pool, Prepared
+from sandlot.core.pools.kinds import PoolSizes, PoolSpec
+from sandlot.core.pools.owners import PoolOwners
+from sandlot.core.pools.pool import Pool, PreparedPoolEntry, WarmSandbox
 from sandlot.core.records.quotas import taken
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ForbiddenError, LimitError
@@ -29,10 +29,10 @@ def who(owner: OwnerId, **quota: Any) -> Principal:  # noqa: ANN401 - any of a q
 
 def pool(owner: OwnerId = LOCAL, template: str = "base", limits: Limits = ONE, ages_s: tuple[float, ...] = ()) -> Pool:
     """One in which some wait, as old as that; nothing is asked of them but when they were made."""
-    made = Pool(Kind(template, "gvisor", limits), Sizes(1, 4), owner)
+    made = Pool(PoolSpec(template, "gvisor", limits), PoolSizes(1, 4), owner)
     nothing: Any = None
     for age_s in sorted(ages_s, reverse=True):
-        made.ready.append(Member(SandboxId(f"{owner}-{template}-{age_s}"), made.kind, nothing, nothing, -age_s, ""))
+        made.ready.append(WarmSandbox(SandboxId(f"{owner}-{template}-{age_s}"), made.kind, nothing, nothing, -age_s, ""))
     return made
 
 
@@ -63,7 +63,7 @@ def test_what_goes_is_the_least_that_has_to(sandboxes: int | None, cpus: float |
 def test_of_an_owner_the_oldest_of_all_his_pools_goes_where_live_ones_grow() -> None:
     quotas = {ANNE: who(ANNE, sandboxes=4), BOB: who(BOB, sandboxes=1)}
     live = {ANNE: [ONE] * 2, BOB: [ONE]}
-    those = Owners(quotas.get, lambda owner: live[owner])
+    those = PoolOwners(quotas.get, lambda owner: live[owner])
     first, second = pool(ANNE, ages_s=(9.0, 2.0)), pool(ANNE, "other", ages_s=(8.0, 3.0))
     nodes, bobs = pool(ages_s=(99.0,)), pool(BOB, ages_s=(1.0,))
     over = [(each.owner, -member.made_at_s) for each, member in those.over([nodes, first, second, bobs])]
@@ -76,12 +76,12 @@ def test_of_an_owner_the_oldest_of_all_his_pools_goes_where_live_ones_grow() -> 
 
 
 def test_a_pool_may_have_something_only_where_its_size_and_its_owners_quota_let_it() -> None:
-    those = Owners({ANNE: who(ANNE, sandboxes=2)}.get, lambda _: [ONE])
+    those = PoolOwners({ANNE: who(ANNE, sandboxes=2)}.get, lambda _: [ONE])
     mine, other = pool(ANNE), pool(ANNE, "other", ages_s=(1.0,))
     assert those.may_have(mine, [mine])
     assert not those.may_have(mine, [mine, other])  # one lives and one waits
     assert those.may_have(other, [mine, other])  # what waits has a snapshot that may become stale
-    mine.sizes = Sizes(0, 4)
+    mine.sizes = PoolSizes(0, 4)
     assert not those.may_have(mine, [mine])
     mine.grown = 1
     assert those.may_have(mine, [mine])
@@ -92,11 +92,11 @@ def test_what_waits_for_owners_goes_before_the_nodes_and_the_largest_first() -> 
     nodes, annes = pool(ages_s=(9.0, 8.0, 7.0)), pool(ANNE, ages_s=(6.0, 5.0))
     bobs, others = pool(BOB, limits=large, ages_s=(4.0, 3.0)), pool(BOB, ages_s=(90.0,))
     nothing: Any = None
-    blank = Prepared(nodes.kind, nothing, nothing, "", "x", 0.0)
+    blank = PreparedPoolEntry(nodes.kind, nothing, nothing, "", "x", 0.0)
     nodes.blanks.append(blank)
     there, gone = [nodes, annes, bobs, others], []
     while (chosen := owners.first_to_go(there)) is not None:
-        gone.append(chosen if isinstance(chosen, Prepared) else -chosen.made_at_s)
+        gone.append(chosen if isinstance(chosen, PreparedPoolEntry) else -chosen.made_at_s)
         assert [each.drop(chosen) for each in there].count(True) == 1
     # Bob has 9 GiB and Anne 2, until he has 1; the node's come last, its blank first.
     assert gone == [4.0, 3.0, 6.0, 5.0, 90.0, blank, 9.0, 8.0, 7.0]
@@ -112,9 +112,9 @@ def test_the_nodes_are_filled_first_then_whoever_has_least() -> None:
 
 def test_a_pool_is_refused_that_its_owner_may_not_have() -> None:
     annes = pool(ANNE)
-    owners.check(annes, Sizes(3, 3), who(ANNE, sandboxes=3, pools=2), 1)
+    owners.check(annes, PoolSizes(3, 3), who(ANNE, sandboxes=3, pools=2), 1)
     with pytest.raises(LimitError) as refused:
-        owners.check(annes, Sizes(3, 3), who(ANNE, sandboxes=3, pools=2), 2)
+        owners.check(annes, PoolSizes(3, 3), who(ANNE, sandboxes=3, pools=2), 2)
     assert refused.value.fields == {"quota": "pools", "limit": 2, "used": 2, "asked": 1}
     for quota, fields in (
         ({"sandboxes": 2}, {"quota": "sandboxes", "limit": 2, "used": 0, "asked": 3}),
@@ -123,15 +123,15 @@ def test_a_pool_is_refused_that_its_owner_may_not_have() -> None:
         ({"disk_bytes": GIB}, {"quota": "disk_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
     ):
         with pytest.raises(LimitError) as refused:
-            owners.check(annes, Sizes(3, 3), who(ANNE, **quota))
+            owners.check(annes, PoolSizes(3, 3), who(ANNE, **quota))
         assert refused.value.fields == fields
-        owners.check(annes, Sizes(0, 9), who(ANNE, **quota))  # what is less is never refused
-        owners.check(annes, Sizes(3, 3), OPERATOR)  # an operator is bound by nobody's quota
+        owners.check(annes, PoolSizes(0, 9), who(ANNE, **quota))  # what is less is never refused
+        owners.check(annes, PoolSizes(3, 3), OPERATOR)  # an operator is bound by nobody's quota
     for too_small, name in (({"memory_bytes": GIB - 1}, "memory_bytes"), ({"cpus": 0.25}, "cpus"), ({"sandboxes": 0}, "sandboxes")):
         with pytest.raises(LimitError) as refused:
-            owners.check(annes, Sizes(0, 4), who(ANNE, **too_small), 0)  # not even one could ever wait in it
+            owners.check(annes, PoolSizes(0, 4), who(ANNE, **too_small), 0)  # not even one could ever wait in it
         assert refused.value.fields["quota"] == name
     for principal in (who(ANNE), OPERATOR):
         with pytest.raises(ForbiddenError):
-            owners.check(annes, Sizes(0, 0, 1), principal)
-    owners.check(pool(), Sizes(99, 99, 9), OPERATOR, 99)
+            owners.check(annes, PoolSizes(0, 0, 1), principal)
+    owners.check(pool(), PoolSizes(99, 99, 9), OPERATOR, 99)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sandlot.core.pools import policy
-from sandlot.core.pools.kinds import Sizes
+from sandlot.core.pools.kinds import PoolSizes
 from sandlot.core.pools.policy import COOL_S, OLDEST_S, Step, Stock
 
 HANDS = policy.AT_ONCE
@@ -17,28 +17,28 @@ OLD_S = OLDEST_S + 1
 @pytest.mark.parametrize(
     "sizes, stock, hands, wanted",
     [
-        (Sizes(2, 4), Stock(ready=()), HANDS, Step(fill=2)),
-        (Sizes(9, 9), Stock(ready=()), HANDS, Step(fill=2)),
-        (Sizes(2, 4), Stock(ready=()), 0, Step()),
-        (Sizes(2, 4), Stock(ready=(), filling=2), HANDS, Step()),
-        (Sizes(2, 4), Stock(ready=(5.0, 1.0)), HANDS, Step()),
-        (Sizes(2, 4), Stock(ready=(5.0, 1.0), grown=1), HANDS, Step(fill=1)),
-        (Sizes(2, 4), Stock(ready=(5.0, 1.0), grown=9), HANDS, Step(fill=2)),
-        (Sizes(1, 4), Stock(ready=(5.0, 4.0, 3.0)), HANDS, Step(drop=2)),
-        (Sizes(0, 0), Stock(ready=(5.0,)), 0, Step(drop=1)),
+        (PoolSizes(2, 4), Stock(ready=()), HANDS, Step(fill=2)),
+        (PoolSizes(9, 9), Stock(ready=()), HANDS, Step(fill=2)),
+        (PoolSizes(2, 4), Stock(ready=()), 0, Step()),
+        (PoolSizes(2, 4), Stock(ready=(), filling=2), HANDS, Step()),
+        (PoolSizes(2, 4), Stock(ready=(5.0, 1.0)), HANDS, Step()),
+        (PoolSizes(2, 4), Stock(ready=(5.0, 1.0), grown=1), HANDS, Step(fill=1)),
+        (PoolSizes(2, 4), Stock(ready=(5.0, 1.0), grown=9), HANDS, Step(fill=2)),
+        (PoolSizes(1, 4), Stock(ready=(5.0, 4.0, 3.0)), HANDS, Step(drop=2)),
+        (PoolSizes(0, 0), Stock(ready=(5.0,)), 0, Step(drop=1)),
         # One that is too old stays until its successor is there.
-        (Sizes(1, 4), Stock(ready=(OLD_S,)), HANDS, Step(fill=1)),
-        (Sizes(1, 4), Stock(ready=(OLD_S,), filling=1), HANDS, Step(drop=1)),
-        (Sizes(1, 4), Stock(ready=(OLD_S, 1.0)), HANDS, Step(drop=1)),
-        (Sizes(1, 1), Stock(ready=(OLD_S,)), HANDS, Step(drop=1)),
-        (Sizes(1, 1), Stock(ready=(OLD_S,)), 0, Step()),
+        (PoolSizes(1, 4), Stock(ready=(OLD_S,)), HANDS, Step(fill=1)),
+        (PoolSizes(1, 4), Stock(ready=(OLD_S,), filling=1), HANDS, Step(drop=1)),
+        (PoolSizes(1, 4), Stock(ready=(OLD_S, 1.0)), HANDS, Step(drop=1)),
+        (PoolSizes(1, 1), Stock(ready=(OLD_S,)), HANDS, Step(drop=1)),
+        (PoolSizes(1, 1), Stock(ready=(OLD_S,)), 0, Step()),
         # Blanks take the hands that are left.
-        (Sizes(1, 1, 3), Stock(ready=()), HANDS, Step(fill=1, fill_blank=1)),
-        (Sizes(1, 1, 3), Stock(ready=(1.0,), blank=1, blank_filling=1), HANDS, Step(fill_blank=1)),
-        (Sizes(1, 1, 0), Stock(ready=(1.0,), blank=2), HANDS, Step(drop_blank=2)),
+        (PoolSizes(1, 1, 3), Stock(ready=()), HANDS, Step(fill=1, fill_blank=1)),
+        (PoolSizes(1, 1, 3), Stock(ready=(1.0,), blank=1, blank_filling=1), HANDS, Step(fill_blank=1)),
+        (PoolSizes(1, 1, 0), Stock(ready=(1.0,), blank=2), HANDS, Step(drop_blank=2)),
     ],
 )
-def test_it_does_what_is_missing_and_no_more(sizes: Sizes, stock: Stock, hands: int, wanted: Step) -> None:
+def test_it_does_what_is_missing_and_no_more(sizes: PoolSizes, stock: Stock, hands: int, wanted: Step) -> None:
     assert policy.step(sizes, stock, hands) == wanted
 
 
@@ -51,7 +51,7 @@ def test_it_does_what_is_missing_and_no_more(sizes: Sizes, stock: Stock, hands: 
     hands=st.integers(0, HANDS),
 )
 def test_it_stays_within_its_bounds(warm: int, more: int, ready: list[float], filling: int, grown: int, hands: int) -> None:
-    sizes = Sizes(warm, warm + more)
+    sizes = PoolSizes(warm, warm + more)
     stock = Stock(ready=sorted(ready, reverse=True), filling=filling, grown=grown)
     step = policy.step(sizes, stock, hands)
     assert 0 <= step.fill <= hands
@@ -73,7 +73,7 @@ def test_it_stays_within_its_bounds(warm: int, more: int, ready: list[float], fi
     ],
 )
 def test_it_fills_no_further_than_a_quota_leaves(stock: Stock, spare: int | None, wanted: Step) -> None:
-    assert policy.step(Sizes(2, 4), stock, HANDS, spare) == wanted
+    assert policy.step(PoolSizes(2, 4), stock, HANDS, spare) == wanted
 
 
 def test_it_shrinks_by_one_for_each_time_that_is_quiet() -> None:

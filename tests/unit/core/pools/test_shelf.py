@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools.shelf import IMAGE, MADE, UNUSED_S, Shelf, in_thread
+from sandlot.core.pools.shelf import IMAGE, MADE, UNUSED_S, TemplateSnapshotCache, in_thread
 from tests.support.node import settled
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -18,11 +18,11 @@ LOOK = {"template": "base", "isolation": "gvisor"}
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path)
+def shelf(tmp_path: Path) -> TemplateSnapshotCache:
+    return TemplateSnapshotCache(tmp_path)
 
 
-def publish(shelf: Shelf, key: str, look: dict[str, str] = LOOK) -> None:
+def publish(shelf: TemplateSnapshotCache, key: str, look: dict[str, str] = LOOK) -> None:
     lock = shelf.lock(key)
     assert lock is not None
     with shelf.begin(key) as folder:
@@ -36,7 +36,7 @@ def names(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "snapshots").iterdir()} - {"tmp", "locks"}
 
 
-def test_snapshot_is_found_once_it_is_published(shelf: Shelf, tmp_path: Path) -> None:
+def test_snapshot_is_found_once_it_is_published(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
     assert shelf.take(ONE) is None
     publish(shelf, ONE)
     held = shelf.take(ONE)
@@ -47,7 +47,7 @@ def test_snapshot_is_found_once_it_is_published(shelf: Shelf, tmp_path: Path) ->
     held.release()
 
 
-def test_one_at_a_time_makes_a_key(shelf: Shelf) -> None:
+def test_one_at_a_time_makes_a_key(shelf: TemplateSnapshotCache) -> None:
     lock = shelf.lock(ONE)
     assert lock is not None
     assert shelf.lock(ONE) is None
@@ -60,9 +60,9 @@ def test_one_at_a_time_makes_a_key(shelf: Shelf) -> None:
     os.close(again)
 
 
-def test_what_somebody_uses_is_not_removed(shelf: Shelf, tmp_path: Path) -> None:
+def test_what_somebody_uses_is_not_removed(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
     publish(shelf, ONE)
-    held, twice = shelf.take(ONE), Shelf(tmp_path).take(ONE)
+    held, twice = shelf.take(ONE), TemplateSnapshotCache(tmp_path).take(ONE)
     assert held is not None
     assert twice is not None
     held.release()
@@ -74,7 +74,7 @@ def test_what_somebody_uses_is_not_removed(shelf: Shelf, tmp_path: Path) -> None
     assert shelf.take(ONE) is None
 
 
-def test_a_new_one_takes_the_place_of_the_stale_one_of_its_look(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_new_one_takes_the_place_of_the_stale_one_of_its_look(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
     publish(shelf, ONE)
     publish(shelf, TWO)
     publish(shelf, "3" * 64, {"template": "other"})
@@ -82,7 +82,7 @@ def test_a_new_one_takes_the_place_of_the_stale_one_of_its_look(shelf: Shelf, tm
     assert names(tmp_path) == {TWO, "3" * 64}
 
 
-def test_sweep_removes_what_a_dead_service_left_and_keeps_what_is_being_made(shelf: Shelf, tmp_path: Path) -> None:
+def test_sweep_removes_what_a_dead_service_left_and_keeps_what_is_being_made(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
     publish(shelf, ONE)
     (tmp_path / "snapshots/tmp/dead").mkdir()
     with shelf.begin(TWO) as folder:
@@ -91,7 +91,7 @@ def test_sweep_removes_what_a_dead_service_left_and_keeps_what_is_being_made(she
     assert names(tmp_path) == {ONE}
 
 
-def test_what_nobody_has_used_for_long_goes(shelf: Shelf, tmp_path: Path) -> None:
+def test_what_nobody_has_used_for_long_goes(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
     publish(shelf, ONE)
     publish(shelf, TWO)
     long_ago_s = time.time() - UNUSED_S - 60
@@ -104,7 +104,7 @@ def test_what_nobody_has_used_for_long_goes(shelf: Shelf, tmp_path: Path) -> Non
     held.release()
 
 
-async def test_lock_taken_for_a_cancelled_caller_is_released(shelf: Shelf) -> None:
+async def test_lock_taken_for_a_cancelled_caller_is_released(shelf: TemplateSnapshotCache) -> None:
     begun, go_on = threading.Event(), threading.Event()
     released: list[int] = []
 

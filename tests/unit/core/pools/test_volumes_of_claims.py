@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.pools.kinds import PoolSizes
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, NotFoundError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, Limits, VolumeMount
-from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, open_node
+from tests.support.node import Node, NodeState, open_node
 from tests.unit.core.volumes.test_volumes import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
 WITH_DATA = CreateSandboxParams(template="base", limits=LIMITS, volumes=(VolumeMount("data", "/data"),))
-NO_SNAPSHOTS = set(Ability) - {Ability.SNAPSHOT}
+NO_SNAPSHOTS = set(DriverCapability) - {DriverCapability.SNAPSHOT}
 """So that warm sandboxes are booted."""
 
 
@@ -56,7 +58,7 @@ async def test_create_with_volumes_claims_a_warm_sandbox(tmp_path: Path) -> None
 
 
 async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_warm_sandbox(tmp_path: Path) -> None:
-    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS - {Ability.CONFIGURE_VOLUMES})) as node:
+    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS - {DriverCapability.CONFIGURE_VOLUMES})) as node:
         pool = await prepared_pool(node)
         (warm,) = pool.ready
 
@@ -75,7 +77,7 @@ async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path
 
         creating = asyncio.create_task(node.sandboxes.create(replace(WITH_DATA, files=(file.id,)), OPERATOR))
         await lookup.reached()
-        await node.core.volumes.remove(OPERATOR, "data")
+        await node.core.volumes.delete(OPERATOR, "data")
         lookup.release()
 
         with pytest.raises(NotFoundError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandlot.core.records import events
-from sandlot.core.records.events import Feed
+from sandlot.core.records.events import EventFeed
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
@@ -21,8 +21,8 @@ ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 BOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
 
 
-def happened(who: Principal, what: str = "sandbox.created", sandbox: SandboxId | None = None) -> NewEvent:
-    return NewEvent(what, START, who.owner, sandbox)
+def happened(principal: Principal, what: str = "sandbox.created", sandbox: SandboxId | None = None) -> NewEvent:
+    return NewEvent(what, START, principal.owner, sandbox)
 
 
 async def taken(feed: AsyncIterator[EventRecord], count: int) -> list[int]:
@@ -32,7 +32,7 @@ async def taken(feed: AsyncIterator[EventRecord], count: int) -> list[int]:
 async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAGE", 2)
     monkeypatch.setattr(events, "LOOK_S", 1000)  # by being told alone
-    feed = Feed(store.events)
+    feed = EventFeed(store.events)
     await feed.publish(*(happened(ALICE) for _ in range(5)))
     follower = feed.follow(ALICE, after=2)
     assert await taken(follower, 3) == [3, 4, 5]
@@ -46,7 +46,7 @@ async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: 
 
 async def test_what_another_process_wrote_is_seen_without_being_told(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LOOK_S", 0.02)
-    follower = asyncio.create_task(taken(Feed(store.events).follow(ALICE, after=0), 1))
+    follower = asyncio.create_task(taken(EventFeed(store.events).follow(ALICE, after=0), 1))
     await asyncio.sleep(0.05)
     await store.events.add([happened(ALICE)])
     assert await follower == [1]
@@ -54,15 +54,15 @@ async def test_what_another_process_wrote_is_seen_without_being_told(store: SqlS
 
 async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LOOK_S", 1000)
-    feed, looks = Feed(store.events), []
+    feed, looks = EventFeed(store.events), []
     page = feed.page
 
-    async def counted(who: Principal, **asked: Any) -> Sequence[EventRecord]:  # noqa: ANN401 - as it takes them
-        looks.append(who)
-        return await page(who, **asked)
+    async def counted(principal: Principal, **asked: Any) -> Sequence[EventRecord]:  # noqa: ANN401 - as it takes them
+        looks.append(principal)
+        return await page(principal, **asked)
 
     monkeypatch.setattr(feed, "page", counted)
-    followers = [asyncio.create_task(taken(feed.follow(who, after=0), count)) for who, count in ((ALICE, 1), (BOB, 5), (OPERATOR, 6))]
+    followers = [asyncio.create_task(taken(feed.follow(principal, after=0), count)) for principal, count in ((ALICE, 1), (BOB, 5), (OPERATOR, 6))]
     await until(lambda: len(looks) == 3)
     for _ in range(5):
         await feed.publish(happened(BOB))
@@ -74,7 +74,7 @@ async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeyp
 
 
 async def test_what_happened_last_is_found_however_much_happened_to_others(store: SqlStore) -> None:
-    feed = Feed(store.events)
+    feed = EventFeed(store.events)
     await feed.publish(happened(ALICE), happened(ALICE, "sandbox.ended", BOX))
     await feed.publish(*(happened(BOB) for _ in range(60)), happened(ALICE, "snapshot.created"), happened(ALICE, "sandbox.ended"))
     kinds = {"sandbox.created", "sandbox.ended"}

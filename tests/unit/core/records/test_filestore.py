@@ -39,8 +39,8 @@ def store(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> FileStore:
     return FileStore(rows.files, blobs, clock, max_bytes=MAX_BYTES)
 
 
-async def whole(store: FileStore, who: Principal, id_: str) -> bytes:
-    return b"".join([piece async for piece in store.read(await store.get(who, id_))])
+async def whole(store: FileStore, principal: Principal, id_: str) -> bytes:
+    return b"".join([piece async for piece in store.read(await store.get(principal, id_))])
 
 
 async def test_a_service_looks_at_its_host_before_it_keeps_one(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ async def test_somebody_elses_is_not_found(store: FileStore) -> None:
     record = await store.upload(ALICE, pieces(b"x"), filename="x")
     assert await store.get(OPERATOR, record.id) == record
     assert await store.page(BOB, offset=0, limit=9) == ([], 0)
-    for who, id_ in ((BOB, record.id), (ALICE, "file-aaaaaaaaaaaaaaaa"), (ALICE, "../x"), (ALICE, "x" * 5000)):
-        for refused in (store.get(who, id_), store.remove(who, id_), store.all(who, [id_])):
+    for principal, id_ in ((BOB, record.id), (ALICE, "file-aaaaaaaaaaaaaaaa"), (ALICE, "../x"), (ALICE, "x" * 5000)):
+        for refused in (store.get(principal, id_), store.remove(principal, id_), store.all(principal, [id_])):
             with pytest.raises(NotFoundError) as told:
                 await refused
             assert told.value.code is ErrorCode.FILE_NOT_FOUND

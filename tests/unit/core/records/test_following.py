@@ -10,7 +10,7 @@ import pytest
 
 from sandlot.core.records import following
 from sandlot.core.runs import code, processes
-from sandlot.core.runs.code import Cell
+from sandlot.core.runs.code import CellSpec
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ids import new_process_id, new_sandbox_id
@@ -41,22 +41,22 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
 @pytest.mark.real_guest
 async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        box = await first.sandboxes.create(BASE, OPERATOR)
+        sandbox = await first.sandboxes.create(BASE, OPERATOR)
         gone = await first.sandboxes.create(BASE, OPERATOR)
-        await processes.run(box, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
-        short, _ = await processes.launch(box, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
-        long, _ = await processes.launch(box, background("echo long; read -r x < /tmp/second; echo $x"))
-        cell = await code.start(box, Cell("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
+        await processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
+        short, _ = await processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
+        long, _ = await processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
+        cell = await code.start(sandbox, CellSpec("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
         events = aiter(cell)
         await anext(events)
         lost, _ = await processes.launch(gone, background("sleep 1000"))
         # While nobody serves: this one writes to all that waits.
         helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
-        await processes.launch(box, replace(background(helper), hidden=True))
+        await processes.launch(sandbox, replace(background(helper), hidden=True))
         unknown = ExecutionRecord(
             id=ExecutionId(new_process_id()),
-            owner=box.owner,
-            sandbox=box.id,
+            owner=sandbox.owner,
+            sandbox=sandbox.id,
             kind="command",
             created_at=first.core.clock.now(),
             status="running",
@@ -75,56 +75,56 @@ async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path
         assert (done.status, done.stdout) == ("ok", "cell\nthree\n")
         assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
         assert (await ended(second, lost)).status in {"lost", "killed"}
-        again = second.sandboxes.find(box.id, OPERATOR)
+        again = second.sandboxes.find(sandbox.id, OPERATOR)
         await processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
         done = await ended(second, long)
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
         assert done.duration_s > 0.4
-        await second.sandboxes.kill(box.id, OPERATOR)
+        await second.sandboxes.kill(sandbox.id, OPERATOR)
 
 
-async def test_the_end_of_a_sandbox_ends_its_lines(at: Bench, box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, background("echo x; sleep 1000"))
-    await at.sandboxes.kill(box.id, OPERATOR)
+async def test_the_end_of_a_sandbox_ends_its_lines(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await processes.launch(sandbox, background("echo x; sleep 1000"))
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
     assert (await ended(at.service, id_)).status == "killed"
 
 
-async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "WAITS", 2)
     monkeypatch.setattr(following, "LOOK_S", 0.05)
-    ids = [(await processes.launch(box, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
+    ids = [(await processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
     waits = at.service.core.executions.waits
-    await until(lambda: waits[box.id] == 2)
+    await until(lambda: waits[sandbox.id] == 2)
     assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
     assert not waits
 
 
-async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Bench, box: Sandbox) -> None:
-    guest = at.driver.guest(box.ref)
+async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Bench, sandbox: Sandbox) -> None:
+    guest = at.driver.guest(sandbox.ref)
 
     for _ in range(20):
-        await processes.launch(box, background("sleep 1000"))
-    await processes.listing(box)  # after all requests that the launches caused
+        await processes.launch(sandbox, background("sleep 1000"))
+    await processes.listing(sandbox)  # after all requests that the launches caused
 
     assert len(guest.requests("process.wait")) == 16
 
 
-async def test_background_process_does_not_count_as_activity(at: Bench, box: Sandbox) -> None:
-    guest = at.driver.guest(box.ref)
+async def test_background_process_does_not_count_as_activity(at: Bench, sandbox: Sandbox) -> None:
+    guest = at.driver.guest(sandbox.ref)
 
-    await processes.launch(box, background("sleep 1000"))
-    await processes.listing(box)
+    await processes.launch(sandbox, background("sleep 1000"))
+    await processes.listing(sandbox)
 
     assert len(guest.requests("process.wait")) == 1
-    assert box.activity.held == 0
+    assert sandbox.activity.held == 0
 
 
 async def test_the_end_of_a_sandbox_ends_the_lines_of_those_too_for_which_no_call_was_left(
-    at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "WAITS", 1)
-    ids = [(await processes.launch(box, background("sleep 1000")))[0] for _ in range(4)]
-    await until(lambda: at.service.core.executions.waits[box.id] == 1)
-    await at.sandboxes.kill(box.id, OPERATOR)
+    ids = [(await processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
+    await until(lambda: at.service.core.executions.waits[sandbox.id] == 1)
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
     assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4

@@ -21,11 +21,11 @@ ALICE, BOB = OwnerId("a" * 12), OwnerId("b" * 12)
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])
 async def test_a_revoked_key_loses_its_terminals_and_its_streams(tmp_path: Path, elsewhere: bool) -> None:  # noqa: FBT001
     async with bench(tmp_path) as at:
-        keys = at.service.keys
-        record, secret = await keys.create("stolen")
-        who = keys.verify(secret)
-        assert who is not None
-        box = await at.sandboxes.create(BASE, who)
+        api_keys = at.service.api_keys
+        record, secret = await api_keys.create("stolen")
+        principal = api_keys.verify(secret)
+        assert principal is not None
+        sandbox = await at.sandboxes.create(BASE, principal)
         listener = listen.tcp_socket("127.0.0.1", 0)
         there, key = f"127.0.0.1:{listener.getsockname()[1]}", {"Authorization": f"Bearer {secret}"}
         async with (
@@ -33,9 +33,9 @@ async def test_a_revoked_key_loses_its_terminals_and_its_streams(tmp_path: Path,
             answering(at.service, [listener]),
             httpx.AsyncClient(base_url=f"http://{there}", headers=key, timeout=60, trust_env=False) as http,
         ):
-            url = f"/v1/sandboxes/{box.id}/processes"
+            url = f"/v1/sandboxes/{sandbox.id}/processes"
             process = (await http.post(url, json={"command": "cat", "pty": {}, "background": True})).json()["process"]
-            idle = box.activity.held
+            idle = sandbox.activity.held
             async with (
                 connect(f"ws://{there}{url}/{process}/terminal", additional_headers=key, proxy=None) as terminal,
                 http.stream("GET", f"{url}/{process}/output", params={"follow": "true"}, headers={"Accept": "text/event-stream"}) as output,
@@ -46,10 +46,10 @@ async def test_a_revoked_key_loses_its_terminals_and_its_streams(tmp_path: Path,
                 if elsewhere:
                     assert await at.service.store.keys.revoke(record.name, at.service.core.clock.now()) is not None
                 else:
-                    await keys.revoke(record.name)
+                    await api_keys.revoke(record.name)
                 await terminal.wait_closed()
                 for stream in (output, happens):
                     with pytest.raises(httpx.RemoteProtocolError):
                         await stream.aread()
-            await until(lambda: box.activity.held == idle)
+            await until(lambda: sandbox.activity.held == idle)
             assert (await http.get("/v1/sandboxes")).status_code == 401

@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from sandlot.core.records import keys as module
-from sandlot.core.records.keys import PREFIX, Keys
+from sandlot.core.records.keys import PREFIX, ApiKeys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyRecord
@@ -22,59 +22,59 @@ from tests.support.until import until
 
 
 @pytest.fixture
-def keys(store: SqlStore) -> Keys:
-    return Keys(store.keys, ManualClock())
+def api_keys(store: SqlStore) -> ApiKeys:
+    return ApiKeys(store.keys, ManualClock())
 
 
-async def test_a_key_is_known_until_it_is_revoked(keys: Keys) -> None:
-    record, secret = await keys.create("ci")
+async def test_a_key_is_known_until_it_is_revoked(api_keys: ApiKeys) -> None:
+    record, secret = await api_keys.create("ci")
     assert secret.startswith(PREFIX)
     assert len(secret) == len(PREFIX) + 43  # 256 bits, base64
-    found = keys.verify(secret)
+    found = api_keys.verify(secret)
     assert found is not None
     assert (found.owner, found.name, found.operator, found.quota) == (record.id, "ci", False, Quota())
     for wrong in (secret[:-1], secret + "x", secret.removeprefix(PREFIX), "", "\ud800", "ä"):
-        assert keys.verify(wrong) is None
-    assert list(await keys.list()) == [record]
-    assert (await keys.revoke("ci")).id == record.id
-    assert keys.verify(secret) is None
-    assert await keys.list() == []
+        assert api_keys.verify(wrong) is None
+    assert list(await api_keys.list()) == [record]
+    assert (await api_keys.revoke("ci")).id == record.id
+    assert api_keys.verify(secret) is None
+    assert await api_keys.list() == []
     with pytest.raises(NotFoundError, match="There is no key 'ci'"):
-        await keys.revoke("ci")
+        await api_keys.revoke("ci")
 
 
-async def test_only_a_digest_is_kept(keys: Keys, store: SqlStore) -> None:
-    _, secret = await keys.create("ci")
+async def test_only_a_digest_is_kept(api_keys: ApiKeys, store: SqlStore) -> None:
+    _, secret = await api_keys.create("ci")
     (record,) = await store.keys.all()
     assert record.sha256 == hashlib.sha256(secret.encode()).hexdigest()
     assert record.created_at == START
 
 
-async def test_an_operator_is_bound_by_nothing_unless_it_is_said(keys: Keys) -> None:
-    _, secret = await keys.create("boss", operator=True)
-    found = keys.verify(secret)
+async def test_an_operator_is_bound_by_nothing_unless_it_is_said(api_keys: ApiKeys) -> None:
+    _, secret = await api_keys.create("boss", operator=True)
+    found = api_keys.verify(secret)
     assert found is not None
     assert (found.operator, found.quota) == (True, UNBOUNDED)
-    record, _ = await keys.create("bound", operator=True, quota=Quota(cpus=1))
-    assert keys.quota_of(record.id) == Quota(cpus=1)
-    assert keys.quota_of(LOCAL) == keys.quota_of(OwnerId("nobody")) == UNBOUNDED
+    record, _ = await api_keys.create("bound", operator=True, quota=Quota(cpus=1))
+    assert api_keys.quota_of(record.id) == Quota(cpus=1)
+    assert api_keys.quota_of(LOCAL) == api_keys.quota_of(OwnerId("nobody")) == UNBOUNDED
 
 
-async def test_names_and_quotas_that_are_none_are_refused(keys: Keys) -> None:
-    await keys.create("a.b-c_1")
+async def test_names_and_quotas_that_are_none_are_refused(api_keys: ApiKeys) -> None:
+    await api_keys.create("a.b-c_1")
     with pytest.raises(ConflictError):
-        await keys.create("a.b-c_1")
+        await api_keys.create("a.b-c_1")
     for name in ("", " ", "-a", "x" * 64, "ä", "a\n"):
         with pytest.raises(InvalidRequestError, match="not a name"):
-            await keys.create(name)
+            await api_keys.create(name)
     for quota in (Quota(cpus=-1), Quota(lifetime_s=float("nan")), Quota(memory_bytes=-1), Quota(lifetime_s=float("inf"))):
         with pytest.raises(InvalidRequestError, match="must be 0 or more"):
-            await keys.create("b", quota=quota)
-    assert [record.name for record in await keys.list()] == ["a.b-c_1"]
+            await api_keys.create("b", quota=quota)
+    assert [record.name for record in await api_keys.list()] == ["a.b-c_1"]
 
 
 async def test_what_another_process_changes_is_seen_by_the_next_look(store: SqlStore) -> None:
-    service, elsewhere = Keys(store.keys, ManualClock()), Keys(store.keys, ManualClock())
+    service, elsewhere = ApiKeys(store.keys, ManualClock()), ApiKeys(store.keys, ManualClock())
     looking = asyncio.create_task(service.run())
     try:
         record, secret = await elsewhere.create("late")
@@ -114,29 +114,29 @@ class Slow:
 
 async def test_a_look_from_before_a_change_does_not_take_it_back(store: SqlStore) -> None:
     table = Slow(store)
-    keys = Keys(table, ManualClock())
-    gone, secret = await keys.create("gone")
-    look = asyncio.create_task(keys.look())
+    api_keys = ApiKeys(table, ManualClock())
+    gone, secret = await api_keys.create("gone")
+    look = asyncio.create_task(api_keys.look())
     await table.asked.wait()
-    _, fresh = await keys.create("fresh")
-    await keys.revoke(gone.id)
+    _, fresh = await api_keys.create("fresh")
+    await api_keys.revoke(gone.id)
     table.go_on.set()
     await look
-    assert keys.verify(secret) is None
-    assert keys.verify(fresh) is not None
+    assert api_keys.verify(secret) is None
+    assert api_keys.verify(fresh) is not None
 
 
-async def test_revoking_a_key_ends_its_other_requests_as_unauthenticated(keys: Keys) -> None:
-    record, _ = await keys.create("ci")
+async def test_revoking_a_key_ends_its_other_requests_as_unauthenticated(api_keys: ApiKeys) -> None:
+    record, _ = await api_keys.create("ci")
 
     async def request() -> None:
-        with keys.working_for(record.id):
+        with api_keys.working_for(record.id):
             await asyncio.Event().wait()
 
     other = asyncio.create_task(request())
     await asyncio.sleep(0)
-    with keys.working_for(record.id):
-        await keys.revoke("ci")
+    with api_keys.working_for(record.id):
+        await api_keys.revoke("ci")
         await settled(other.done)
 
     with pytest.raises(AuthenticationError):
@@ -147,26 +147,26 @@ async def test_while_the_store_does_not_answer_the_keys_seen_last_hold(store: Sq
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     table = Slow(store)
     table.go_on.set()
-    keys = Keys(table, ManualClock())
-    _, secret = await keys.create("a")
+    api_keys = ApiKeys(table, ManualClock())
+    _, secret = await api_keys.create("a")
     table.refusing = True
-    looking = asyncio.create_task(keys.run())
+    looking = asyncio.create_task(api_keys.run())
     try:
         for _ in range(3):
             table.asked.clear()
             await table.asked.wait()
-        assert keys.verify(secret) is not None
+        assert api_keys.verify(secret) is not None
         table.refusing = False
         await store.keys.revoke("a", START)
-        await until(lambda: keys.verify(secret) is None)
+        await until(lambda: api_keys.verify(secret) is None)
     finally:
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await looking
 
 
-async def test_every_key_is_compared_whichever_matches(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [await keys.create(f"k{number}") for number in range(5)]
+async def test_every_key_is_compared_whichever_matches(api_keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [await api_keys.create(f"k{number}") for number in range(5)]
     compared: list[bytes] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -176,5 +176,5 @@ async def test_every_key_is_compared_whichever_matches(keys: Keys, monkeypatch: 
     monkeypatch.setattr("hmac.compare_digest", compare)
     for secret in (made[0][1], made[4][1], "wrong"):
         compared.clear()
-        keys.verify(secret)
+        api_keys.verify(secret)
         assert compared == [bytes.fromhex(record.sha256) for record, _ in made]

@@ -23,8 +23,8 @@ def found(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
 
 def test_no_label_is_what_somebody_outside_chose() -> None:
     counted = Metrics()
-    counted.run_begun('evil"\n')
-    counted.run_ended("evil", "<script>")
+    counted.execution_started('evil"\n')
+    counted.execution_ended("evil", "<script>")
     counted.requested("BREW", None, 404, 0.1)
     assert found(counted, "sandlot_runs_total") == {("other", "other"): 1}
     assert found(counted, "sandlot_http_requests_total") == {("other", "unmatched", "404"): 1}

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sandlot.core.records import write_behind
-from sandlot.core.records.monthly import Monthly, left_s, month_of
+from sandlot.core.records.monthly import MonthlyExecutionCounter, left_s, month_of
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import ErrorCode, LimitError, UnavailableError
 from sandlot.store.database import SqlStore
@@ -21,13 +21,13 @@ DAY_S = 86_400
 OWNER = OwnerId("0123456789ab")
 
 
-def monthly(store: SqlStore, clock: ManualClock, quota: int | None = None) -> Monthly:
-    return Monthly(store.executions, clock, lambda _owner: UNBOUNDED if quota is None else Quota(executions_per_month=quota))
+def monthly(store: SqlStore, clock: ManualClock, quota: int | None = None) -> MonthlyExecutionCounter:
+    return MonthlyExecutionCounter(store.executions, clock, lambda _owner: UNBOUNDED if quota is None else Quota(executions_per_month=quota))
 
 
-def begin(counts: Monthly, owner: OwnerId = OWNER, times: int = 1) -> None:
+def begin(counts: MonthlyExecutionCounter, owner: OwnerId = OWNER, times: int = 1) -> None:
     for _ in range(times):
-        with counts.begun(owner):
+        with counts.count(owner):
             pass
 
 
@@ -57,11 +57,11 @@ async def test_a_quota_of_none_never_helps_to_wait_for(store: SqlStore, clock: M
 
 async def test_what_could_not_begin_is_given_back_also_while_it_is_written(store: SqlStore, clock: ManualClock) -> None:
     counts = monthly(store, clock, quota=1)
-    with contextlib.suppress(KeyError), counts.begun(OWNER):
+    with contextlib.suppress(KeyError), counts.count(OWNER):
         assert counts.used(OWNER) == 1
         raise KeyError
     assert counts.used(OWNER) == 0
-    with contextlib.suppress(KeyError), counts.begun(OWNER):
+    with contextlib.suppress(KeyError), counts.count(OWNER):
         await counts.flush()
         assert await store.executions.counts("2026-01") == {OWNER: 1}
         raise KeyError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.records import quotas
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
@@ -43,36 +43,41 @@ def who(**quota: Any) -> Principal:  # noqa: ANN401 - any of a quota's fields
 
 
 @pytest.mark.parametrize(
-    "quota, asked, live, refused",
+    "quota, params, live, refused",
     [
-        ({}, NewSandbox(timeout_s=None, limits=Limits(cpus=64)), 100, None),
-        ({"sandboxes": 2}, NewSandbox(), 1, None),
-        ({"sandboxes": 2}, NewSandbox(), 2, {"quota": "sandboxes", "limit": 2, "used": 2, "asked": 1, "retry_after_s": 5}),
-        ({"sandboxes": 2}, NewSandbox(), 3, {"quota": "sandboxes", "limit": 2, "used": 3, "asked": 1, "retry_after_s": 5}),
-        ({"sandboxes": 0}, NewSandbox(), 0, {"quota": "sandboxes", "limit": 0, "used": 0, "asked": 1}),
-        ({"lifetime_s": 60}, NewSandbox(timeout_s=60), 0, None),
-        ({"lifetime_s": 60}, NewSandbox(timeout_s=61), 0, {"quota": "lifetime_s", "limit": 60, "used": 0, "asked": 61}),
-        ({"lifetime_s": 1e9}, NewSandbox(timeout_s=None), 0, {"quota": "lifetime_s", "limit": 1e9, "used": 0, "asked": None}),
-        ({"cpus": 2.0}, NewSandbox(limits=Limits(cpus=1.0)), 2, None),
-        ({"cpus": 2.0}, NewSandbox(limits=Limits(cpus=1.5)), 2, {"quota": "cpus", "limit": 2.0, "used": 1.0, "asked": 1.5, "retry_after_s": 5}),
-        ({"cpus": 2.0}, NewSandbox(limits=Limits(cpus=2.5)), 0, {"quota": "cpus", "limit": 2.0, "used": 0, "asked": 2.5}),
+        ({}, CreateSandboxParams(timeout_s=None, limits=Limits(cpus=64)), 100, None),
+        ({"sandboxes": 2}, CreateSandboxParams(), 1, None),
+        ({"sandboxes": 2}, CreateSandboxParams(), 2, {"quota": "sandboxes", "limit": 2, "used": 2, "asked": 1, "retry_after_s": 5}),
+        ({"sandboxes": 2}, CreateSandboxParams(), 3, {"quota": "sandboxes", "limit": 2, "used": 3, "asked": 1, "retry_after_s": 5}),
+        ({"sandboxes": 0}, CreateSandboxParams(), 0, {"quota": "sandboxes", "limit": 0, "used": 0, "asked": 1}),
+        ({"lifetime_s": 60}, CreateSandboxParams(timeout_s=60), 0, None),
+        ({"lifetime_s": 60}, CreateSandboxParams(timeout_s=61), 0, {"quota": "lifetime_s", "limit": 60, "used": 0, "asked": 61}),
+        ({"lifetime_s": 1e9}, CreateSandboxParams(timeout_s=None), 0, {"quota": "lifetime_s", "limit": 1e9, "used": 0, "asked": None}),
+        ({"cpus": 2.0}, CreateSandboxParams(limits=Limits(cpus=1.0)), 2, None),
+        (
+            {"cpus": 2.0},
+            CreateSandboxParams(limits=Limits(cpus=1.5)),
+            2,
+            {"quota": "cpus", "limit": 2.0, "used": 1.0, "asked": 1.5, "retry_after_s": 5},
+        ),
+        ({"cpus": 2.0}, CreateSandboxParams(limits=Limits(cpus=2.5)), 0, {"quota": "cpus", "limit": 2.0, "used": 0, "asked": 2.5}),
         (
             {"memory_bytes": 3 * GIB},
-            NewSandbox(limits=Limits(memory_bytes=2 * GIB)),
+            CreateSandboxParams(limits=Limits(memory_bytes=2 * GIB)),
             2,
             {"quota": "memory_bytes", "limit": 3 * GIB, "used": 2 * GIB, "asked": 2 * GIB, "retry_after_s": 5},
         ),
-        ({"disk_bytes": 5 * GIB}, NewSandbox(), 0, None),
-        ({"disk_bytes": 5 * GIB - 1}, NewSandbox(), 0, {"quota": "disk_bytes", "limit": 5 * GIB - 1, "used": 0, "asked": 5 * GIB}),
+        ({"disk_bytes": 5 * GIB}, CreateSandboxParams(), 0, None),
+        ({"disk_bytes": 5 * GIB - 1}, CreateSandboxParams(), 0, {"quota": "disk_bytes", "limit": 5 * GIB - 1, "used": 0, "asked": 5 * GIB}),
     ],
 )
-def test_a_create_is_refused_beyond_a_quota(quota: dict[str, Any], asked: NewSandbox, live: int, refused: dict[str, Any] | None) -> None:
-    boxes = [box() for _ in range(live)]
+def test_a_create_is_refused_beyond_a_quota(quota: dict[str, Any], params: CreateSandboxParams, live: int, refused: dict[str, Any] | None) -> None:
+    sandboxes = [box() for _ in range(live)]
     if refused is None:
-        quotas.check_create(who(**quota), asked, boxes)
+        quotas.check_create(who(**quota), params, sandboxes)
         return
     with pytest.raises(LimitError) as error:
-        quotas.check_create(who(**quota), asked, boxes)
+        quotas.check_create(who(**quota), params, sandboxes)
     assert (error.value.code, error.value.status) == (ErrorCode.QUOTA_EXCEEDED, 429)
     assert error.value.hint
     assert dict(error.value.fields) == refused

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.lives.updates import Update
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.records import register
 from sandlot.core.records.register import record_of, revived
 from sandlot.core.sandbox import Sandbox
@@ -44,10 +44,10 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fa
 
 
 async def test_every_state_is_recorded_before_it_is_told(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    box = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
     assert saved[0][-1].ref == at.driver.booted[0].ref
-    await at.sandboxes.kill(box.id, ALICE)
+    await at.sandboxes.kill(sandbox.id, ALICE)
     assert [record.state for record in saved[0]][2:] == [State.STOPPING, State.STOPPED]
     assert [record.spec.env for record in saved[0]] == [{"TOKEN": "secret"}] * 3 + [{}]
 
@@ -57,21 +57,21 @@ async def test_what_cannot_be_recorded_is_not_created(at: Bench, saved: tuple[li
     saved[1].append(lambda record: record.state is state)
     with pytest.raises(HostError):
         await at.sandboxes.create(BASE, ALICE)
-    assert at.sandboxes.all(ALICE) == []
+    assert at.sandboxes.list(ALICE) == []
     assert at.driver.leftovers() == []
     saved[1].clear()
     assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
 
 
 async def test_what_cannot_be_recorded_is_removed_all_the_same(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
-    box = await at.sandboxes.create(BASE, ALICE)
+    sandbox = await at.sandboxes.create(BASE, ALICE)
     saved[1].append(lambda _record: True)
-    await at.sandboxes.kill(box.id, ALICE)
-    assert at.sandboxes.find(box.id, ALICE).state is State.STOPPED
+    await at.sandboxes.kill(sandbox.id, ALICE)
+    assert at.sandboxes.find(sandbox.id, ALICE).state is State.STOPPED
 
 
 async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = await at.sandboxes.create(BASE, ALICE)
+    sandbox = await at.sandboxes.create(BASE, ALICE)
     really, answers = Table.save, asyncio.Event()
 
     async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
@@ -80,10 +80,10 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
 
     monkeypatch.setattr(Table, "save", save)
     monkeypatch.setattr("sandlot.core.lives.life.RECORD_PATIENCE_S", 0.05)
-    await at.sandboxes.kill(box.id, ALICE)
+    await at.sandboxes.kill(sandbox.id, ALICE)
     assert at.driver.leftovers() == []
     answers.set()
-    while (record := await at.service.store.sandboxes.get(box.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
+    while (record := await at.service.store.sandboxes.get(sandbox.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
         await asyncio.sleep(0.01)
 
 
@@ -91,7 +91,7 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_later(
     at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(register, "AGAIN_S", 0.05)
-    box = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
     tries: list[State] = []
 
     def fails(record: SandboxRecord) -> bool:
@@ -99,31 +99,31 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_later(
         return True
 
     saved[1].append(fails)
-    await at.sandboxes.kill(box.id, ALICE)
+    await at.sandboxes.kill(sandbox.id, ALICE)
     await until(lambda: tries.count(State.STOPPED) > 2)
-    kept = await at.service.store.sandboxes.get(box.id)
+    kept = await at.service.store.sandboxes.get(sandbox.id)
     assert kept is not None
     assert kept.state is State.RUNNING
     saved[1].clear()
     await until(lambda: saved[0][-1].state is State.STOPPED)
-    ended = await at.service.store.sandboxes.get(box.id)
+    ended = await at.service.store.sandboxes.get(sandbox.id)
     assert ended is not None
     assert (ended.state, ended.spec.env, ended.exit_detail) == (State.STOPPED, {}, "it was killed by request")
-    events = await at.service.store.events.page(owner=None, sandbox=box.id, after=0, limit=10)
+    events = await at.service.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in events] == ["sandbox.created", "sandbox.ended"]
 
 
 async def test_a_service_that_ends_tries_once_more(tmp_path: Path, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     async with bench(tmp_path) as at:
-        box = await at.sandboxes.create(BASE, ALICE)
+        sandbox = await at.sandboxes.create(BASE, ALICE)
         saved[1].append(lambda _record: True)
-        await at.sandboxes.kill(box.id, ALICE)
+        await at.sandboxes.kill(sandbox.id, ALICE)
         saved[1].clear()
-    assert [(record.id, record.state) for record in saved[0][2:]] == [(box.id, State.STOPPED)]
+    assert [(record.id, record.state) for record in saved[0][2:]] == [(sandbox.id, State.STOPPED)]
 
 
 async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = await at.sandboxes.create(BASE, ALICE)
+    sandbox = await at.sandboxes.create(BASE, ALICE)
     really, slow, began = Table.save, asyncio.Event(), asyncio.Event()
 
     async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
@@ -133,25 +133,25 @@ async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monk
         await really(table, record, event)
 
     monkeypatch.setattr(Table, "save", save)
-    changing = asyncio.create_task(at.sandboxes.update(box.id, ALICE, Update(metadata={"a": "1"})))
+    changing = asyncio.create_task(at.sandboxes.update(sandbox.id, ALICE, UpdateSandboxParams(metadata={"a": "1"})))
     await began.wait()
-    killing = asyncio.create_task(at.sandboxes.kill(box.id, ALICE))
-    await until(box.wanted.is_set)
+    killing = asyncio.create_task(at.sandboxes.kill(sandbox.id, ALICE))
+    await until(sandbox.end_requested.is_set)
     slow.set()
     async with asyncio.timeout(60):
         await changing
         await killing
-    record = await at.service.store.sandboxes.get(box.id)
+    record = await at.service.store.sandboxes.get(sandbox.id)
     assert record is not None
     assert (record.state, record.spec.metadata) == (State.STOPPED, {"a": "1"})
-    events = await at.service.store.events.page(owner=None, sandbox=box.id, after=0, limit=10)
+    events = await at.service.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in events] == ["sandbox.created", "sandbox.updated", "sandbox.ended"]
 
 
-async def test_a_record_and_its_sandbox_say_the_same(at: Bench, box: Sandbox, clock: ManualClock) -> None:
-    await at.sandboxes.update(box.id, OPERATOR, Update(idle_timeout_s=60, metadata={"k": "v"}))
-    record = record_of(box, at.service.node)
-    assert await at.service.store.sandboxes.get(box.id) == record
-    again = revived(record, box.budget, clock)
+async def test_a_record_and_its_sandbox_say_the_same(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
+    record = record_of(sandbox, at.service.node)
+    assert await at.service.store.sandboxes.get(sandbox.id) == record
+    again = revived(record, sandbox.buffers, clock)
     assert record_of(again, at.service.node) == record
-    assert again.deadline_monotonic_s == box.deadline_monotonic_s
+    assert again.deadline_monotonic_s == sandbox.deadline_monotonic_s

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.core.runs import collecting
-from sandlot.core.runs.collecting import Results, display_bytes
+from sandlot.core.runs.collecting import CodeOutputCollector, display_bytes
 from sandlot.core.runs.outcomes import COPIES
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.specs import MIB
 
 
-def collected(*events: Output | Lost | CellStarted | Display | Cleared | CellError) -> Results:
-    results = Results(Budget(64 * MIB))
+def collected(*events: Output | Lost | CellStarted | Display | Cleared | CellError) -> CodeOutputCollector:
+    results = CodeOutputCollector(BufferBudget(64 * MIB))
     for event in events:
         results.add(event)
     return results
@@ -23,7 +23,7 @@ def shown(text: str, *, id_: str | None = None, update: bool = False, main: bool
     return Display({"text/plain": text}, main, display_id=id_, update=update)
 
 
-def texts(results: Results) -> list[str | bytes]:
+def texts(results: CodeOutputCollector) -> list[str | bytes]:
     return [display.data["text/plain"] for display in results.shown]
 
 
@@ -58,39 +58,39 @@ def test_room_is_given_back_by_what_is_cleared(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_budget_that_is_used_up_leaves_results_out() -> None:
-    budget = Budget(10_000)
-    results = Results(budget)
+    buffers = BufferBudget(10_000)
+    results = CodeOutputCollector(buffers)
     for _ in range(10):
         results.add(shown("x" * 1000))
     assert 0 < len(results.shown) < 10
     assert results.omitted == 10 - len(results.shown)
     results.close()
-    assert budget.taken_bytes == 0
+    assert buffers.taken_bytes == 0
 
 
 def test_an_animation_needs_the_budget_of_one_frame() -> None:
-    budget = Budget(4 * COPIES * display_bytes(shown("x" * 1000)))
+    buffers = BufferBudget(4 * COPIES * display_bytes(shown("x" * 1000)))
     for updates in (True, False):
-        results = Results(budget)
+        results = CodeOutputCollector(buffers)
         for number in range(100):
             if not updates:
                 results.add(Cleared(wait=True))
             results.add(shown(f"{number}" + "x" * 1000, id_="a", update=updates))
         assert (len(results.shown), results.omitted) == (1, 0)
         assert str(texts(results)[0]).startswith("99x")
-        assert budget.taken_bytes == COPIES * display_bytes(results.shown[0])
+        assert buffers.taken_bytes == COPIES * display_bytes(results.shown[0])
         results.close()
-        assert budget.taken_bytes == 0
+        assert buffers.taken_bytes == 0
 
 
 def test_an_update_that_is_too_large_leaves_what_was_there() -> None:
-    budget = Budget(3 * COPIES * display_bytes(shown("x" * 1000)))
-    results = Results(budget)
+    buffers = BufferBudget(3 * COPIES * display_bytes(shown("x" * 1000)))
+    results = CodeOutputCollector(buffers)
     for text in ("a", "b" * 5000, "c"):
         results.add(shown(text, id_="a", update=True))
     assert (texts(results), results.omitted) == (["c"], 1)
     results.close()
-    assert budget.taken_bytes == 0
+    assert buffers.taken_bytes == 0
 
 
 def test_one_that_is_too_large_takes_no_room_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import code, execution, inherited, installing, processes
-from sandlot.core.runs.code import Cell
-from sandlot.core.runs.requirements import Installing, Manager
+from sandlot.core.runs.code import CellSpec
+from sandlot.core.runs.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
-from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
+from tests.support.node import NodeState, open_node, settled
 from tests.support.service import BASE, serving
 from tests.support.until import until
 
-ENDLESS = Cell("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)", timeout_s=None)
-GATED = Cell("import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.05)\nprint('end')", timeout_s=None)
+ENDLESS = CellSpec("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)", timeout_s=None)
+GATED = CellSpec("import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.05)\nprint('end')", timeout_s=None)
 OPEN = ProcessSpec(argv=("touch", "/tmp/gate"))
 
 
@@ -32,9 +33,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.3)
 
 
-async def found(service: Service, box: Sandbox) -> Sandbox:
-    again = service.sandboxes.find(box.id, OPERATOR)
-    await again.within_reach()
+async def found(service: Service, sandbox: Sandbox) -> Sandbox:
+    again = service.sandboxes.find(sandbox.id, OPERATOR)
+    await again.wait_reachable()
     return again
 
 
@@ -42,9 +43,9 @@ async def status(service: Service, id_: str) -> str:
     return (await service.core.executions.get(OPERATOR, id_)).status
 
 
-async def begun(box: Sandbox, cell: Cell, **more: object) -> code.Execution:
+async def begun(sandbox: Sandbox, cell: CellSpec, **more: object) -> code.CodeExecution:
     """A cell in the foreground whose turn has come."""
-    running = await code.start(box, cell, **more)  # type: ignore[arg-type]
+    running = await code.start(sandbox, cell, **more)  # type: ignore[arg-type]
     await anext(aiter(running))
     return running
 
@@ -52,18 +53,20 @@ async def begun(box: Sandbox, cell: Cell, **more: object) -> code.Execution:
 @pytest.mark.real_guest
 async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        box = await first.sandboxes.create(BASE, OPERATOR)
-        left = await begun(box, ENDLESS)
-        kept = await code.begin(box, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done"))
+        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        left = await begun(sandbox, ENDLESS)
+        kept = await code.begin(sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done"))
     async with serving(tmp_path, driver, keep=True) as second:
-        box = await found(second, box)
+        sandbox = await found(second, sandbox)
         await until(lambda: status_is(second, left.id, "killed"))
-        assert (await code.collected(box, left.id, wait_s=None)).outcome.status == "error"
-        assert not box.present
-        assert (box.activity.held, await status(second, kept)) == (1, "running"), "the one in the background goes on, and it alone keeps the sandbox"
-        await processes.run(box, OPEN)
+        assert (await code.collected(sandbox, left.id, wait_s=None)).outcome.status == "error"
+        assert not sandbox.present
+        assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
+            "the one in the background goes on, and it alone keeps the sandbox"
+        )
+        await processes.run(sandbox, OPEN)
         await until(lambda: status_is(second, kept, "ok"))
-        await until(lambda: box.activity.held == 0)
+        await until(lambda: sandbox.activity.held == 0)
 
 
 async def status_is(service: Service, id_: str, wanted: str) -> bool:
@@ -74,51 +77,51 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
 async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
-        box = await first.sandboxes.create(BASE, OPERATOR)
-        await begun(box, GATED, id=joined)
-        await code.start(box, replace(ENDLESS, code=ENDLESS.code), id=followed)
+        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        await begun(sandbox, GATED, id=joined)
+        await code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), id=followed)
     async with serving(tmp_path, driver, keep=True) as second:
-        box = await found(second, box)
-        waiting = asyncio.create_task(code.execute(box, GATED, id=joined))
-        follower = await code.follow(box, followed)
+        sandbox = await found(second, sandbox)
+        waiting = asyncio.create_task(code.execute(sandbox, GATED, id=joined))
+        follower = await code.follow(sandbox, followed)
         await asyncio.sleep(1.0)  # longer than it is waited for somebody
         assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
-        await processes.run(box, OPEN)
+        await processes.run(sandbox, OPEN)
         done = await waiting
         assert (done.outcome.status, done.stdout.text()) == ("ok", "end\n")
         await follower.close()
         await until(lambda: status_is(second, followed, "killed"))
-        await until(lambda: box.activity.held == 0)
+        await until(lambda: sandbox.activity.held == 0)
         assert await status(second, joined) == "ok"
 
 
 @pytest.mark.real_guest
 async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        box = await first.sandboxes.create(BASE, OPERATOR)
-        left = await processes.start(box, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None))
+        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        left = await processes.start(sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None))
     async with serving(tmp_path, driver, keep=True) as second:
-        box = await found(second, box)
+        sandbox = await found(second, sandbox)
         await asyncio.sleep(1.0)
-        assert (await status(second, left.id), box.activity.held) == ("running", 0)
-        await processes.run(box, OPEN)
+        assert (await status(second, left.id), sandbox.activity.held) == ("running", 0)
+        await processes.run(sandbox, OPEN)
         await until(lambda: status_is(second, left.id, "exited"))
 
 
 async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
-        box = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)
+        sandbox = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-        await processes.run(box, put, stdin=manager.encode())
-        await installing.start(box, Installing(Manager.PIP, ("a",)), Quota())
-        await processes.launch(box, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
-        assert installing.may_read(box)
+        await processes.run(sandbox, put, stdin=manager.encode())
+        await installing.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
+        assert installing.may_read(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
-        box = await found(second, box)
-        assert installing.may_read(box)
-        await processes.run(box, OPEN)
-        await until(lambda: not installing.may_read(box))
+        sandbox = await found(second, sandbox)
+        assert installing.may_read(sandbox)
+        await processes.run(sandbox, OPEN)
+        await until(lambda: not installing.may_read(sandbox))
 
 
 async def wait_for_ever(_: object) -> None:
@@ -131,7 +134,7 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        await code.start(sandbox, Cell("wait", timeout_s=None), id=id_)
+        await code.start(sandbox, CellSpec("wait", timeout_s=None), id=id_)
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
@@ -153,7 +156,7 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
-        await installing.start(sandbox, Installing(Manager.PIP, ("a",)), Quota())
+        await installing.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import execution, installing, processes
-from sandlot.core.runs.requirements import Installing, Manager
+from sandlot.core.runs.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, run_pending, settled
+from tests.support.node import Node, NodeState, open_node, run_pending, settled
 from tests.support.until import until
 
-WHAT = Installing(Manager.PIP, ("a",))
+WHAT = InstallParams(Manager.PIP, ("a",))
 IGNORES = "#!/bin/sh\ntrap '' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
 
 
@@ -30,33 +31,33 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.5)
 
 
-async def put(box: Sandbox, manager: str) -> None:
+async def put(sandbox: Sandbox, manager: str) -> None:
     """A program in the package manager's place."""
     spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-    assert (await processes.run(box, spec, stdin=manager.encode())).outcome.exit_code == 0
+    assert (await processes.run(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
 
 
-async def running(box: Sandbox, id_: str) -> bool:
-    return (await processes.look(box, id_)).running
+async def running(sandbox: Sandbox, id_: str) -> bool:
+    return (await processes.look(sandbox, id_)).running
 
 
-async def begun(box: Sandbox, **more: object) -> installing.Install:
-    made = await installing.start(box, WHAT, Quota(), **more)  # type: ignore[arg-type]
+async def begun(sandbox: Sandbox, **more: object) -> installing.Install:
+    made = await installing.start(sandbox, WHAT, Quota(), **more)  # type: ignore[arg-type]
     await anext(aiter(made.run))
     return made
 
 
 @pytest.mark.real_guest
-async def test_one_that_does_not_heed_it_is_killed(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_heed_it_is_killed(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "GRACE_S", 0.3)
-    await put(box, IGNORES)
-    made = await begun(box)
+    await put(sandbox, IGNORES)
+    made = await begun(sandbox)
     await made.close()
-    await until(lambda: ended(box, made.run.id))
+    await until(lambda: ended(sandbox, made.run.id))
 
 
-async def ended(box: Sandbox, id_: str) -> bool:
-    return not await running(box, id_)
+async def ended(sandbox: Sandbox, id_: str) -> bool:
+    return not await running(sandbox, id_)
 
 
 @asynccontextmanager
@@ -113,8 +114,8 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         assert (await following).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         assert len(guest.requests("process.start")) == 1
-        assert sandbox.monthly is not None
-        assert sandbox.monthly.used(sandbox.owner) == 1
+        assert sandbox.execution_counter is not None
+        assert sandbox.execution_counter.used(sandbox.owner) == 1
         record = await node.core.executions.get(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
         await settled(lambda: not sandbox.installs and not sandbox.present)

@@ -7,32 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.runs import inputs, outcomes, processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, NotFoundError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.model.states import State
-from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
+from tests.support.node import NodeState, open_node, settled
 from tests.support.service import pieces
 
 
-async def test_its_end_is_waited_for_without_reading(box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
-    assert await processes.wait(box, id_, 0.01) is None
-    assert await processes.wait(box, id_, 0) is None
-    waited = await asyncio.gather(processes.wait(box, id_), processes.wait(box, id_, 60))
+async def test_its_end_is_waited_for_without_reading(sandbox: Sandbox) -> None:
+    id_, _ = await processes.launch(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
+    assert await processes.wait(sandbox, id_, 0.01) is None
+    assert await processes.wait(sandbox, id_, 0) is None
+    waited = await asyncio.gather(processes.wait(sandbox, id_), processes.wait(sandbox, id_, 60))
     assert {outcome.exit_code for outcome in waited if outcome is not None} == {3}
-    assert await processes.wait(box, id_, 0) == waited[0], "also afterwards"
+    assert await processes.wait(sandbox, id_, 0) == waited[0], "also afterwards"
     with pytest.raises(NotFoundError):
-        await processes.wait(box, "0" * 32)
+        await processes.wait(sandbox, "0" * 32)
 
 
-async def test_the_end_is_told_also_while_somebody_reads_slowly(box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, sh("head -c 700000 /dev/zero"))
-    slow = await processes.follow(box, id_, stdout_from=0, stderr_from=0)
+async def test_the_end_is_told_also_while_somebody_reads_slowly(sandbox: Sandbox) -> None:
+    id_, _ = await processes.launch(sandbox, sh("head -c 700000 /dev/zero"))
+    slow = await processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
-        done = await processes.wait(box, id_, 60)
+        done = await processes.wait(sandbox, id_, 60)
         assert done is not None
         assert done.exit_code == 0
     finally:
@@ -68,13 +69,13 @@ async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> 
         assert (await processes.look(sandbox, run.id)).running
 
 
-async def test_one_that_takes_no_input_says_so(box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, sh("sleep 4325", timeout_s=None))
+async def test_one_that_takes_no_input_says_so(sandbox: Sandbox) -> None:
+    id_, _ = await processes.launch(sandbox, sh("sleep 4325", timeout_s=None))
     with pytest.raises(ConflictError):
-        await inputs.write(box, id_, pieces(b"x"))
+        await inputs.write(sandbox, id_, pieces(b"x"))
     with pytest.raises(ConflictError):
-        await inputs.close(box, id_)
-    await processes.send_signal(box, id_, 9)
+        await inputs.close(sandbox, id_)
+    await processes.send_signal(sandbox, id_, 9)
 
 
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])

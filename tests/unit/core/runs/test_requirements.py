@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.runs.requirements import MAX_PACKAGES, Installing, Manager, choose_manager
+from sandlot.core.runs.requirements import MAX_PACKAGES, InstallParams, Manager, choose_manager
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import User
 
@@ -94,7 +94,7 @@ BAD = {
 
 @pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in GOOD.items() for word in words])
 def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manager, word: str) -> None:
-    argv = Installing(manager, (word,)).spec().argv
+    argv = InstallParams(manager, (word,)).spec().argv
     assert argv[:2] == ("/bin/sh", "-c")
     assert argv[3:] == (f"install-{manager}", word)
     assert argv[2].rstrip().endswith('-- "$@"')
@@ -103,7 +103,7 @@ def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manag
 @pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in BAD.items() for word in words])
 def test_what_names_none_is_refused_with_what_to_give_instead(manager: Manager, word: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        Installing(manager, ("fine", word))
+        InstallParams(manager, ("fine", word))
     assert refused.value.fields["field"] == "packages"
     assert refused.value.hint
 
@@ -111,18 +111,18 @@ def test_what_names_none_is_refused_with_what_to_give_instead(manager: Manager, 
 @pytest.mark.parametrize("manager", Manager)
 def test_a_nul_is_refused(manager: Manager) -> None:
     with pytest.raises(InvalidRequestError, match="NUL"):
-        Installing(manager, ("a\0b",))
+        InstallParams(manager, ("a\0b",))
 
 
 @pytest.mark.parametrize("count", [0, MAX_PACKAGES + 1])
 def test_how_many_are_installed_at_once_is_bounded(count: int) -> None:
     with pytest.raises(InvalidRequestError, match=str(count)):
-        Installing(Manager.PIP, ("a",) * count)
+        InstallParams(Manager.PIP, ("a",) * count)
 
 
 def test_only_apt_runs_as_root_unasked() -> None:
-    assert [Installing(manager, ("ab",)).spec().user for manager in Manager] == [User.USER, User.USER, User.ROOT]
-    assert Installing(Manager.PIP, ("ab",), user=User.ROOT).spec().user is User.ROOT
+    assert [InstallParams(manager, ("ab",)).spec().user for manager in Manager] == [User.USER, User.USER, User.ROOT]
+    assert InstallParams(Manager.PIP, ("ab",), user=User.ROOT).spec().user is User.ROOT
 
 
 def test_an_unknown_manager_is_refused_with_those_that_there_are() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.specs import MIB, Limits, Network, OnTimeout
@@ -19,7 +19,7 @@ from tests.support.node import Node, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
-BASE = NewSandbox(template="base", limits=LIMITS, network="none")
+BASE = CreateSandboxParams(template="base", limits=LIMITS, network="none")
 PARENT = replace(
     BASE,
     name="root",
@@ -37,7 +37,7 @@ async def parent(node: Node) -> Sandbox:
 
 
 async def fork(node: Node, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **fields: Any) -> list[Sandbox]:  # noqa: ANN401
-    return list(await node.core.forks.fork(sandbox.id, principal, NewFork(count, **fields), key=key))
+    return list(await node.core.forks.fork(sandbox.id, principal, ForkParams(count, **fields), key=key))
 
 
 async def kill(node: Node, *sandboxes: Sandbox) -> None:

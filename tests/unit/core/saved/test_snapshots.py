@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError
@@ -20,7 +20,7 @@ from tests.support.node import Node, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
-BASE = NewSandbox(template="base", limits=Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB))
+BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def source(node: Node) -> Sandbox:
 
 
 async def start(node: Node, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
-    return await node.core.snapshots.create(NewSandbox(snapshot=snapshot, **fields), principal)
+    return await node.core.snapshots.create(CreateSandboxParams(snapshot=snapshot, **fields), principal)
 
 
 async def events(node: Node, type_: str) -> list[dict[str, object]]:
@@ -47,7 +47,7 @@ async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: S
     taken = await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
     page, more = await node.core.snapshots.page(OPERATOR, after=None, limit=1)
     assert ([each.id for each in page], more) == ([taken.id], False)
-    assert {(await node.core.snapshots.look(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
+    assert {(await node.core.snapshots.get(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
     (event,) = await events(node, "snapshot.created")
     assert event == {"snapshot": taken.id, "name": "set-up", "kind": "memory", "size_bytes": taken.size_bytes}
     for word in ("set-up", taken.id):
@@ -75,7 +75,7 @@ async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: Node) -> None:
     assert record.owner == ALICE.owner
     for word in (record.id, "hers"):
         with pytest.raises(NotFoundError):
-            await node.core.snapshots.look(word, BOB)
+            await node.core.snapshots.get(word, BOB)
         with pytest.raises(NotFoundError):
             await node.core.snapshots.delete(word, BOB)
         with pytest.raises(NotFoundError):
@@ -93,7 +93,7 @@ async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node:
     assert first.id == again.id == (await snapshots.take(source.id, OPERATOR, name="once", key="k")).id
     with pytest.raises(ConflictError, match="Another request"):
         await snapshots.take(source.id, OPERATOR, name="twice", key="k")
-    params = NewSandbox(snapshot="once")
+    params = CreateSandboxParams(snapshot="once")
     made = await snapshots.create(params, OPERATOR, key="create")
     await snapshots.delete("once", OPERATOR)
     assert (await snapshots.create(params, OPERATOR, key="create")).id == made.id, "also when the snapshot is deleted"

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import structlog
 
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.pools.kinds import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.saved import verifying
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.specs import MIB, Limits
-from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, open_node, settled
+from tests.support.node import Node, NodeState, open_node, settled
 
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
 SMALL = replace(LIMITS, memory_bytes=128 * MIB)
@@ -41,7 +43,7 @@ async def fail_restores(node: Node, times: int) -> str:
     snapshot = await node.core.snapshots.take(source.id, OPERATOR)
     await node.core.snapshots.verifier.settled()
     assert node.driver.faults.raises["restore"] == []
-    return (await node.core.snapshots.look(snapshot.id, OPERATOR)).problem
+    return (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem
 
 
 async def test_verification_evicts_no_warm_sandbox(node: Node) -> None:
@@ -73,7 +75,7 @@ async def test_lack_of_room_does_not_mark_a_snapshot(node: Node) -> None:
 
     await node.sandboxes.kill(large.id, OPERATOR)
     await node.core.snapshots.verifier.settled()
-    assert (await node.core.snapshots.look(snapshot.id, OPERATOR)).problem == ""
+    assert (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem == ""
     assert len(node.driver.booted) > len({source.id, large.id}), "it was restored"
 
 

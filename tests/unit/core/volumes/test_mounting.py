@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import attaching
 from sandlot.core.volumes.volume import LEAST_BYTES
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.specs import VolumeMount
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node
+from tests.support.node import Node, NodeState, open_node
 from tests.unit.core.volumes.test_volumes import Disks
 
 

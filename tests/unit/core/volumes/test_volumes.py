@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.node.capacity import Shares
-from sandlot.core.node.ledger import Ledger
+from sandlot.core.node.capacity import OvercommitConfig
+from sandlot.core.node.ledger import Reservations
 from sandlot.core.ports import SystemClock
 from sandlot.core.volumes.volume import LEAST_BYTES
-from sandlot.core.volumes.volumes import Volumes
+from sandlot.core.volumes.volumes import VolumeManager
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB, VolumeMount
 from sandlot.store.database import SqlStore, open_store
 from tests.support.node import settled
@@ -77,20 +77,24 @@ class Rig:
     def __init__(self, store: SqlStore, disks: Disks) -> None:
         self.store, self.disks = store, disks
         self.attached: dict[SandboxId, Sequence[VolumeMount]] = {}
-        self.ledger = Ledger(lambda: Reading(has=HAS, free=HAS, held_disk_bytes=0), Shares(disk_reserve_bytes=0), SystemClock())
+        self.reservations = Reservations(
+            lambda: HostReading(has=HAS, free=HAS, held_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
+        )
         self.told: list[OwnerId] = []
         self.volumes = self.anew()
 
-    def anew(self) -> Volumes:
+    def anew(self) -> VolumeManager:
         """Another service's."""
 
         def attached() -> Mapping[SandboxId, Sequence[VolumeMount]]:
             return self.attached
 
-        return Volumes(self.store.volumes, self.disks, NODE, SystemClock(), self.told.append, ledger=lambda: self.ledger, attached=attached)
+        return VolumeManager(
+            self.store.volumes, self.disks, NODE, SystemClock(), self.told.append, ledger=lambda: self.reservations, attached=attached
+        )
 
     async def promised(self) -> int:
-        return (await self.ledger.figures()).promised.disk_bytes
+        return (await self.reservations.capacity()).promised.disk_bytes
 
 
 @pytest.fixture
@@ -118,7 +122,7 @@ async def test_a_request_that_goes_away_meanwhile_leaves_a_whole_volume_or_none(
         await work
 
     async def there() -> bool:
-        return bool(await rig.volumes.listing(ALICE))
+        return bool(await rig.volumes.list(ALICE))
 
     await until(there)
     assert len(rig.disks.there) == 1
@@ -136,7 +140,7 @@ async def test_what_a_service_did_not_finish_the_next_one_removes(rig: Rig) -> N
     volumes.tidy()
     await volumes.aclose()
     assert (rig.disks.there, rig.disks.mounted) == ({made.id}, [])
-    assert [each.name for each in await volumes.listing(ALICE)] == ["data"]
+    assert [each.name for each in await volumes.list(ALICE)] == ["data"]
     assert (await volumes.get(ALICE, "data")).used_bytes == 77  # seen as it was let go of
 
 
@@ -153,7 +157,7 @@ async def test_what_somebody_sees_stays_mounted_until_the_last_one_lets_go(rig: 
     await rig.volumes.aclose()
     assert rig.disks.mounted == [made.id]
     with pytest.raises(ConflictError, match="2 sandboxes"):
-        await rig.volumes.remove(ALICE, "data")
+        await rig.volumes.delete(ALICE, "data")
     rig.volumes.release(OTHER)
     await rig.volumes.attach(BOX, mounts)  # before the unmounting had its turn
     await rig.volumes.aclose()
@@ -162,7 +166,7 @@ async def test_what_somebody_sees_stays_mounted_until_the_last_one_lets_go(rig: 
     await rig.volumes.aclose()
     assert rig.disks.mounted == []
     rig.attached = {}
-    await rig.volumes.remove(ALICE, made.id)
+    await rig.volumes.delete(ALICE, made.id)
     assert (rig.disks.there, await rig.promised()) == (set(), 0)
 
 
@@ -194,8 +198,8 @@ async def test_what_cannot_be_mounted_says_which_and_what_to_do(rig: Rig) -> Non
 async def test_what_cannot_be_removed_is_not_found_and_counts_until_it_is(rig: Rig) -> None:
     await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     rig.disks.fails = "remove"
-    await rig.volumes.remove(ALICE, "data")
-    assert (await rig.volumes.listing(ALICE), await rig.promised()) == ([], LEAST_BYTES)
+    await rig.volumes.delete(ALICE, "data")
+    assert (await rig.volumes.list(ALICE), await rig.promised()) == ([], LEAST_BYTES)
     rig.disks.fails = None
     await rig.anew().open()
     assert rig.disks.there == set()
@@ -207,4 +211,4 @@ async def test_no_more_is_promised_than_there_is(rig: Rig) -> None:
     await rig.volumes.create(ALICE, name="large", size_bytes=HAS.disk_bytes - 64 * MIB)
     with pytest.raises((UnavailableError, LimitError)):
         await rig.volumes.create(ALICE, name="more", size_bytes=65 * MIB)
-    assert [each.name for each in await rig.volumes.listing(ALICE)] == ["large"]
+    assert [each.name for each in await rig.volumes.list(ALICE)] == ["large"]

@@ -19,14 +19,14 @@ from tests.unit.doors.shared import SharedBench
 
 
 @pytest.fixture
-async def box(at: SharedBench) -> Sandbox:
+async def sandbox(at: SharedBench) -> Sandbox:
     made = await at.sandbox()
     await files.make_directory(made, outputs.OUTPUT, user=User.ROOT, mode=0o1777)
     return made
 
 
-async def sh(box: Sandbox, command: str) -> None:
-    done = await processes.run(box, ProcessSpec(("sh", "-c", command)))
+async def sh(sandbox: Sandbox, command: str) -> None:
+    done = await processes.run(sandbox, ProcessSpec(("sh", "-c", command)))
     assert done.outcome.exit_code == 0, done.stderr.text()
 
 
@@ -50,17 +50,17 @@ def test_hidden_and_compiled_files_are_no_outputs(path: str, *, hidden: bool) ->
     assert outputs.is_hidden(path) is hidden
 
 
-async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = await Before.look(box)
-    await sh(box, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
+async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await Before.look(sandbox)
+    await sh(sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
-    kept = await outputs.collect(at.service.core.files, box, before)
+    kept = await outputs.collect(at.service.core.files, sandbox, before)
     assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
     assert (kept.left, kept.more) == (2, False)
 
 
-async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    guest = at.driver.guest(box.ref)
+async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = at.driver.guest(sandbox.ref)
     for number in range(1, 7):
         guest.files.write(f"/output/{number}", bytes(100), 1000)
 
@@ -69,40 +69,40 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
             return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
 
     monkeypatch.setattr(outputs, "KEPT_BYTES", 250)
-    kept = await outputs.collect(at.service.core.files, box, Liar(box, {}))
+    kept = await outputs.collect(at.service.core.files, sandbox, Liar(sandbox, {}))
     assert sum(record.size_bytes for record in kept.records) <= 250
     assert kept.left >= 4
 
 
-async def test_outputs_count_against_the_upload_quota(at: SharedBench, box: Sandbox) -> None:
-    before = await Before.look(box)
-    await sh(box, "cd /output; printf 12345 > a; printf 123456 > b")
-    kept = await outputs.collect(at.service.core.files, box, before, Quota(upload_bytes=5))
+async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: Sandbox) -> None:
+    before = await Before.look(sandbox)
+    await sh(sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
+    kept = await outputs.collect(at.service.core.files, sandbox, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
-async def test_collecting_outputs_has_a_time_limit(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     async def forever(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    before = await Before.look(box)
-    await sh(box, "echo 1 > a")
+    before = await Before.look(sandbox)
+    await sh(sandbox, "echo 1 > a")
     monkeypatch.setattr(outputs, "COLLECT_S", 0.5)
     monkeypatch.setattr(type(at.service.core.files), "keep", forever)
-    kept = await outputs.collect(at.service.core.files, box, before)
+    kept = await outputs.collect(at.service.core.files, sandbox, before)
     assert (list(kept.records), kept.left) == ([], 1)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await outputs.collect(at.service.core.files, box, before)).more
+    assert (await outputs.collect(at.service.core.files, sandbox, before)).more
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
 async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
-    at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+    at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
 ) -> None:
     async def refuses(*_: object, **__: object) -> None:
         raise class_of(code)("no", code=code)
 
-    before = await Before.look(box)
-    await sh(box, "echo 1 > a")
+    before = await Before.look(sandbox)
+    await sh(sandbox, "echo 1 > a")
     monkeypatch.setattr(type(at.service.core.files), "keep", refuses)
-    assert (await outputs.collect(at.service.core.files, box, before)).left == 1
+    assert (await outputs.collect(at.service.core.files, sandbox, before)).left == 1

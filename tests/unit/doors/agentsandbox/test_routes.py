@@ -14,7 +14,7 @@ import structlog
 
 from sandlot.core.content import files
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnavailableError
@@ -63,7 +63,7 @@ async def test_internal_error_has_the_vendors_format_and_no_details(http: httpx.
     def fails(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Sandboxes, "all", fails)
+    monkeypatch.setattr(SandboxManager, "list", fails)
     with structlog.testing.capture_logs() as logged:
         message = refused(await http.get(f"{HERE}/v1/sessions"), 500)
     assert "secret" not in message
@@ -135,10 +135,10 @@ async def test_failed_preparation_leaves_no_program_file(at: SharedBench, http: 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(at.service.core.files), "inject", fails)
         refused(await http.post(f"{HERE}/v1/execute", json={"code": "touch ran", "file_ids": [file], **ran}), 503)
-    (box,) = at.sandboxes.all(OPERATOR)
+    (sandbox,) = at.sandboxes.list(OPERATOR)
 
     async def alone() -> bool:
-        return not (await files.listing(box, translate.PROGRAMS, user=User.ROOT)).entries
+        return not (await files.listing(sandbox, translate.PROGRAMS, user=User.ROOT)).entries
 
     await until(alone)
     told = ok(await http.post(f"{HERE}/v1/execute", json={"code": "ls -A", "file_ids": [file], **ran}), 200)
@@ -166,8 +166,8 @@ async def test_html_file_is_downloaded_as_an_attachment(http: httpx.AsyncClient)
 
 async def test_end_of_the_sandbox_is_reported_in_the_runs_result(http: httpx.AsyncClient, at: SharedBench, session: str) -> None:
     run = asyncio.create_task(http.post(f"{HERE}/v1/execute", json={"code": "echo $$ > pid; sleep 1000", "language": "bash", "session_id": session}))
-    (box,) = at.sandboxes.all(OPERATOR)
-    await until(lambda: _is_there(box, "/workspace/pid"))
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    await until(lambda: _is_there(sandbox, "/workspace/pid"))
     await at.sandboxes.kill(session, OPERATOR)
     told = ok(await run, 200)
     assert told["return_code"] == 137
@@ -176,7 +176,7 @@ async def test_end_of_the_sandbox_is_reported_in_the_runs_result(http: httpx.Asy
     assert ok(await http.get(f"{HERE}/v1/sessions"), 200) == {"sessions": []}
 
 
-async def _is_there(box: Sandbox, path: str) -> bool:
+async def _is_there(sandbox: Sandbox, path: str) -> bool:
     with suppress(NotFoundError):
-        return bool(await files.stat(box, path, user=User.USER))
+        return bool(await files.stat(sandbox, path, user=User.USER))
     return False

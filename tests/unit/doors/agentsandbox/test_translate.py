@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot.core.runs.outcomes import Finished, Outcome
+from sandlot.core.runs.outcomes import CommandResult, ProcessOutcome
 from sandlot.doors.agentsandbox import translate
 from sandlot.doors.agentsandbox.outputs import Kept
 from sandlot.model.access import OwnerId, Principal, Quota
@@ -20,7 +20,7 @@ from tests.support.cases import cases
 
 WHO = Principal(owner=OwnerId("0123456789ab"), name="somebody")
 AT = datetime(2026, 11, 22, 5, 6, 7, 89_000, tzinfo=UTC)
-OUTCOME = Outcome(process=ProcessId("a" * 32), exit_code=0, signal=None, reason="exited", duration_s=0.25)
+OUTCOME = ProcessOutcome(process=ProcessId("a" * 32), exit_code=0, signal=None, reason="exited", duration_s=0.25)
 BOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
 FILE = FileRecord(
     id=FileId("file-abcdefghijklmnop"),
@@ -109,8 +109,8 @@ def test_execution_record_is_translated() -> None:
     assert (command.language, command.request_meta is not None and command.request_meta["origin"]) == (None, "native")
 
 
-def finished(stdout: bytes, stderr: bytes) -> Finished:
+def finished(stdout: bytes, stderr: bytes) -> CommandResult:
     captures = [Capture(), Capture()]
     for capture, data in zip(captures, (stdout, stderr), strict=True):
         capture.add(data)
-    return Finished(OUTCOME, *captures)
+    return CommandResult(OUTCOME, *captures)

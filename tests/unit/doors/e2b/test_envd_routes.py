@@ -34,14 +34,14 @@ CONTENT = BODIES.map(lambda body: json.dumps(body).encode()) | st.binary(max_siz
 
 
 @pytest.fixture
-async def box(at: SharedBench) -> Sandbox:
+async def sandbox(at: SharedBench) -> Sandbox:
     return await at.sandbox()
 
 
 @pytest.fixture
-async def inside(http: httpx.AsyncClient, box: Sandbox) -> AsyncIterator[Inside]:
-    yield Inside(http, box.id)
-    await until(lambda: box.activity.held == 0)
+async def inside(http: httpx.AsyncClient, sandbox: Sandbox) -> AsyncIterator[Inside]:
+    yield Inside(http, sandbox.id)
+    await until(lambda: sandbox.activity.held == 0)
 
 
 async def pids(inside: Inside) -> list[int]:
@@ -141,10 +141,10 @@ async def test_terminal_takes_input_and_sizes_only_as_a_terminal(inside: Inside)
         await inside.ask(f"{PROCESS}/SendSignal", {"process": {"pid": pid}, "signal": 9})
 
 
-async def test_disconnect_leaves_the_command_running(inside: Inside, box: Sandbox) -> None:
+async def test_disconnect_leaves_the_command_running(inside: Inside, sandbox: Sandbox) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sleep", "1000", tag="t")) as told:
         pid = (await anext(told))["event"]["start"]["pid"]
-    await until(lambda: box.activity.held == 0)
+    await until(lambda: sandbox.activity.held == 0)
     assert await pids(inside) == [pid]
     told_of, last = await inside.all(f"{PROCESS}/Connect", {"process": {"pid": pid}}, body=None, **{"Connect-Timeout-Ms": "200"})
     assert (told_of, last["error"]["code"]) == ([{"event": {"start": {"pid": pid}}}], "deadline_exceeded")
@@ -163,7 +163,7 @@ async def test_disconnect_leaves_the_command_running(inside: Inside, box: Sandbo
     assert (await inside.failed(f"{PROCESS}/Connect", {"process": {"pid": pid}}))["code"] == "not_found"
 
 
-async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, box: Sandbox) -> None:
+async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, sandbox: Sandbox) -> None:
     async with inside.following(f"{PROCESS}/Start", started("cat", stdin=True)) as told:
         select = {"process": {"pid": (await anext(told))["event"]["start"]["pid"]}}
         wrongs: Sequence[Sequence[Json]] = (
@@ -194,10 +194,10 @@ async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, box: 
         sending = asyncio.create_task(inside.http.post(f"{PROCESS}/StreamInput", content=body(), headers=headers))
         await reached.wait()
         before = 1000  # of the note of the process
-        await until(lambda: box.budget.taken_bytes > 300_000)
+        await until(lambda: sandbox.buffers.taken_bytes > 300_000)
         arrived.set()
         assert unpacked((await sending).content) == [(0, {}), (2, {})]
-        assert box.budget.taken_bytes < before
+        assert sandbox.buffers.taken_bytes < before
         assert await inside.ask(f"{PROCESS}/CloseStdin", select) == {}
         assert len(output([each async for each in told if "event" in each], "stdout")) == 300_000
 
@@ -257,33 +257,33 @@ async def test_malformed_uploads_leave_the_old_file(inside: Inside) -> None:
         assert answer.status_code in {400, 401, 404}
 
 
-async def test_compressed_uploads_count_their_unpacked_size(at: SharedBench, box: Sandbox) -> None:
-    _, secret = await at.service.keys.create("small", quota=Quota(upload_bytes=100_000))
+async def test_compressed_uploads_count_their_unpacked_size(at: SharedBench, sandbox: Sandbox) -> None:
+    _, secret = await at.service.api_keys.create("small", quota=Quota(upload_bytes=100_000))
     async with at.client(secret) as http:
         made = (await http.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})).json()["id"]
         inside = Inside(http, made)
         await send(inside, 429, gzip.compress(bytes(10_000_000)), **{"Content-Encoding": "gzip"})
         await send(inside, 200, gzip.compress(bytes(99_000)), **{"Content-Encoding": "gzip"})
-    assert box.id != made
+    assert sandbox.id != made
 
 
-async def test_tokens_and_signatures_open_only_their_sandbox(at: SharedBench, box: Sandbox) -> None:
+async def test_tokens_and_signatures_open_only_their_sandbox(at: SharedBench, sandbox: Sandbox) -> None:
     other = await at.sandbox()
-    token = at.service.core.signer.token(box.owner, box.id)
-    await at.service.keys.create("somebody")
+    token = at.service.core.url_signer.token(sandbox.owner, sandbox.id)
+    await at.service.api_keys.create("somebody")
     async with at.client() as http:
         shown = {"X-Access-Token": token}
-        await Inside(http, box.id, **shown).ask(f"{PROCESS}/List", {})
-        for wrong in (Inside(http, other.id, **shown), Inside(http, box.id, **{"X-Access-Token": token + "x"}), Inside(http, box.id)):
+        await Inside(http, sandbox.id, **shown).ask(f"{PROCESS}/List", {})
+        for wrong in (Inside(http, other.id, **shown), Inside(http, sandbox.id, **{"X-Access-Token": token + "x"}), Inside(http, sandbox.id)):
             answer = await http.post(f"{PROCESS}/List", content=b"{}", headers={**wrong.headers, "Content-Type": connect.UNARY})
             assert (answer.status_code, answer.json()["code"]) == (401, 401)
-        for path in (f"/v1/sandboxes/{box.id}", f"{HERE}/sandboxes/{box.id}", "/files", "/healthz/../v1/sandboxes"):
+        for path in (f"/v1/sandboxes/{sandbox.id}", f"{HERE}/sandboxes/{sandbox.id}", "/files", "/healthz/../v1/sandboxes"):
             assert (await http.get(path, headers={**shown, "E2b-Sandbox-Id": other.id})).status_code in {401, 404}
 
 
-async def test_signed_url_is_refused_after_its_expiration(at: SharedBench, box: Sandbox, inside: Inside) -> None:
+async def test_signed_url_is_refused_after_its_expiration(at: SharedBench, sandbox: Sandbox, inside: Inside) -> None:
     await send(inside, 200, b"content")
-    token, now = at.service.core.signer.token(box.owner, box.id), int(at.service.core.clock.now().timestamp())
+    token, now = at.service.core.url_signer.token(sandbox.owner, sandbox.id), int(at.service.core.clock.now().timestamp())
     async with at.client() as http:
         for expires, status in ((now + 600, 200), (now - 1, 401)):
             signature = signatures.signature("f", "read", "", token, str(expires))

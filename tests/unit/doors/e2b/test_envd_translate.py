@@ -10,8 +10,8 @@ from e2b.sandbox.signature import get_signature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.content.watching import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, Event
-from sandlot.core.runs.outcomes import Outcome
+from sandlot.core.content.watching import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, FileEvent
+from sandlot.core.runs.outcomes import ProcessOutcome
 from sandlot.doors.e2b.envd import errors, signatures, translate
 from sandlot.doors.e2b.envd.wire import Input, StartMessage, WatcherMessage, WatchMessage
 from sandlot.link.types import Entry
@@ -109,7 +109,7 @@ def test_every_guest_timestamp_is_a_valid_date(ns: int) -> None:
 
 def test_process_end_is_formatted_like_go() -> None:
     def end(exit_code: int = 0, signal: int | None = None, reason: str = "exited") -> Any:  # noqa: ANN401 - JSON
-        outcome = Outcome(process=PROCESS, exit_code=exit_code, signal=signal, reason=reason, duration_s=1.0)
+        outcome = ProcessOutcome(process=PROCESS, exit_code=exit_code, signal=signal, reason=reason, duration_s=1.0)
         return translate.ended(outcome)["event"]["end"]
 
     assert end() == {"exitCode": 0, "exited": True, "status": "exit status 0"}
@@ -127,7 +127,7 @@ def test_process_end_is_formatted_like_go() -> None:
 
 def test_file_events_are_translated() -> None:
     def told(kind: str, path: str, source: str | None = None) -> list[tuple[str, str]]:
-        return [(each["name"], each["type"]) for each in translate.happened(Event(kind, path, source=source), "/w")]
+        return [(each["name"], each["type"]) for each in translate.happened(FileEvent(kind, path, source=source), "/w")]
 
     assert told(CREATED, "/w/a") == [("a", "EVENT_TYPE_CREATE")]
     assert told(MODIFIED, "/w/b/c") == [("b/c", "EVENT_TYPE_WRITE")]
@@ -137,7 +137,7 @@ def test_file_events_are_translated() -> None:
     part = f"/w/.{'a' * 32}.part"
     assert (told(CREATED, part), told(MODIFIED, part), told(REMOVED, part)) == ([], [], [])
     assert told(MOVED, "/w/a", part) == [("a", "EVENT_TYPE_CREATE"), ("a", "EVENT_TYPE_WRITE")]
-    assert [each["name"] for each in translate.happened(Event(CREATED, "/a"), "/")] == ["a"]
+    assert [each["name"] for each in translate.happened(FileEvent(CREATED, "/a"), "/")] == ["a"]
 
 
 @cases("header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")])

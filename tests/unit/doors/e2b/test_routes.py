@@ -110,15 +110,15 @@ async def test_paused_sandbox_refuses_code_and_is_not_resumed_by_a_new_timeout(
 async def test_failed_pause_leaves_the_sandbox_running(
     http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = at.sandboxes.find(made["sandboxID"], OPERATOR)
+    sandbox = at.sandboxes.find(made["sandboxID"], OPERATOR)
     monkeypatch.setattr(means, "STEP_TIMEOUT_S", 1.0)
     for asked, status in (({"requireHealthyGuest": True}, 503), ({}, 408)):
-        assert box.instance is not None
-        await box.instance.pause()  # behind the service's back: it answers nothing
-        answer = await http.post(f"{HERE}/sandboxes/{box.id}/pause", json=asked)
+        assert sandbox.instance is not None
+        await sandbox.instance.pause()  # behind the service's back: it answers nothing
+        answer = await http.post(f"{HERE}/sandboxes/{sandbox.id}/pause", json=asked)
         refused(answer, status)
         assert ("retry-after" in answer.headers) == (status == 503)
-        assert box.state == "running"
+        assert sandbox.state == "running"
         assert lines(await http.post(f"{HERE}/execute", json={"code": "1 + 1"}, headers=inside))[-1]["text"] == "2"
 
 
@@ -164,7 +164,7 @@ async def test_disconnect_interrupts_the_code(http: httpx.AsyncClient, made: dic
 
 
 async def test_token_opens_only_its_sandbox_if_headers_name_several(at: SharedBench) -> None:
-    _, secret = await at.service.keys.create("owner")
+    _, secret = await at.service.api_keys.create("owner")
     async with at.client() as http:
         key = {"X-API-KEY": secret}
         own, other = [ok(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}, headers=key), 201) for _ in range(2)]
@@ -177,5 +177,5 @@ async def test_token_opens_only_its_sandbox_if_headers_name_several(at: SharedBe
         ids_alone = {"E2b-Sandbox-Id": own["sandboxID"], "X-Access-Token": own["envdAccessToken"]}
         refused(await http.get(f"{HERE}/v2/sandboxes", headers=ids_alone), 401)
         refused(await http.delete(f"{HERE}/sandboxes/{own['sandboxID']}", headers=ids_alone), 401)
-        await at.service.keys.revoke("owner")
+        await at.service.api_keys.revoke("owner")
         refused(await http.get(f"{HERE}/contexts", headers=ids_alone), 401)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.runs.code import Outcome
+from sandlot.core.runs.code import CodeExecutionStatus
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.access import is_inside
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
@@ -120,10 +120,10 @@ def test_output_that_is_not_utf8_is_replaced() -> None:
 
 def test_abnormal_ends_are_reported_as_errors() -> None:
     for status in ("timeout", "killed", "died", "oom", "aborted", "error"):
-        told = results.end(Outcome(ProcessId("p"), status, 1, 0.1))
+        told = results.end(CodeExecutionStatus(ProcessId("p"), status, 1, 0.1))
         assert told is not None
         assert told["type"] == "error"
-    assert results.end(Outcome(ProcessId("p"), "ok", 1, 0.1)) is None
+    assert results.end(CodeExecutionStatus(ProcessId("p"), "ok", 1, 0.1)) is None
     assert results.error(CellError("N", "v", ("a", "b"))) == {"type": "error", "name": "N", "value": "v", "traceback": "a\nb"}
 
 

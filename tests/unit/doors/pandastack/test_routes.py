@@ -21,13 +21,13 @@ HERE = "/pandastack/v1"
 
 
 @pytest.fixture
-async def box(at: SharedBench) -> Sandbox:
+async def sandbox(at: SharedBench) -> Sandbox:
     return await at.sandbox()
 
 
 @pytest.fixture
-async def url(box: Sandbox) -> str:
-    return f"{HERE}/sandboxes/{box.id}"
+async def url(sandbox: Sandbox) -> str:
+    return f"{HERE}/sandboxes/{sandbox.id}"
 
 
 def refused(response: httpx.Response, status: int) -> str:
@@ -102,7 +102,7 @@ async def test_ended_sandbox_is_not_found_and_delete_is_idempotent(http: httpx.A
 
 
 async def test_sandboxes_of_another_key_are_not_found(at: SharedBench) -> None:
-    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    secrets = [(await at.service.api_keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs, at.client() as stranger:
         refused(await stranger.get(f"{HERE}/me"), 401)
         made = ok(await mine.post(f"{HERE}/sandboxes", json={"template": "base"}), 201)["id"]
@@ -113,11 +113,11 @@ async def test_sandboxes_of_another_key_are_not_found(at: SharedBench) -> None:
         assert ok(await mine.get(f"{HERE}/sandboxes/{made}"))["id"] == made
 
 
-async def test_lifecycle_is_updated(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_lifecycle_is_updated(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     assert ok(await http.patch(f"{url}/lifecycle", json={})) == ok(await http.get(f"{url}/lifecycle"))
     assert ok(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77}))["ttl_seconds"] == 77
     assert ok(await http.patch(f"{url}/lifecycle", json={"persistent": True})) == {"ttl_seconds": 0, "persistent": True, "idle_seconds": 0}
-    assert box.spec.timeout_s is None
+    assert sandbox.spec.timeout_s is None
     refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77}), 400)
     refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77, "persistent": True}), 400)
     assert ok(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 78, "persistent": False}))["ttl_seconds"] == 78
@@ -138,25 +138,25 @@ async def events(http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> lis
     return told
 
 
-async def test_stream_of_an_ended_sandbox_has_neither_exit_nor_error(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_stream_of_an_ended_sandbox_has_neither_exit_nor_error(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     async with http.stream("POST", f"{url}/exec/stream", json={"cmd": "echo begun; sleep 60"}) as answer:
         lines = answer.aiter_lines()
         assert [await anext(lines) for _ in range(2)] == ["event: stdout", 'data: {"chunk": "begun\\n"}']
-        box.end(Exit(ExitReason.OOM, "it took too much memory"))
+        sandbox.request_end(Exit(ExitReason.OOM, "it took too much memory"))
         rest = [line async for line in lines if line]
     assert [line.startswith(": ") and "memory" in line for line in rest] == [True]
 
 
-async def test_disconnect_ends_the_command(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_disconnect_ends_the_command(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     for path in ("exec", "exec/stream"):
         left = asyncio.create_task(http.post(f"{url}/{path}", json={"cmd": "sleep 61.5"}))
-        await until(lambda: box.activity.held > 0)
+        await until(lambda: sandbox.activity.held > 0)
         left.cancel()
         await asyncio.wait([left])
-        await until(lambda: box.activity.held == 0)
+        await until(lambda: sandbox.activity.held == 0)
 
     async def ended() -> bool:
-        return all(not each["running"] for each in (await http.get(f"/v1/sandboxes/{box.id}/processes")).json()["processes"])
+        return all(not each["running"] for each in (await http.get(f"/v1/sandboxes/{sandbox.id}/processes")).json()["processes"])
 
     await until(ended)
 
@@ -167,7 +167,7 @@ async def test_listing_of_a_large_folder_is_refused(http: httpx.AsyncClient, url
     assert "find" in refused(await http.get(f"{url}/fs/dir", params={"path": "/tmp"}), 413)
 
 
-async def test_log_lines_are_whole(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_log_lines_are_whole(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     await run(http, url, "printf 'one\\ntwo'; echo bad >&2")
     assert (await http.get(f"{url}/logs")).text == "one\ntwo\nbad\n"
     assert (await http.get(f"{url}/logs?stream=stdout&follow=0")).text == "one\ntwo\n"
@@ -178,7 +178,7 @@ async def test_log_lines_are_whole(http: httpx.AsyncClient, url: str, box: Sandb
             if (line := await anext(following)).startswith("data: "):
                 lines.append(json.loads(line.removeprefix("data: "))["line"])
         await run(http, url, "printf half; sleep 0.1; printf ' line\\nrest'")
-        box.end(Exit(ExitReason.KILLED, "a test"))
+        sandbox.request_end(Exit(ExitReason.KILLED, "a test"))
         lines += [json.loads(line.removeprefix("data: "))["line"] async for line in following if line.startswith("data: ")]
     assert lines == ["one", "two", "bad", "half line", "rest"]
 
@@ -191,16 +191,16 @@ async def test_abilities_that_the_isolation_lacks_are_refused(http: httpx.AsyncC
 
 async def test_wake_time_counts_against_the_default_timeout(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client waits for both: a command that says no time is ended before that is over."""
-    wake = Sandbox.within_reach
+    wake = Sandbox.wait_reachable
 
-    async def slowly(box: Sandbox) -> None:
+    async def slowly(sandbox: Sandbox) -> None:
         await asyncio.sleep(0.2)  # a wake that takes time
-        await wake(box)
+        await wake(sandbox)
 
     ok(await http.post(f"{url}/repl/sessions"), 201)
     monkeypatch.setattr(running, "DEFAULT_EXEC_S", 1.6)
     monkeypatch.setattr(running, "DEFAULT_STREAM_S", 1.6)
-    monkeypatch.setattr(Sandbox, "within_reach", slowly)
+    monkeypatch.setattr(Sandbox, "wait_reachable", slowly)
     session = ok(await http.get(f"{url}/repl/sessions"))["items"][0]["id"]
     *told, asked, streamed = await asyncio.gather(
         http.post(f"{url}/exec", json={"cmd": "sleep 60"}),

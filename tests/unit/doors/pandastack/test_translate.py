@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.node.budget import Budget
-from sandlot.core.runs.code import Executed
-from sandlot.core.runs.code import Outcome as CellOutcome
-from sandlot.core.runs.outcomes import Finished, Outcome
+from sandlot.core.node.budget import BufferBudget
+from sandlot.core.runs.code import CodeExecutionResult
+from sandlot.core.runs.code import CodeExecutionStatus as CellOutcome
+from sandlot.core.runs.outcomes import CommandResult, ProcessOutcome
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder
@@ -60,7 +60,7 @@ def test_timeout_is_translated() -> None:
 async def test_fork_inherits_labels_of_the_api(clock: ManualClock) -> None:
     def box(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> Sandbox:
         spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), metadata=metadata, timeout_s=timeout_s, parent=parent)
-        return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), budget=Budget(MIB), clock=clock)
+        return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
     parent = box({"a": "b", "sandlot.ttl": "99", "sandlot.door": "pandastack", "sandlot.use": "other"}, None)
     words = translate.forked(parent, None, "tree-1")
@@ -133,8 +133,8 @@ def test_default_timeout_is_reduced_by_the_wake_time() -> None:
 
 
 def test_command_result_is_translated() -> None:
-    ended = Outcome(ProcessId("p"), 137, 9, "oom", 1.5)
-    told = running.exec_answer(Finished(ended, kept("out"), kept("err\n")))
+    ended = ProcessOutcome(ProcessId("p"), 137, 9, "oom", 1.5)
+    told = running.exec_answer(CommandResult(ended, kept("out"), kept("err\n")))
     assert (told.stdout, told.exit_code, told.duration_ms) == ("out", 137, 1500)
     assert told.stderr.startswith("err\nSandlot: ")
     assert "timeout" in str(running.late(5))
@@ -143,8 +143,8 @@ def test_command_result_is_translated() -> None:
 # -------------------------------------------------------------------------------------------------------------------------- cells
 
 
-def cell(status: str = "ok", error: CellError | None = None, *shown: Display) -> Executed:
-    return Executed(CellOutcome(ProcessId("p"), status, 1, 0.25), kept("out"), kept("err"), shown, 0, error)
+def cell(status: str = "ok", error: CellError | None = None, *shown: Display) -> CodeExecutionResult:
+    return CodeExecutionResult(CellOutcome(ProcessId("p"), status, 1, 0.25), kept("out"), kept("err"), shown, 0, error)
 
 
 def test_cell_result_is_translated() -> None:

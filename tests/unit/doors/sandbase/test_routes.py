@@ -283,7 +283,7 @@ async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.A
 
 
 async def test_resources_of_another_key_are_not_found(at: SharedBench) -> None:
-    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    secrets = [(await at.service.api_keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:
         made = ok(await mine.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
         hook = ok(await mine.post(f"{HERE}/events/webhooks", json={"url": "https://example.com/"}), 201)["id"]

@@ -74,8 +74,8 @@ async def test_unknown_session_ids_are_not_found(http: httpx.AsyncClient, id_: s
 
 
 async def test_sandboxes_of_other_apis_are_no_sessions(http: httpx.AsyncClient, at: SharedBench) -> None:
-    box = await at.sandbox()
-    await all_gone(http, box.id)
+    sandbox = await at.sandbox()
+    await all_gone(http, sandbox.id)
     forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}})
     assert (forged.status_code, forged.json()["code"]) == (400, "invalid_request")
     bare = await at.sandboxes.create(replace(BASE, metadata={"sandlot.door": "sandboxapi", "sandlot.use": "session"}), OPERATOR)
@@ -84,7 +84,7 @@ async def test_sandboxes_of_other_apis_are_no_sessions(http: httpx.AsyncClient, 
 
 
 async def test_session_of_another_key_is_not_found(at: SharedBench) -> None:
-    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    secrets = [(await at.service.api_keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:
         made = ok(await mine.post(f"{HERE}/v1/sessions", json={"language": "bash"}), 201)["id"]
         await all_gone(theirs, made)
@@ -96,25 +96,25 @@ async def test_idle_session_ends_and_used_session_stays(folder: Path) -> None:
     clock = ManualClock()
     async with bench(folder, clock=clock) as here, client(here.service) as http:
         made = [ok(await http.post(f"{HERE}/v1/sessions", json={"language": "python3", "idle_ttl": 60}), 201)["id"] for _ in range(2)]
-        boxes = [here.sandboxes.find(id_, OPERATOR) for id_ in made]
-        assert [box.idle_timeout_s for box in boxes] == [60, 60]
+        sandboxes = [here.sandboxes.find(id_, OPERATOR) for id_ in made]
+        assert [sandbox.idle_timeout_s for sandbox in sandboxes] == [60, 60]
         clock.advance(50)
         before = ok(await http.get(f"{HERE}/v1/sessions/{made[1]}"))["expires_at"]
         await run(http, made[1], "1")
         assert ok(await http.get(f"{HERE}/v1/sessions/{made[1]}"))["expires_at"] > before
-        while not boxes[0].ended.is_set():
+        while not sandboxes[0].ended.is_set():
             clock.advance(TICK_S)  # the idle monitor reads once per tick
             await run(http, made[1], "1")
         await all_gone(http, made[0])
-        assert not boxes[1].wanted.is_set()
+        assert not sandboxes[1].end_requested.is_set()
         assert (await run(http, made[1], "print(1)"))["stdout"] == "1\n"
 
 
 async def test_end_of_the_session_fails_its_running_code(http: httpx.AsyncClient, session: str, at: SharedBench) -> None:
-    box: Sandbox = at.sandboxes.find(session, OPERATOR)
+    sandbox: Sandbox = at.sandboxes.find(session, OPERATOR)
     running = asyncio.create_task(http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": "import time; time.sleep(60)"}))
-    await until(lambda: box.activity.held > 0)
-    box.end(Exit(ExitReason.OOM, "it took too much memory"))
+    await until(lambda: sandbox.activity.held > 0)
+    sandbox.request_end(Exit(ExitReason.OOM, "it took too much memory"))
     told = await running
     gone(told)
     assert "memory" in told.json()["message"]

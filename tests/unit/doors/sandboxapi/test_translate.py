@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.oneshot.results import Result, Status
-from sandlot.core.runs.code import Executed, Outcome
+from sandlot.core.runs.code import CodeExecutionResult, CodeExecutionStatus
 from sandlot.doors.sandboxapi import translate
 from sandlot.link.types import CellError
 from sandlot.model.access import OwnerId, Principal, Quota
@@ -57,7 +57,7 @@ def test_missing_measurements_have_defaults() -> None:
     ],
 )
 def test_cell_result_is_translated_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
-    done = Executed(Outcome(new_process_id(), status, 1, 0.1), Capture(), Capture(), (), 0, error)
+    done = CodeExecutionResult(CodeExecutionStatus(new_process_id(), status, 1, 0.1), Capture(), Capture(), (), 0, error)
     assert translate._cell(done, 5)[:2] == (told, code)  # noqa: SLF001
 
 

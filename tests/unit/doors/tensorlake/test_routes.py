@@ -106,18 +106,18 @@ async def test_disconnect_ends_the_process(http: httpx.AsyncClient, box: str) ->
 
 @cases("reason", [ExitReason.OOM, ExitReason.KILLED])
 async def test_end_of_the_sandbox_ends_the_run(http: httpx.AsyncClient, at: SharedBench, reason: ExitReason) -> None:
-    box = await at.sandbox()
-    url = f"{HERE}/sbx/{box.id}/api/v1/processes/run"
+    sandbox = await at.sandbox()
+    url = f"{HERE}/sbx/{sandbox.id}/api/v1/processes/run"
     async with http.stream("POST", url, json={"command": "sh", "args": ["-c", "echo there; printf cut; sleep 1000"]}) as response:
         lines = response.aiter_lines()
         while "there" not in await anext(lines):
             pass
-        box.end(Exit(reason))
+        sandbox.request_end(Exit(reason))
         rest = [json.loads(line.removeprefix("data: ")) async for line in lines if line.startswith("data: ")]
     ends = [event for event in rest if "exit_code" in event or "signal" in event]
     assert ends == ([{"signal": 9, "reason": "oom_killed", "oom_killed": True}] if reason is ExitReason.OOM else [])
     refused(await http.post(url, json={"command": "true"}), 404)
-    assert ok(await http.get(f"{NAMED}/sandboxes/{box.id}"))["status"] == "terminated"
+    assert ok(await http.get(f"{NAMED}/sandboxes/{sandbox.id}"))["status"] == "terminated"
 
 
 async def test_process_name_refers_to_the_running_process(http: httpx.AsyncClient, box: str) -> None:
@@ -142,7 +142,7 @@ async def until_ended(http: httpx.AsyncClient, inside: str, pid: int) -> None:
 
 
 async def test_terminal_token_opens_only_its_terminal(at: SharedBench) -> None:
-    _, secret = await at.service.keys.create("somebody")
+    _, secret = await at.service.api_keys.create("somebody")
     async with at.client(secret) as http:
         box, other = [ok(await http.post(f"{NAMED}/sandboxes", json={"image": "base"}))["sandbox_id"] for _ in range(2)]
         made = ok(await http.post(f"{HERE}/sbx/{box}/api/v1/pty", json={"command": "cat"}), 201)
@@ -181,8 +181,8 @@ async def test_terminal_token_opens_only_its_terminal(at: SharedBench) -> None:
 
 
 async def test_sandboxes_of_another_owner_are_not_found(at: SharedBench) -> None:
-    _, owner = await at.service.keys.create("owner")
-    _, other = await at.service.keys.create("other")
+    _, owner = await at.service.api_keys.create("owner")
+    _, other = await at.service.api_keys.create("other")
     async with at.client(other) as stranger:
         asked = {"image": "base", "name": "mine"}
         made = ok(await stranger.post(f"{NAMED}/sandboxes", json=asked, headers={"Authorization": f"Bearer {owner}"}))["sandbox_id"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.node.budget import Budget
-from sandlot.core.runs.outcomes import Outcome
+from sandlot.core.node.budget import BufferBudget
+from sandlot.core.runs.outcomes import ProcessOutcome
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import CreateBody
 from sandlot.doors.tensorlake.inside import translate as inner
@@ -71,7 +71,7 @@ def test_process_selector_is_a_pid_or_a_name(word: str, pid: int | None) -> None
     ],
 )
 def test_process_outcome_is_translated(reason: str, signal: int | None, told: dict[str, object]) -> None:
-    assert inner.ended(Outcome(ProcessId("0" * 32), 137, signal, reason, 1.0)) == told
+    assert inner.ended(ProcessOutcome(ProcessId("0" * 32), 137, signal, reason, 1.0)) == told
 
 
 @cases("name", ["", "5", "a/b"])
@@ -88,27 +88,27 @@ def test_terminal_messages_are_translated() -> None:
 
 
 def test_lines_are_joined_and_their_memory_is_released() -> None:
-    budget = Budget(4 * MOST_BYTES)
-    lines = Lines(budget)
+    buffers = BufferBudget(4 * MOST_BYTES)
+    lines = Lines(buffers)
     assert lines.add(Output(1, 0, b"a\nb")) == [(1, "a")]
     assert lines.add(Output(2, 0, b"err")) == []
-    assert budget.taken_bytes == 4
+    assert buffers.taken_bytes == 4
     assert lines.add(Output(1, 3, b"c\xff\r\n\nd")) == [(1, "bc\ufffd\r"), (1, "")]
     assert lines.add(Lost(2, 7, 3)) == [(2, "err"), (2, "[7 bytes are no longer kept]")]
     assert lines.end() == [(1, "d")]
     assert lines.end() == []
-    assert budget.taken_bytes == 0
+    assert buffers.taken_bytes == 0
     lines.add(Output(1, 0, b"x"))
     lines.close()
-    assert budget.taken_bytes == 0
+    assert buffers.taken_bytes == 0
 
 
 def test_endless_line_is_split() -> None:
     for most in (4 * MOST_BYTES, 100_000):
-        budget = Budget(most)
-        lines = Lines(budget)
+        buffers = BufferBudget(most)
+        lines = Lines(buffers)
         piece = b"x" * 64_000
         told = [line for _ in range(300) for line in lines.add(Output(1, 0, piece))]
         assert sum(len(text) for _, text in [*told, *lines.end()]) == 300 * len(piece)
         assert max(len(text) for _, text in told) <= MOST_BYTES + len(piece)
-        assert budget.taken_bytes == 0
+        assert buffers.taken_bytes == 0

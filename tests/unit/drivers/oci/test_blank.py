@@ -32,7 +32,7 @@ class Losing:
     """A runtime whose start fails because the sandbox is destroyed meanwhile, after its record could not be drafted any more."""
 
     def __init__(self) -> None:
-        self.blank: OciBlank | None = None
+        self.prepared: OciBlank | None = None
 
     def engine(self, _program: Program) -> Losing:
         return self
@@ -41,8 +41,8 @@ class Losing:
         return self._start([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
 
     async def _start(self, before: list[asyncio.Task[Any]]) -> None:
-        assert self.blank is not None
-        await self.blank.destroy()
+        assert self.prepared is not None
+        await self.prepared.destroy()
         await others(before)
         raise EngineError("the sandbox is gone")
 
@@ -92,9 +92,9 @@ def holding(tmp_path: Path) -> Holding:
 def warm(holding: Holding, runtime: object) -> OciBlank:
     """A blank as if its runtime's own processes ran; they have ended."""
     program = Program("runsc", Path("/bin/true"), "0" * 64, "x")
-    blank = OciBlank(holding, Shape(root=RootFs(path=Path("/nonexistent"), digest="0"), limits=LIMITS), cast("Runtime", runtime), program, None)
-    blank._created = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))  # noqa: SLF001 - as if it were warm
-    return blank
+    prepared = OciBlank(holding, Shape(root=RootFs(path=Path("/nonexistent"), digest="0"), limits=LIMITS), cast("Runtime", runtime), program, None)
+    prepared._created = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))  # noqa: SLF001 - as if it were warm
+    return prepared
 
 
 def spec() -> SandboxSpec:
@@ -115,11 +115,11 @@ async def test_destroying_a_sandbox_that_starts_reports_its_end_and_no_lost_erro
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
     runtime = Losing()
-    runtime.blank = warm(holding, runtime)
+    runtime.prepared = warm(holding, runtime)
     with pytest.raises(SandboxEndedError) as ended:
-        await runtime.blank.boot(spec())
+        await runtime.prepared.boot(spec())
     assert ended.value.fields == {"ref": REF, "reason": "killed"}
-    runtime.blank = None
+    runtime.prepared = None
     del ended
     gc.collect()
     assert reported == []

@@ -100,10 +100,10 @@ def test_a_runtime_that_is_replaced_is_looked_at_again(settings: DriverSettings,
 
 async def test_record_of_a_prepared_sandbox_says_prepare(settings: DriverSettings, tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
-    blank = await driver(settings).prepare(Shape(RootFs(tmp_path / "root", "0"), LIMITS))
+    prepared = await driver(settings).prepare(Shape(RootFs(tmp_path / "root", "0"), LIMITS))
     (folder,) = (settings.data_dir / "sandboxes").iterdir()
     record = records.read(folder / "record.json")
-    await blank.destroy()
+    await prepared.destroy()
     assert record is not None
     assert record.step is Step.PREPARE
 

@@ -14,10 +14,10 @@ from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ids import new_node_id
-from sandlot.model.ports import Ability, Capabilities, Verdict
+from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
 from sandlot.testing.traces import traces
 
-YES = Verdict(ok=True)
+YES = ProbeResult(ok=True)
 
 
 def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path: Path) -> None:
@@ -25,8 +25,8 @@ def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path
         raise HostError("runsc is not installed.", code=ErrorCode.HOST_NOT_READY, hint="Install it.")
 
     can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc(missing)).probe()
-    assert not any(can.can(ability) for ability in Ability)
-    assert can.why_not(Ability.BOOT) == "runsc is not installed. Install it."
+    assert not any(can.can(ability) for ability in DriverCapability)
+    assert can.why_not(DriverCapability.BOOT) == "runsc is not installed. Install it."
     assert can.runtime == ""
 
 
@@ -37,8 +37,8 @@ def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> No
     broken.chmod(0o755)
     driver = OciDriver("gvisor", DriverSettings(node, tmp_path / "state"), Runsc(lambda: Program("runsc", broken, content_sha256(broken), "broken")))
     can = driver.probe()
-    assert not can.can(Ability.BOOT)
-    assert "no luck today" in can.why_not(Ability.BOOT)
+    assert not can.can(DriverCapability.BOOT)
+    assert "no luck today" in can.why_not(DriverCapability.BOOT)
     assert can.runtime.startswith("runsc broken")
     assert traces(tmp_path / "state", node) == ()
 
@@ -53,8 +53,8 @@ def test_a_yes_stays_and_a_no_is_looked_at_again(tmp_path: Path) -> None:
         return find_runsc()
 
     driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc(find))
-    assert [driver.probe().can(Ability.BOOT) for _ in range(2)] == [False, False]
-    assert driver.probe().can(Ability.BOOT)
+    assert [driver.probe().can(DriverCapability.BOOT) for _ in range(2)] == [False, False]
+    assert driver.probe().can(DriverCapability.BOOT)
     assert driver.probe() is driver.probe()
 
 
@@ -67,14 +67,17 @@ def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
 
 
 def test_a_no_to_snapshots_is_looked_at_again_after_a_while_and_no_yes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[dict[Ability, Verdict]] = [
-        {Ability.BOOT: YES, Ability.SNAPSHOT: Verdict(ok=False, reason="the disk is full")},
-        {Ability.BOOT: Verdict(ok=False, reason="busy"), Ability.SNAPSHOT: YES},
+    looks: list[dict[DriverCapability, ProbeResult]] = [
+        {DriverCapability.BOOT: YES, DriverCapability.SNAPSHOT: ProbeResult(ok=False, reason="the disk is full")},
+        {DriverCapability.BOOT: ProbeResult(ok=False, reason="busy"), DriverCapability.SNAPSHOT: YES},
     ]
     monkeypatch.setattr(probing, "probe", lambda *_: Capabilities("gvisor", "x", looks.pop(0)))
     driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc())
-    assert [driver.probe().can(Ability.SNAPSHOT) for _ in range(2)] == [False, False]
+    assert [driver.probe().can(DriverCapability.SNAPSHOT) for _ in range(2)] == [False, False]
     monkeypatch.setattr(driver, "_probed_s", driver._probed_s - 61)  # noqa: SLF001 - a minute passes
-    assert {ability: driver.probe().can(ability) for ability in (Ability.BOOT, Ability.SNAPSHOT)} == {Ability.BOOT: True, Ability.SNAPSHOT: True}
+    assert {ability: driver.probe().can(ability) for ability in (DriverCapability.BOOT, DriverCapability.SNAPSHOT)} == {
+        DriverCapability.BOOT: True,
+        DriverCapability.SNAPSHOT: True,
+    }
     assert driver.probe() is driver.probe()
     assert looks == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandlot.core.admission import NewSandbox
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.services import GuestStream
 from sandlot.model.access import OPERATOR, Principal, Quota
@@ -115,8 +115,8 @@ async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.Async
 
 @pytest.mark.real_guest
 async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
-    box = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, network="none"), OPERATOR)
-    url = f"/v1/sandboxes/{box.id}"
+    sandbox = await at.sandboxes.create(CreateSandboxParams(template="base", limits=BASE.limits, network="none"), OPERATOR)
+    url = f"/v1/sandboxes/{sandbox.id}"
     say = {"argv": ["python3", "-c", SAYS]}
     await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nimport time\nwhile '-fast' not in sys.argv[-1]: time.sleep(0.1)\n")
     assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
@@ -127,21 +127,21 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
             if name == "output":
                 assert told_["data"] == "open\n"
                 break
-    await until(lambda: ended(box))
+    await until(lambda: ended(sandbox))
     assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
 
 
-async def ended(box: Sandbox) -> bool:
+async def ended(sandbox: Sandbox) -> bool:
     """Whether the install is over whose client went away."""
-    return not box.installs
+    return not sandbox.installs
 
 
 @pytest.mark.real_guest
 async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
-    record, secret = await at.service.keys.create("closed", quota=Quota(installs=False))
-    who = Principal(owner=record.id, name="closed", quota=record.quota)
-    box = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, network="none"), who)
-    url = f"/v1/sandboxes/{box.id}"
+    record, secret = await at.service.api_keys.create("closed", quota=Quota(installs=False))
+    principal = Principal(owner=record.id, name="closed", quota=record.quota)
+    sandbox = await at.sandboxes.create(CreateSandboxParams(template="base", limits=BASE.limits, network="none"), principal)
+    url = f"/v1/sandboxes/{sandbox.id}"
     async with tcp_client(at.service, secret) as http:
         await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nsys.exit(2)\n")
         done = (await http.post(f"{url}/packages", json={"packages": ["a"]})).json()
@@ -149,7 +149,7 @@ async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -
 
 
 async def test_an_install_is_counted_as_a_run(at: Bench) -> None:
-    record, secret = await at.service.keys.create("few", quota=Quota(executions_per_month=0))
-    box = await at.sandboxes.create(BASE, Principal(owner=record.id, name="few", quota=record.quota))
+    record, secret = await at.service.api_keys.create("few", quota=Quota(executions_per_month=0))
+    sandbox = await at.sandboxes.create(BASE, Principal(owner=record.id, name="few", quota=record.quota))
     async with tcp_client(at.service, secret) as http:
-        problem(await http.post(f"/v1/sandboxes/{box.id}/packages", json={"packages": ["a"]}), 429, "quota_exceeded")
+        problem(await http.post(f"/v1/sandboxes/{sandbox.id}/packages", json={"packages": ["a"]}), 429, "quota_exceeded")

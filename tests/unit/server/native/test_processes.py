@@ -267,7 +267,7 @@ async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 @pytest.mark.real_guest
 async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     body = {"command": "until [ -e /workspace/go ]; do sleep 0.05; done; echo important; exit 3", "track": ["/workspace"]}
 
     async def ask() -> str:
@@ -275,7 +275,7 @@ async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, ht
 
     asking = asyncio.create_task(ask())
     await until(lambda: one_process(http, url))
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         (program,) = [info for info in await link.processes() if is_program(info.argv)]
         await link.signal(program.process, 9)
     await http.put(f"{url}/files/content", params={"path": "/workspace/go"}, content=b"")
@@ -288,16 +288,16 @@ async def test_a_client_that_goes_away_while_its_input_is_not_read_leaves_the_tu
     at: Bench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "PROMPT_S", 0.2)
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     started = {"command": "sleep 4361", "background": True, "stdin_open": True}
     process = f"{url}/processes/{(await http.post(url + '/processes', json=started)).json()['process']}"
     writing = [asyncio.create_task(http.post(process + "/stdin", content=b"x" * 2_000_000)) for _ in range(2)]
-    await until(lambda: box.activity.held >= 2)
+    await until(lambda: sandbox.activity.held >= 2)
     problem(await http.delete(process + "/stdin"), 409, "conflict")
     for task in writing:
         task.cancel()
     await asyncio.wait(writing)
-    await until(lambda: box.activity.held == 0)
+    await until(lambda: sandbox.activity.held == 0)
     assert (await http.delete(process + "/stdin")).status_code == 204, "the end is on its way"
     problem(await http.post(process + "/stdin", content=b"late"), 409, "conflict")
     assert (await http.get(process)).json()["running"]

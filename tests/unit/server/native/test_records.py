@@ -25,8 +25,8 @@ async def lines(response: httpx.Response) -> AsyncIterator[str]:
 
 
 async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench, http: httpx.AsyncClient) -> None:
-    boxes = [await at.sandbox() for _ in range(2)]
-    await at.sandboxes.kill(boxes[0].id, OPERATOR)
+    sandboxes = [await at.sandbox() for _ in range(2)]
+    await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
     page = (await http.get("/v1/events", params={"limit": 2})).json()
     assert [(event["sequence"], event["type"]) for event in page["events"]] == [(1, "sandbox.created"), (2, "sandbox.created")]
     assert (page["next_cursor"], page["last"]) == ("2", 2)
@@ -34,7 +34,7 @@ async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench,
     assert [event["type"] for event in rest["events"]] == ["sandbox.ended"]
     assert rest["next_cursor"] is None
     assert rest["events"][0]["data"]["reason"] == "killed"
-    one = (await http.get("/v1/events", params={"sandbox": boxes[1].id})).json()
+    one = (await http.get("/v1/events", params={"sandbox": sandboxes[1].id})).json()
     assert [event["sequence"] for event in one["events"]] == [2]
     for headers, first in (({}, 3), ({"Last-Event-ID": "1"}, 1)):
         async with http.stream("GET", "/v1/events", headers={**EVENTS, **headers}) as response:
@@ -44,9 +44,9 @@ async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench,
             if first == 1:
                 assert [await anext(told) for _ in range(2)] == ["id: 2", "event: sandbox.created"]
             else:
-                waiting = asyncio.create_task(at.sandboxes.kill(boxes[1].id, OPERATOR))
+                waiting = asyncio.create_task(at.sandboxes.kill(sandboxes[1].id, OPERATOR))
                 assert [await anext(told) for _ in range(2)] == ["id: 4", "event: sandbox.ended"]
-                assert json.loads((await anext(told)).removeprefix("data: "))["sandbox"] == boxes[1].id
+                assert json.loads((await anext(told)).removeprefix("data: "))["sandbox"] == sandboxes[1].id
                 await waiting
     for wrong in ({"after": "-1"}, {"after": "x"}, {"cursor": "x"}, {"limit": "0"}, {"limit": "1001"}, {"after": str(2**63)}):
         problem(await http.get("/v1/events", params=wrong), 400, "invalid_request")
@@ -98,8 +98,8 @@ async def test_metrics_are_for_operators_and_name_nobody(at: Bench, http: httpx.
     assert "agentsandbox/v1/files" in told.text
     for hidden in (url.rpartition("/")[2], "secret-path", "secret-route"):
         assert hidden not in told.text
-    _, operator = await at.service.keys.create("op", operator=True)
-    _, plain = await at.service.keys.create("plain")
+    _, operator = await at.service.api_keys.create("op", operator=True)
+    _, plain = await at.service.api_keys.create("plain")
     async with tcp_client(at.service) as tcp:
         assert (await tcp.get("/healthz")).status_code == 200
         problem(await tcp.get("/metrics"), 401, "unauthenticated")
@@ -134,13 +134,13 @@ async def test_every_line_within_a_request_carries_its_id_and_no_line_a_secret(h
 
 
 async def test_the_api_tells_and_follows_it_and_also_of_one_that_has_ended(http: httpx.AsyncClient, at: Bench) -> None:
-    box = await at.sandbox()
+    sandbox = await at.sandbox()
 
     async def run(command: str) -> None:
-        await http.post(f"/v1/sandboxes/{box.id}/processes", json={"command": command})
+        await http.post(f"/v1/sandboxes/{sandbox.id}/processes", json={"command": command})
 
     await run("echo one; echo two >&2")
-    url = f"/v1/sandboxes/{box.id}/logs"
+    url = f"/v1/sandboxes/{sandbox.id}/logs"
     told = (await http.get(url)).json()
     assert [(entry["stream"], entry["text"], entry["omitted"], entry["running"]) for entry in told["entries"]] == [
         ("stdout", "one\n", 0, False),
@@ -155,9 +155,9 @@ async def test_the_api_tells_and_follows_it_and_also_of_one_that_has_ended(http:
         events += [json.loads(await anext(lines)) for _ in range(2)]
         await run("echo three")
         events += [json.loads(await anext(lines)) for _ in range(2)]
-        await http.delete(f"/v1/sandboxes/{box.id}")
+        await http.delete(f"/v1/sandboxes/{sandbox.id}")
         rest = [json.loads(line) async for line in lines]
-        assert [event for event in rest if event["event"] != "keep-alive"] == [{"event": "ended", "data": {"sandbox": box.id}}]
+        assert [event for event in rest if event["event"] != "keep-alive"] == [{"event": "ended", "data": {"sandbox": sandbox.id}}]
     assert [event["event"] for event in events] == ["entry", "entry", "output", "over"]
     assert events[2]["data"] == {"execution": events[3]["data"]["execution"], "stream": "stdout", "text": "three\n"}
     assert len((await http.get(url)).json()["entries"]) == 3

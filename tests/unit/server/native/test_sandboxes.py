@@ -262,8 +262,8 @@ async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.A
 async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
     forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.use": "oneshot"}})
     assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.use"}
-    box = await at.sandboxes.create(replace(BASE, metadata={"sandlot.use": "session", "k": "v"}), OPERATOR)
-    url = f"/v1/sandboxes/{box.id}"
+    sandbox = await at.sandboxes.create(replace(BASE, metadata={"sandlot.use": "session", "k": "v"}), OPERATOR)
+    url = f"/v1/sandboxes/{sandbox.id}"
     for words in ({"sandlot.use": "oneshot"}, {"sandlot.other": "x"}):
         problem(await http.patch(url, json={"metadata": words, "timeout": 1000}), 400, "invalid_request")
     assert (await http.get(url)).json()["metadata"] == {"sandlot.use": "session", "k": "v"}

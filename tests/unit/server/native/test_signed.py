@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandlot.core.records.keys import Keys
+from sandlot.core.records.keys import ApiKeys
 from sandlot.model.access import Quota
 from sandlot.model.specs import MIB
 from sandlot.server import state
@@ -30,7 +30,7 @@ __all__ = ["folder"]
 class Open:
     """A service on TCP, one sandbox of a key's, and a client without one."""
 
-    keys: Keys
+    api_keys: ApiKeys
     owner: httpx.AsyncClient
     anybody: httpx.AsyncClient
     url: str
@@ -53,15 +53,15 @@ async def here(folder: Path) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
         at = await stack.enter_async_context(bench(folder, replace(Settings(), upload_max_bytes=2 * MIB)))
         await stack.enter_async_context(answering(at.service, [listener]))
-        keys = at.service.keys
-        _, secret = await keys.create("owner", quota=Quota(upload_bytes=MIB))
+        api_keys = at.service.api_keys
+        _, secret = await api_keys.create("owner", quota=Quota(upload_bytes=MIB))
         owner = httpx.AsyncClient(base_url=base, headers={"Authorization": f"Bearer {secret}"}, timeout=60)
         anybody = httpx.AsyncClient(timeout=60)
         await stack.enter_async_context(owner)
         await stack.enter_async_context(anybody)
         made = await owner.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})
         assert made.status_code == 201, made.text
-        yield Open(keys, owner, anybody, f"/v1/sandboxes/{made.json()['id']}", base)
+        yield Open(api_keys, owner, anybody, f"/v1/sandboxes/{made.json()['id']}", base)
 
 
 async def test_whoever_has_the_url_writes_and_reads_that_file_and_nothing_else(here: Open) -> None:
@@ -90,7 +90,7 @@ async def test_it_holds_no_longer_than_it_was_signed_for_and_no_longer_than_the_
 
     await until(over)
     assert (await here.anybody.get(long)).content == b"a"
-    await here.keys.revoke("owner")
+    await here.api_keys.revoke("owner")
     assert "revoked" in problem(await here.anybody.get(long), 403, "forbidden")["detail"]
 
 

@@ -85,20 +85,20 @@ async def test_a_slow_reader_holds_up_its_program_only_and_takes_bounded_memory(
 
 async def test_a_client_that_types_what_nobody_reads_is_noticed_when_it_leaves(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty raw -echo; sleep 4351")
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     screen = await connect(at, f"{url}/processes/{process}/terminal")
     for _ in range(8):
         await screen.send(b"x" * 100_000)
-    assert box.activity.held == 1
+    assert sandbox.activity.held == 1
     screen.transport.abort()
-    await until(lambda: box.activity.held == 0)
+    await until(lambda: sandbox.activity.held == 0)
     assert (await http.get(f"{url}/processes/{process}")).json()["running"]
 
 
 async def test_what_the_program_does_not_take_keeps_nothing_else_from_getting_through(at: Bench, http: httpx.AsyncClient, url: str) -> None:
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     process = await started(http, url, "stty raw -echo; echo ready; sleep 4355")
-    held_bytes = box.budget.taken_bytes
+    held_bytes = sandbox.buffers.taken_bytes
     async with opened(at, f"{url}/processes/{process}/terminal") as screen:
         await shown(screen, b"ready")
         for _ in range(10):
@@ -106,25 +106,25 @@ async def test_what_the_program_does_not_take_keeps_nothing_else_from_getting_th
         await (await screen.ping())
         await screen.send(json.dumps({"resize": {"rows": 5, "cols": 50}}))
         await screen.send(json.dumps({"eof": True}))
-        await until(lambda: box.budget.taken_bytes > held_bytes)
+        await until(lambda: sandbox.buffers.taken_bytes > held_bytes)
         await screen.send(json.dumps({"signal": "SIGKILL"}))
         assert (await event(screen, "exit"))["exit_code"] == 137
-    await until(lambda: box.activity.held == 0 and box.budget.taken_bytes == held_bytes)
+    await until(lambda: sandbox.activity.held == 0 and sandbox.buffers.taken_bytes == held_bytes)
 
 
 async def test_a_visit_whose_typing_nobody_takes_ends_in_the_end(
     at: Bench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core_terminals, "STUCK_S", 0.5)
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     process = await started(http, url, "stty raw -echo; echo ready; sleep 4356")
-    held_bytes = box.budget.taken_bytes
+    held_bytes = sandbox.buffers.taken_bytes
     async with opened(at, f"{url}/processes/{process}/terminal") as screen:
         await shown(screen, b"ready")
         for _ in range(4):
             await screen.send(b"x" * 1_000_000)
         assert (await event(screen, "failure"))["code"] == "limit_exceeded"
-    await until(lambda: box.activity.held == 0 and box.budget.taken_bytes == held_bytes)
+    await until(lambda: sandbox.activity.held == 0 and sandbox.buffers.taken_bytes == held_bytes)
     assert (await http.get(f"{url}/processes/{process}")).json()["running"]
 
 

@@ -23,14 +23,14 @@ from tests.support.until import until
 ARCHIVE = "/files/archive"
 
 
-async def helpers(box: Sandbox) -> int:
+async def helpers(sandbox: Sandbox) -> int:
     """How many programs of ours the guest knows of, running or over."""
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         return sum(is_program(info.argv) for info in await link.processes())
 
 
 @pytest.fixture
-async def box(at: Bench, http: httpx.AsyncClient, url: str) -> AsyncIterator[Sandbox]:
+async def sandbox(at: Bench, http: httpx.AsyncClient, url: str) -> AsyncIterator[Sandbox]:
     """The sandbox of the test; in the end nothing that ran in it for the service may be left."""
     assert not http.is_closed, "it is looked at before the service stops"
     here = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
@@ -93,7 +93,7 @@ async def test_an_archive_that_cannot_be_finished_is_cut(http: httpx.AsyncClient
 
 @pytest.mark.real_guest
 async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_file(
-    at: Bench, http: httpx.AsyncClient, url: str, box: Sandbox
+    at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox
 ) -> None:
     raw = archive(entry("big", content=os.urandom(2_000_000)))
     begun = asyncio.Event()
@@ -105,7 +105,7 @@ async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_fi
 
     uploading = asyncio.create_task(http.post(url + ARCHIVE, params={"path": "/workspace"}, content=slowly()))
     await begun.wait()
-    assert await helpers(box) == 1
+    assert await helpers(sandbox) == 1
     uploading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await uploading
@@ -116,14 +116,14 @@ async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_fi
 
     async def nothing_half() -> bool:
         names = [found["name"] for found in (await http.get(url + "/files?path=/workspace")).json()["entries"]]
-        return names == ["all"] and await helpers(box) == 0
+        return names == ["all"] and await helpers(sandbox) == 0
 
     await until(nothing_half)
     assert at.sandboxes.held == 1
 
 
 @pytest.mark.real_guest
-async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_still(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_still(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     raw = archive(entry("big", content=bytes(5_000_000)))
     begun, stopped = asyncio.Event(), asyncio.Event()
 
@@ -134,17 +134,17 @@ async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_stil
         yield raw[1000:]
 
     async def one_helper() -> bool:
-        return await helpers(box) == 1
+        return await helpers(sandbox) == 1
 
     uploading = asyncio.create_task(http.post(url + ARCHIVE, params={"path": "/workspace"}, content=slowly()))
     await begun.wait()
     await until(one_helper)
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         (program,) = await link.processes()
         await link.signal(program.process, 19)
     stopped.set()
     await asyncio.sleep(0.5)  # it sends all that is taken
-    assert box.activity.held
+    assert sandbox.activity.held
     uploading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await uploading
@@ -152,11 +152,11 @@ async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_stil
 
 
 @pytest.mark.real_guest
-async def test_a_watch_that_nobody_follows_any_more_ends(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_a_watch_that_nobody_follows_any_more_ends(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     async with http.stream("GET", url + "/files/watch", params={"path": "/workspace"}) as answer:
         async for _ in events(answer):
             break
-        assert await helpers(box) == 1
+        assert await helpers(sandbox) == 1
         assert (await http.get(url + "/processes")).json()["processes"] == [], "ours are nobody's"
 
 

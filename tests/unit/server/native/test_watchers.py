@@ -20,7 +20,7 @@ from tests.support.until import until
 
 
 @pytest.fixture
-def box(at: Bench, url: str) -> Sandbox:
+def sandbox(at: Bench, url: str) -> Sandbox:
     return at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
 
 
@@ -50,10 +50,10 @@ async def taken(http: httpx.AsyncClient, watcher: str, *wanted: tuple[str, str])
 
 
 @pytest.mark.real_guest
-async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     await run(http, url, "mkdir -p w/sub")
     watcher = await watched(http, url, recursive=True)
-    assert box.activity.held == 0, "it keeps no sandbox from being idle"
+    assert sandbox.activity.held == 0, "it keeps no sandbox from being idle"
     await run(http, url, "echo > w/a; mv w/a w/sub/b; rm w/sub/b")
     told = await taken(http, watcher, ("created", "/workspace/w/a"), ("moved", "/workspace/w/sub/b"), ("removed", "/workspace/w/sub/b"))
     assert told[0] == ("created", "/workspace/w/a")
@@ -65,48 +65,48 @@ async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: 
     assert (await http.get(f"{url}/files/watchers")).json() == {"watchers": []}
 
 
-async def cut(box: Sandbox) -> None:
+async def cut(sandbox: Sandbox) -> None:
     """End whatever watches."""
-    async with box.using() as link:
+    async with sandbox.connection() as link:
         for program in (info for info in await link.processes() if is_program(info.argv)):
             await link.signal(program.process, int(signal.SIGKILL))
 
 
 @pytest.mark.real_guest
-async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
-    await cut(box)
+    await cut(sandbox)
     await taken(http, watcher, ("overflow", ""))
     await run(http, url, "echo > w/seen")
     await taken(http, watcher, ("created", "/workspace/w/seen"))
-    assert len(box.watchers) == 1
-    await cut(box)
+    assert len(sandbox.watchers) == 1
+    await cut(sandbox)
     await run(http, url, "rm -r w")
     assert (await taken(http, watcher, ("gone", "/workspace/w")))[-1] == ("gone", "/workspace/w")
-    assert box.watchers == {}
+    assert sandbox.watchers == {}
 
 
 @pytest.mark.real_guest
-async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "MOST", 2)
     monkeypatch.setattr(watchers, "EVENTS", 5)
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
     await watched(http, url)
     problem(await http.post(f"{url}/files/watchers", json={"path": "/workspace/w"}), 429, "limit_exceeded")
-    before = box.budget.taken_bytes
+    before = sandbox.buffers.taken_bytes
     await run(http, url, "for i in $(seq 9); do echo > w/$i; done")
-    await until(lambda: all(each.full for each in box.watchers.values()))
-    assert box.budget.taken_bytes > before
+    await until(lambda: all(each.full for each in sandbox.watchers.values()))
+    assert sandbox.buffers.taken_bytes > before
     told = (await http.post(f"{watcher}/events")).json()["events"]
     assert (len(told), told[0]["event"], told[-1]["event"]) == (6, "created", "overflow")
     await http.delete(url)
-    await until(lambda: (len(box.watchers), box.budget.taken_bytes) == (0, 0))
+    await until(lambda: (len(sandbox.watchers), sandbox.buffers.taken_bytes) == (0, 0))
     problem(await http.post(f"{watcher}/events"), 410, "sandbox_ended")
 
 
-async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     body = {"command": "sleep 60", "background": True, "tag": "mine", "env": {"A": "b"}, "cwd": "/tmp"}
     process = (await http.post(f"{url}/processes", json=body)).json()["process"]
     for told in ((await http.get(f"{url}/processes")).json()["processes"][-1], (await http.get(f"{url}/processes/{process}")).json()):
@@ -114,17 +114,17 @@ async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncCli
     problem(await http.post(f"{url}/processes", json={**body, "tag": "x" * 300}), 400, "invalid_request")
     problem(await http.post(f"{url}/processes", json={**body, "tag": ""}), 400, "invalid_request")
     await http.delete(url)
-    await until(lambda: (len(box.notes), box.budget.taken_bytes) == (0, 0))
+    await until(lambda: (len(sandbox.notes), sandbox.buffers.taken_bytes) == (0, 0))
 
 
 async def test_notes_are_bounded_and_those_of_what_has_ended_go_first(
-    http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notes, "MOST_BYTES", 1000)
     await http.post(f"{url}/processes", json={"command": "sleep 60", "tag": "runs", "background": True})
     for tag in ("a", "b", "c"):
         await http.post(f"{url}/processes", json={"command": "true", "tag": tag})
-    assert [note.tag for note in box.notes.values()] == ["runs", "b", "c"]
+    assert [note.tag for note in sandbox.notes.values()] == ["runs", "b", "c"]
     await http.post(f"{url}/processes", json={"command": "true", "tag": "large", "env": {"A": "x" * 20_000}})
-    assert [(note.tag, note.env, note.spec is None) for note in box.notes.values()][-1] == ("large", {}, True)
-    assert box.budget.taken_bytes <= 1000
+    assert [(note.tag, note.env, note.spec is None) for note in sandbox.notes.values()][-1] == ("large", {}, True)
+    assert sandbox.buffers.taken_bytes <= 1000

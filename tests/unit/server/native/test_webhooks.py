@@ -64,7 +64,7 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_key_has_its_own_and_so_many(at: Bench) -> None:
-    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    secrets = [(await at.service.api_keys.create(name))[1] for name in ("one", "other")]
     async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs:
         made = [(await mine.post("/v1/webhooks", json={"url": URL})).json()["id"] for _ in range(10)]
         assert (await mine.post("/v1/webhooks", json={"url": URL})).status_code == 429

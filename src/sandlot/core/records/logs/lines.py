@@ -17,7 +17,7 @@ from sandlot.model.specs import KIB
 from sandlot.protocol.schema import STDERR, STDOUT
 
 if TYPE_CHECKING:
-    from sandlot.core.records.executions import Journal
+    from sandlot.core.records.executions import ExecutionLog
     from sandlot.core.sandbox import Sandbox
 
 OUTPUT_BYTES = 64 * KIB
@@ -26,7 +26,7 @@ KILLED = "killed"
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class ExecutionDescription:
     """What the log says of a run beyond what it is.
 
     Args:
@@ -44,29 +44,29 @@ class Label:
     mode: str = FOREGROUND
 
 
-NATIVE = Label()
+NATIVE = ExecutionDescription()
 
 
-class Line:
+class LogEntry:
     """One run that goes on. Add what it writes, and end it; or leave it to the next service.
 
     Args:
-        journal: Where it is written.
+        execution_log: Where it is written.
         record: What is known of it.
-        box: Where it runs.
+        sandbox: Where it runs.
     """
 
-    __slots__ = ("__weakref__", "_began_monotonic_s", "_box", "_captures", "_error", "_over", "_record", "journal")
+    __slots__ = ("__weakref__", "_began_monotonic_s", "_captures", "_error", "_over", "_record", "_sandbox", "execution_log")
 
-    def __init__(self, journal: Journal, record: ExecutionRecord, box: Sandbox, began_monotonic_s: float) -> None:
-        self.journal = journal
+    def __init__(self, execution_log: ExecutionLog, record: ExecutionRecord, sandbox: Sandbox, began_monotonic_s: float) -> None:
+        self.execution_log = execution_log
         self._record = record
-        self._box = box
+        self._sandbox = sandbox
         self._began_monotonic_s = began_monotonic_s
         self._captures: dict[int, Capture] = {}
         self._error: str | None = None
         self._over = False
-        journal.tails.begun(self)
+        execution_log.log_followers.begun(self)
 
     @property
     def id(self) -> ProcessId:
@@ -76,7 +76,7 @@ class Line:
     @property
     def sandbox(self) -> SandboxId:
         """Where it runs."""
-        return self._box.id
+        return self._sandbox.id
 
     def so_far(self, channel: int) -> Capture:
         """What is kept of a channel by now."""
@@ -84,19 +84,19 @@ class Line:
 
     def add(self, event: Output | Lost) -> None:
         """The next piece that it wrote."""
-        if self.journal.tails.followed:
-            self.journal.tails.tell(self, event)
+        if self.execution_log.log_followers.followed:
+            self.execution_log.log_followers.tell(self, event)
         capture = self._captures.get(event.channel)
         if capture is None:
             capture = self._captures[event.channel] = Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2)
         before = capture.held_bytes
         if isinstance(event, Lost):
             capture.skip(event.bytes)
-        elif self.journal.has(self._record.owner, min(len(event.data), capture.room_bytes)):
+        elif self.execution_log.has(self._record.owner, min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
-        self.journal.hold(self._record.owner, capture.held_bytes - before)
+        self.execution_log.hold(self._record.owner, capture.held_bytes - before)
 
     def raised(self, error: CellError) -> None:
         """The exception that ended a cell."""
@@ -104,7 +104,7 @@ class Line:
 
     def again(self) -> None:
         """What it wrote is said again, from the beginning."""
-        self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
+        self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
         self._captures.clear()
 
     @property
@@ -132,16 +132,16 @@ class Line:
             stderr=err.text(),
             stdout_omitted_bytes=out.omitted,
             stderr_omitted_bytes=err.omitted,
-            duration_s=max(0.0, self.journal.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
+            duration_s=max(0.0, self.execution_log.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
             error=self._error,
             files=files,
         )
         self.leave()
-        self.journal.ended(record)
+        self.execution_log.ended(record)
 
     def cut(self) -> None:
         """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves or the sandbox sleeps, and it goes on later."""
-        if (self._box.leaving.is_set() or self._box.asleep) and not self._box.wanted.is_set():
+        if (self._sandbox.detaching.is_set() or self._sandbox.is_hibernated) and not self._sandbox.end_requested.is_set():
             self.leave()
         else:
             self.end(KILLED)
@@ -150,6 +150,6 @@ class Line:
         """Nothing more is said of it here. Idempotent."""
         if not self._over:
             self._over = True
-            self._box.left[self._record.id] = self._record
-            self.journal.tails.ended(self)
-            self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
+            self._sandbox.left[self._record.id] = self._record
+            self.execution_log.log_followers.ended(self)
+            self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sandlot.core.records.executions import RUNNING, Journal
-from sandlot.core.records.logs.lines import Line
+from sandlot.core.records.executions import RUNNING, ExecutionLog
+from sandlot.core.records.logs.lines import LogEntry
 from sandlot.core.records.logs.tails import Piece
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost
@@ -109,20 +109,20 @@ class _Seen:
         return self.decoders[channel]
 
 
-async def read(journal: Journal, box: Sandbox, who: Principal, channels: Collection[int]) -> tuple[Sequence[Entry], bool]:
+async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[Entry], bool]:
     """What the runs of a sandbox wrote by now, and whether there is more than is told.
 
     Args:
-        journal: The log.
-        box: The sandbox.
-        who: For whom.
+        execution_log: The log.
+        sandbox: The sandbox.
+        principal: For whom.
         channels: Of their streams.
     """
-    records, more = await _newest(journal, box, who)
+    records, more = await _newest(execution_log, sandbox, principal)
     entries: list[Entry] = []
     chars = 0
     for record in records:
-        told = _entries(record, journal.tails.running.get(ProcessId(record.id)), channels)
+        told = _entries(record, execution_log.log_followers.running.get(ProcessId(record.id)), channels)
         chars += sum(len(entry.text) for entry in told)
         if entries and chars > MOST_CHARS:
             more = True
@@ -131,35 +131,37 @@ async def read(journal: Journal, box: Sandbox, who: Principal, channels: Collect
     return entries[::-1], more
 
 
-async def follow(journal: Journal, box: Sandbox, who: Principal, channels: Collection[int]) -> AsyncIterator[Entry | Wrote | Missed | Over]:
+async def follow(
+    execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]
+) -> AsyncIterator[Entry | Wrote | Missed | Over]:
     """What the runs of a sandbox wrote, and what they write, until it ends.
 
     Args:
-        journal: The log.
-        box: The sandbox.
-        who: For whom.
+        execution_log: The log.
+        sandbox: The sandbox.
+        principal: For whom.
         channels: Of their streams.
 
     Raises:
         UnavailableError: The service stops.
     """
-    tail = journal.tails.follow(box.id, box.budget)
+    tail = execution_log.log_followers.follow(sandbox.id, sandbox.buffers)
     try:
         seen: dict[ProcessId, _Seen] = {}
-        entries, _ = await read(journal, box, who, channels)
+        entries, _ = await read(execution_log, sandbox, principal, channels)
         for entry in entries:
             _note(seen, entry)
         for entry in entries:
             yield entry
         while True:
-            over = box.ended.is_set()  # before the look: what was written until then is taken by it
+            over = sandbox.ended.is_set()  # before the look: what was written until then is taken by it
             for piece in tail.take():
                 for item in _told(piece, seen, channels):
                     yield item
             if over:
                 return
-            if box.leaving.is_set():
-                raise box.left_error()
+            if sandbox.detaching.is_set():
+                raise sandbox.stopping_error()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await tail.told.wait()
@@ -167,17 +169,17 @@ async def follow(journal: Journal, box: Sandbox, who: Principal, channels: Colle
         tail.close()
 
 
-async def _newest(journal: Journal, box: Sandbox, who: Principal) -> tuple[list[ExecutionRecord], bool]:
+async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
     """The newest runs, newest first, and whether there are older ones."""
     records: list[ExecutionRecord] = []
     chars, before = 0, None
     while len(records) < MOST_RUNS and chars <= MOST_CHARS:
-        page = await journal.page(who, sandbox=box.id, before=before, limit=PAGE)
+        page = await execution_log.page(principal, sandbox=sandbox.id, before=before, limit=PAGE)
         for record in page:
             # One that has ended since the store was read.
-            if record.status == RUNNING and ProcessId(record.id) not in journal.tails.running:
+            if record.status == RUNNING and ProcessId(record.id) not in execution_log.log_followers.running:
                 with suppress(NotFoundError):
-                    record = await journal.get(who, record.id)  # noqa: PLW2901 - the same, as it is now
+                    record = await execution_log.get(principal, record.id)  # noqa: PLW2901 - the same, as it is now
             records.append(record)
             chars += len(records[-1].stdout) + len(records[-1].stderr)
         if len(page) < PAGE:
@@ -186,7 +188,7 @@ async def _newest(journal: Journal, box: Sandbox, who: Principal) -> tuple[list[
     return records, True
 
 
-def _entries(record: ExecutionRecord, line: Line | None, channels: Collection[int]) -> list[Entry]:
+def _entries(record: ExecutionRecord, line: LogEntry | None, channels: Collection[int]) -> list[Entry]:
     """What is told of one run: of one that goes on, what it wrote by now. Pure."""
     id_, entries = ProcessId(record.id), []
     texts = {STDOUT: (record.stdout, record.stdout_omitted_bytes), STDERR: (record.stderr, record.stderr_omitted_bytes)}

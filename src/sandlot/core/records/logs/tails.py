@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.link.types import Lost, Output
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.specs import KIB
 
 if TYPE_CHECKING:
-    from sandlot.core.records.logs.lines import Line
+    from sandlot.core.records.logs.lines import LogEntry
 
 MOST_BYTES = 512 * KIB
 """Waiting for one who follows."""
@@ -40,20 +40,20 @@ class Piece:
     event: Output | Lost | None
 
 
-class Tail:
+class LogFollower:
     """One who follows; close it in the end.
 
     Args:
-        tails: Where it is counted.
+        log_followers: Where it is counted.
         sandbox: Whose runs.
-        budget: Where the memory is taken from.
+        buffers: Where the memory is taken from.
     """
 
-    __slots__ = ("_budget", "_held_bytes", "_pieces", "_sandbox", "_tails", "told")
+    __slots__ = ("_buffers", "_held_bytes", "_log_followers", "_pieces", "_sandbox", "told")
 
-    def __init__(self, tails: Tails, sandbox: SandboxId, budget: Budget) -> None:
-        self._budget = budget
-        self._tails = tails
+    def __init__(self, log_followers: LogFollowers, sandbox: SandboxId, buffers: BufferBudget) -> None:
+        self._buffers = buffers
+        self._log_followers = log_followers
         self._sandbox = sandbox
         self._pieces: deque[Piece] = deque()
         self._held_bytes = 0
@@ -63,7 +63,7 @@ class Tail:
     def put(self, piece: Piece) -> None:
         """The next piece."""
         event = piece.event
-        if isinstance(event, Output) and (self._held_bytes + len(event.data) > MOST_BYTES or not self._budget.has(len(event.data))):
+        if isinstance(event, Output) and (self._held_bytes + len(event.data) > MOST_BYTES or not self._buffers.has(len(event.data))):
             event = Lost(event.channel, len(event.data), event.offset)
         last = self._pieces[-1] if self._pieces else None
         if isinstance(event, Lost) and last is not None and last.execution == piece.execution and _follows(last.event, event):
@@ -71,7 +71,7 @@ class Tail:
             event = Lost(event.channel, event.bytes + gap.bytes, gap.offset) if isinstance(gap, Lost) else event
         else:
             self._held_bytes += _size(event)
-            self._budget.take_anyway(_size(event))
+            self._buffers.take_anyway(_size(event))
         self._pieces.append(Piece(piece.execution, event))
         self.told.set()
 
@@ -79,25 +79,25 @@ class Tail:
         """All that waits."""
         taken = list(self._pieces)
         self._pieces.clear()
-        self._budget.give(self._held_bytes)
+        self._buffers.give(self._held_bytes)
         self._held_bytes = 0
         self.told.clear()
         return taken
 
     def close(self) -> None:
         """Follow no more. Idempotent."""
-        self._tails.leave(self, self._sandbox)
+        self._log_followers.leave(self, self._sandbox)
         self.take()
 
 
-class Tails:
+class LogFollowers:
     """All who follow, and all runs that go on."""
 
     __slots__ = ("_by_sandbox", "running")
 
     def __init__(self) -> None:
-        self._by_sandbox: dict[SandboxId, set[Tail]] = {}
-        self.running: WeakValueDictionary[ProcessId, Line] = WeakValueDictionary()
+        self._by_sandbox: dict[SandboxId, set[LogFollower]] = {}
+        self.running: WeakValueDictionary[ProcessId, LogEntry] = WeakValueDictionary()
         """Runs of which something may still be heard."""
 
     @property
@@ -105,40 +105,40 @@ class Tails:
         """Whether anybody follows anything."""
         return bool(self._by_sandbox)
 
-    def follow(self, sandbox: SandboxId, budget: Budget) -> Tail:
+    def follow(self, sandbox: SandboxId, buffers: BufferBudget) -> LogFollower:
         """Follow what a sandbox's runs write from now on.
 
         Args:
             sandbox: Its id.
-            budget: Where the memory is taken from for what waits.
+            buffers: Where the memory is taken from for what waits.
         """
-        tail = Tail(self, sandbox, budget)
+        tail = LogFollower(self, sandbox, buffers)
         self._by_sandbox.setdefault(sandbox, set()).add(tail)
         return tail
 
-    def leave(self, tail: Tail, sandbox: SandboxId) -> None:
+    def leave(self, tail: LogFollower, sandbox: SandboxId) -> None:
         """One follows no more."""
         tails = self._by_sandbox.get(sandbox, set())
         tails.discard(tail)
         if not tails:
             self._by_sandbox.pop(sandbox, None)
 
-    def begun(self, line: Line) -> None:
+    def begun(self, entry: LogEntry) -> None:
         """A run begins, or is gone on with."""
-        self.running[line.id] = line
+        self.running[entry.id] = entry
 
-    def tell(self, line: Line, event: Output | Lost) -> None:
+    def tell(self, entry: LogEntry, event: Output | Lost) -> None:
         """A run wrote something."""
-        self._put(line, event)
+        self._put(entry, event)
 
-    def ended(self, line: Line) -> None:
+    def ended(self, entry: LogEntry) -> None:
         """Nothing more is heard of a run."""
-        self.running.pop(line.id, None)
-        self._put(line, None)
+        self.running.pop(entry.id, None)
+        self._put(entry, None)
 
-    def _put(self, line: Line, event: Output | Lost | None) -> None:
-        for tail in self._by_sandbox.get(line.sandbox, ()):
-            tail.put(Piece(line.id, event))
+    def _put(self, entry: LogEntry, event: Output | Lost | None) -> None:
+        for tail in self._by_sandbox.get(entry.sandbox, ()):
+            tail.put(Piece(entry.id, event))
 
 
 def _follows(before: Output | Lost | None, after: Lost) -> bool:

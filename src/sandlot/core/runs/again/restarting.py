@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal as signals
 
 from sandlot.core import notes
-from sandlot.core.records.executions import NATIVE, Label
+from sandlot.core.records.executions import NATIVE, ExecutionDescription
 from sandlot.core.runs import processes
 from sandlot.core.runs.inputs import check_id
 from sandlot.core.sandbox import CALL_TIMEOUT_S, Sandbox
@@ -16,13 +16,13 @@ from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import ProcessId
 
 
-async def restart(box: Sandbox, id_: str, *, label: Label = NATIVE) -> tuple[ProcessId, int]:
+async def restart(sandbox: Sandbox, id_: str, *, description: ExecutionDescription = NATIVE) -> tuple[ProcessId, int]:
     """Start a process again, and leave it; its new id and its pid.
 
     Args:
-        box: Where.
+        sandbox: Where.
         id_: The process, which may have ended.
-        label: What the log says of it beyond what it is.
+        description: What the log says of it beyond what it is.
 
     Raises:
         NotFoundError: ``process_not_found``.
@@ -30,8 +30,8 @@ async def restart(box: Sandbox, id_: str, *, label: Label = NATIVE) -> tuple[Pro
         SandboxEndedError: The sandbox has ended.
     """
     process = check_id(id_)
-    known = await processes.look(box, process)
-    spec = notes.of(box, process).spec
+    known = await processes.look(sandbox, process)
+    spec = notes.of(sandbox, process).spec
     if spec is None:
         raise ConflictError(
             f"It is not known any more with what process {process} was started.",
@@ -40,9 +40,9 @@ async def restart(box: Sandbox, id_: str, *, label: Label = NATIVE) -> tuple[Pro
             fields={"process": process},
         )
     if known.running:
-        await processes.send_signal(box, process, int(signals.SIGKILL))
-        if await processes.wait(box, process, CALL_TIMEOUT_S) is None:
+        await processes.send_signal(sandbox, process, int(signals.SIGKILL))
+        if await processes.wait(sandbox, process, CALL_TIMEOUT_S) is None:
             raise ConflictError(
                 f"Process {process} does not end.", code=ErrorCode.CONFLICT, hint="Look at what it waits for.", fields={"process": process}
             )
-    return await processes.launch(box, spec, label=label)
+    return await processes.launch(sandbox, spec, description=description)

@@ -35,14 +35,14 @@ router = APIRouter()
 @router.get("/sandboxes/metrics")
 async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Request) -> Response:
     """What some sandboxes use now; those that there are not are left out."""
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     ids = [each for each in query.sandbox_ids.split(",") if each]
     if not 0 < len(ids) <= MOST_SANDBOXES:
         raise InvalidRequestError(f"sandbox_ids has {len(ids)} ids; 1 to {MOST_SANDBOXES} are allowed.", fields={"field": "sandbox_ids"})
 
     async def metric(id_: str) -> dict[str, Any] | None:
         try:
-            return await _metric(core, who, find(core, who, id_))
+            return await _metric(core, principal, find(core, principal, id_))
         except SandlotError:
             return None
 
@@ -53,11 +53,11 @@ async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Req
 @router.get("/sandboxes/{sandbox}/metrics")
 async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
     """What a sandbox uses now, where that is asked for."""
-    core, who = core_of(request), principal_of(request)
-    box, now = find(core, who, sandbox), core.clock.now().timestamp()
+    core, principal = core_of(request), principal_of(request)
+    box, now = find(core, principal, sandbox), core.clock.now().timestamp()
     wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
     with unless_ended(sandbox):
-        return told([await _metric(core, who, box)] if wanted else [])
+        return told([await _metric(core, principal, box)] if wanted else [])
 
 
 @router.get("/sandboxes/{sandbox}/logs")
@@ -75,14 +75,14 @@ async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request:
 
 
 async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:
-    core, who = core_of(request), principal_of(request)
-    box = find(core, who, sandbox)
-    return chosen(await core.executions.page(who, sandbox=box.id, limit=MOST_RUNS), asked)
+    core, principal = core_of(request), principal_of(request)
+    box = find(core, principal, sandbox)
+    return chosen(await core.executions.page(principal, sandbox=box.id, limit=MOST_RUNS), asked)
 
 
-async def _metric(core: Core, who: Principal, box: Sandbox) -> dict[str, Any]:
-    used, now = await core.sandboxes.usage(box.id, who), core.clock.now()
-    lived_s = max(0.001, (now - box.created_at).total_seconds())
+async def _metric(core: Core, principal: Principal, sandbox: Sandbox) -> dict[str, Any]:
+    used, now = await core.manager.usage(sandbox.id, principal), core.clock.now()
+    lived_s = max(0.001, (now - sandbox.created_at).total_seconds())
     return {
         "timestamp": moment(now),
         "timestampUnix": int(now.timestamp()),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.core.lives.updates import Update
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.e2b import translate
@@ -40,7 +40,7 @@ from sandlot.model.errors import (
     TimeoutExceededError,
     UnavailableError,
 )
-from sandlot.model.ports import Ability
+from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.model.storage import Position
 from sandlot.web import cursors
@@ -54,13 +54,13 @@ router = APIRouter()
 Key = Annotated[str | None, Header()]
 
 
-def find(core: Core, who: Principal, sandbox: str) -> Sandbox:
+def find(core: Core, principal: Principal, sandbox: str) -> Sandbox:
     """A sandbox.
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
     """
-    box = core.sandboxes.find(sandbox, who)
+    box = core.manager.find(sandbox, principal)
     if not translate.is_there(box):
         raise absent(sandbox)
     return box
@@ -86,9 +86,9 @@ def unless_ended(sandbox: str) -> Iterator[None]:
         raise ConflictError(error.message, code=ErrorCode.CONFLICT, hint="Connect to it first.", fields=error.fields) from None
 
 
-def made(core: Core, box: Sandbox) -> dict[str, Any]:
+def made(core: Core, sandbox: Sandbox) -> dict[str, Any]:
     """A sandbox as its maker is told of it."""
-    return translate.made(box, core.signer.token(box.owner, box.id))
+    return translate.made(sandbox, core.url_signer.token(sandbox.owner, sandbox.id))
 
 
 @router.post("/v2/sandboxes")
@@ -104,25 +104,25 @@ async def create_old(body: CreateBody, request: Request, idempotency_key: Key = 
 
 
 async def _create(body: CreateBody, request: Request, timeout_s: float, key: str | None) -> Response:
-    core, who = core_of(request), principal_of(request)
-    return told(made(core, await unless_gone(request, _made(core, who, body, timeout_s, key))), 201)
+    core, principal = core_of(request), principal_of(request)
+    return told(made(core, await unless_gone(request, _made(core, principal, body, timeout_s, key))), 201)
 
 
-async def _made(core: Core, who: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
+async def _made(core: Core, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
     """A sandbox from a template, or from the snapshot of that id or name."""
     try:
-        core.sandboxes.supply.check_template(translate.ours(body.template_id))
+        core.manager.supply.check_template(translate.ours(body.template_id))
     except NotFoundError:
-        asked = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
+        params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         network = translate.network_of(allow=body.allow_internet_access, network=body.network)
         try:
-            return await core.snapshots.create(asked, who, network=network, key=key)
+            return await core.snapshots.create(params, principal, network=network, key=key)
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise
-            known = [each.name for each in await core.sandboxes.supply.templates()]
+            known = [each.name for each in await core.manager.supply.templates()]
             raise translate.no_template(body.template_id, known) from None
-    return await core.sandboxes.create(translate.new_sandbox(body, timeout_s), who, key=key)
+    return await core.manager.create(translate.new_sandbox(body, timeout_s), principal, key=key)
 
 
 @router.get("/v2/sandboxes")
@@ -135,35 +135,41 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
     if (since := query.started_after) is not None and since.tzinfo is None:
         raise InvalidRequestError("startedAfter has no time zone.", hint="End it with Z or an offset.", fields={"field": "startedAfter"})
     found = [
-        box
-        for box in _all(request)
-        if translate.STATES[box.state] in states
-        and wanted.items() <= box.metadata.items()
-        and (since is None or box.created_at >= since)
-        and query.template in {None, translate.template_name(box), box.spec.template}
+        sandbox
+        for sandbox in _all(request)
+        if translate.STATES[sandbox.state] in states
+        and wanted.items() <= sandbox.metadata.items()
+        and (since is None or sandbox.created_at >= since)
+        and query.template in {None, translate.template_name(sandbox), sandbox.spec.template}
     ]
     after = cursors.understood(query.next_token)
     if query.order == "desc":
         found.reverse()
     if after is not None:
         at = (after.at, after.id)
-        found = [box for box in found if ((box.created_at, box.id) < at if query.order == "desc" else (box.created_at, box.id) > at)]
+        found = [
+            sandbox
+            for sandbox in found
+            if ((sandbox.created_at, sandbox.id) < at if query.order == "desc" else (sandbox.created_at, sandbox.id) > at)
+        ]
     page = found[: query.limit]
     headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
-    return told([translate.listed(box) for box in page], headers=headers)
+    return told([translate.listed(sandbox) for sandbox in page], headers=headers)
 
 
 @router.get("/sandboxes")
 async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> Response:
     """List the sandboxes that run, as older clients ask for it."""
     wanted = metadata_filter(query.metadata or "")
-    boxes = [box for box in _all(request) if translate.STATES[box.state] == translate.RUNNING and wanted.items() <= box.metadata.items()]
-    return told([translate.listed(box) for box in reversed(boxes)])
+    sandboxes = [
+        sandbox for sandbox in _all(request) if translate.STATES[sandbox.state] == translate.RUNNING and wanted.items() <= sandbox.metadata.items()
+    ]
+    return told([translate.listed(sandbox) for sandbox in reversed(sandboxes)])
 
 
 def _all(request: Request) -> list[Sandbox]:
     """All that there are, oldest first."""
-    return [box for box in core_of(request).sandboxes.all(principal_of(request)) if translate.is_there(box)]
+    return [sandbox for sandbox in core_of(request).manager.list(principal_of(request)) if translate.is_there(sandbox)]
 
 
 @router.get("/sandboxes/{sandbox}")
@@ -171,52 +177,52 @@ async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox."""
     core = core_of(request)
     box = find(core, principal_of(request), sandbox)
-    return told(translate.detailed(box, core.signer.token(box.owner, box.id)))
+    return told(translate.detailed(box, core.url_signer.token(box.owner, box.id)))
 
 
 @router.delete("/sandboxes/{sandbox}")
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox; answered when its processes are dead."""
-    core, who = core_of(request), principal_of(request)
-    await core.sandboxes.kill(find(core, who, sandbox).id, who)
+    core, principal = core_of(request), principal_of(request)
+    await core.manager.kill(find(core, principal, sandbox).id, principal)
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox}/timeout")
 async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Response:
     """Let a sandbox time out so many seconds from now; one that is paused, from when it is resumed."""
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     with unless_ended(sandbox):
-        await core.sandboxes.update(find(core, who, sandbox).id, who, Update(timeout_s=translate.timeout(body.timeout)))
+        await core.manager.update(find(core, principal, sandbox).id, principal, UpdateSandboxParams(timeout_s=translate.timeout(body.timeout)))
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox}/refreshes")
 async def refresh(sandbox: str, request: Request, body: RefreshBody | None = None) -> Response:
     """Let a sandbox live for so many more seconds at least."""
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     asked_s = OLD_TIMEOUT_S if body is None or body.duration is None else body.duration
-    box = find(core, who, sandbox)
+    box = find(core, principal, sandbox)
     with unless_ended(sandbox):
-        await _prolong(core, who, box, max(asked_s, OLD_TIMEOUT_S))
+        await _prolong(core, principal, box, max(asked_s, OLD_TIMEOUT_S))
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile, or its guest does not answer."""
-    core, who, asked = core_of(request), principal_of(request), body or PauseBody()
-    box = find(core, who, sandbox)
+    core, principal, asked = core_of(request), principal_of(request), body or PauseBody()
+    box = find(core, principal, sandbox)
     if not asked.memory:
         raise translate.without_memory("memory")
     if translate.STATES[box.state] == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await core.sandboxes.supply.able(box.spec.isolation, Ability.SNAPSHOT)
+    can = await core.manager.supply.able(box.spec.isolation, DriverCapability.SNAPSHOT)
     with unless_ended(sandbox), _strictly(asked):
-        if can.can(Ability.SNAPSHOT):
-            await core.sandboxes.hibernate(box.id, who)
+        if can.can(DriverCapability.SNAPSHOT):
+            await core.manager.hibernate(box.id, principal)
         else:
-            await core.sandboxes.pause(box.id, who)
+            await core.manager.pause(box.id, principal)
     return Response(status_code=204)
 
 
@@ -249,14 +255,14 @@ async def connect_old(sandbox: str, request: Request, body: ConnectBody) -> Resp
 @router.post("/sandboxes/{sandbox}/resume")
 async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
     """Let a paused sandbox go on, as the oldest clients ask for it; one that runs is a conflict."""
-    core, who, asked = core_of(request), principal_of(request), body or ResumeBody()
-    box = find(core, who, sandbox)
+    core, principal, asked = core_of(request), principal_of(request), body or ResumeBody()
+    box = find(core, principal, sandbox)
     if translate.STATES[box.state] == translate.RUNNING:
         raise ConflictError(f"Sandbox {box.id} runs already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
     if asked.auto_pause is not None:
         with unless_ended(sandbox):
             rest = OnTimeout.HIBERNATE if asked.auto_pause else OnTimeout.KILL
-            await core.sandboxes.update(box.id, who, Update(on_timeout=rest))
+            await core.manager.update(box.id, principal, UpdateSandboxParams(on_timeout=rest))
     return await _connected(sandbox, request, asked, OLD_TIMEOUT_S if asked.timeout is None else asked.timeout)
 
 
@@ -269,20 +275,20 @@ async def set_network(sandbox: str, body: NetworkUpdateBody, request: Request) -
 
 
 async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds: float) -> Response:
-    core, who, timeout_s = core_of(request), principal_of(request), translate.timeout(seconds)
-    box = find(core, who, sandbox)
+    core, principal, timeout_s = core_of(request), principal_of(request), translate.timeout(seconds)
+    box = find(core, principal, sandbox)
     rests = translate.STATES[box.state] == translate.PAUSED
     if not asked.memory:
         raise translate.without_memory("memory")
     with unless_ended(sandbox):
         if rests:
-            await core.sandboxes.resume(box.id, who, timeout_s=timeout_s)
+            await core.manager.resume(box.id, principal, timeout_s=timeout_s)
         else:
-            await _prolong(core, who, box, timeout_s)
+            await _prolong(core, principal, box, timeout_s)
     return told(made(core, box), 201 if rests else 200)
 
 
-async def _prolong(core: Core, who: Principal, box: Sandbox, timeout_s: float) -> None:
+async def _prolong(core: Core, principal: Principal, sandbox: Sandbox, timeout_s: float) -> None:
     """A timeout so far from now, where the sandbox runs and would time out before."""
-    if translate.STATES.get(box.state) == translate.RUNNING and translate.left_s(box, core.clock.now()) < timeout_s:
-        await core.sandboxes.update(box.id, who, Update(timeout_s=timeout_s))
+    if translate.STATES.get(sandbox.state) == translate.RUNNING and translate.left_s(sandbox, core.clock.now()) < timeout_s:
+        await core.manager.update(sandbox.id, principal, UpdateSandboxParams(timeout_s=timeout_s))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.core.service import Core
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
@@ -26,11 +26,11 @@ router = APIRouter()
 @router.post("/sandboxes/{sandbox}/snapshots")
 async def take(sandbox: str, request: Request, body: SnapshotBody | None = None) -> Response:
     """Keep what a sandbox is at this moment; it goes on. A client that goes away meanwhile leaves no snapshot behind."""
-    core, who, asked = core_of(request), principal_of(request), body or SnapshotBody()
-    box = find(core, who, sandbox)
+    core, principal, asked = core_of(request), principal_of(request), body or SnapshotBody()
+    box = find(core, principal, sandbox)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
-        record = await unless_gone(request, core.snapshots.take(box.id, who, name=asked.name, kind=kind))
+        record = await unless_gone(request, core.snapshots.take(box.id, principal, name=asked.name, kind=kind))
     return told(_snapshot(record), 201)
 
 
@@ -51,20 +51,20 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.post("/sandboxes/{sandbox}/fork")
 async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> Response:
     """Make sandboxes that are what one is at this moment: all of them, or none."""
-    core, who, asked = core_of(request), principal_of(request), body or ForkBody()
-    box = find(core, who, sandbox)
+    core, principal, asked = core_of(request), principal_of(request), body or ForkBody()
+    box = find(core, principal, sandbox)
     timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
-    wanted = NewFork(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
+    wanted = ForkParams(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
-        children = await unless_gone(request, core.forks.fork(box.id, who, wanted))
+        children = await unless_gone(request, core.forks.fork(box.id, principal, wanted))
     return told([{"sandbox": made(core, child)} for child in children], 201)
 
 
-async def _all(core: Core, who: Principal, after: Position | None) -> AsyncIterator[SnapshotRecord]:
+async def _all(core: Core, principal: Principal, after: Position | None) -> AsyncIterator[SnapshotRecord]:
     """All snapshots from a place on."""
     more = True
     while more:
-        page, more = await core.snapshots.page(who, after=after, limit=MOST_PAGE)
+        page, more = await core.snapshots.page(principal, after=after, limit=MOST_PAGE)
         for record in page:
             yield record
         after = Position(page[-1].created_at, page[-1].id) if page else after

@@ -46,11 +46,11 @@ class Call:
         SandlotError: What it says of itself makes no sense, or its sandbox is no more.
     """
 
-    __slots__ = ("box", "ping_s", "request", "timeout_s", "user")
+    __slots__ = ("ping_s", "request", "sandbox", "timeout_s", "user")
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.box: Sandbox = access.box_of(request)
+        self.sandbox: Sandbox = access.box_of(request)
         self.user: User = translate.basic_user(request.headers.get("authorization", ""))
         self.timeout_s = connect.timeout_s(request.headers.get("connect-timeout-ms"))
         self.ping_s = translate.ping_s(request.headers.get("keepalive-ping-interval", ""))
@@ -139,7 +139,7 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
         try:
             connect.check_type(request.headers.get("content-type", ""), connect.STREAM)
             call = Call(request)
-            async with aclosing(messages(request, call.box)) as came, _within(call.timeout_s):
+            async with aclosing(messages(request, call.sandbox)) as came, _within(call.timeout_s):
                 await while_connected(request, _done(work(call, (parsed(kind, raw) async for raw in came))))
         except SandlotError as error:
             web_errors.note(request.scope, error)
@@ -149,12 +149,12 @@ def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[C
     router.add_api_route(method, answered, methods=["POST"])
 
 
-async def messages(request: Request, box: Sandbox | None = None) -> AsyncGenerator[bytes]:
+async def messages(request: Request, sandbox: Sandbox | None = None) -> AsyncGenerator[bytes]:
     """The messages of a request's body as they come.
 
     Args:
         request: Its body is envelopes.
-        box: Who counts what waits of a message for its end; None where the frame counts the whole body.
+        sandbox: Who counts what waits of a message for its end; None where the frame counts the whole body.
 
     Raises:
         SandlotError: It is none, is cut, or is too large.
@@ -164,15 +164,15 @@ async def messages(request: Request, box: Sandbox | None = None) -> AsyncGenerat
         async for piece in body_of(request):
             whole = envelopes.feed(piece)
             more = max(0, envelopes.held_bytes - FREE_BYTES) - taken
-            if box is not None and more > 0:
-                box.budget.take(more)
+            if sandbox is not None and more > 0:
+                sandbox.buffers.take(more)
                 taken += more
             for message in whole:
                 yield message
         envelopes.finish()
     finally:
-        if box is not None:
-            box.budget.give(taken)
+        if sandbox is not None:
+            sandbox.buffers.give(taken)
 
 
 def parsed(kind: type[_Asked], raw: bytes) -> _Asked:

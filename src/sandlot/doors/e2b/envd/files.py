@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
 from sandlot.core.content import files
-from sandlot.core.content.files import Reading
+from sandlot.core.content.files import FileDownload
 from sandlot.core.records.quotas import check_upload
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import access
@@ -39,28 +39,28 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 async def read(request: Request, query: FilesQuery) -> Response:
     """A file's content."""
-    box, user = access.box_of(request), translate.user(query.username)
-    reading = await files.read(box, translate.absolute(query.path or "", user), user=user)
+    sandbox, user = access.box_of(request), translate.user(query.username)
+    reading = await files.read(sandbox, translate.absolute(query.path or "", user), user=user)
     return Stream(_pieces(reading), reading.aclose, media_type="application/octet-stream")
 
 
 async def write(request: Request, query: FilesQuery) -> Response:
     """Write one file, or several of a form."""
-    box, user = access.box_of(request), translate.user(query.username)
+    sandbox, user = access.box_of(request), translate.user(query.username)
     if any(name.startswith(METADATA) for name in request.headers):
         raise UnsupportedError("Files have no metadata here.", code=ErrorCode.UNSUPPORTED, hint="Leave it out, or keep it in a file beside the file.")
-    work = _form(request, box, user, query.path) if is_form(request) else _whole(request, box, user, query.path)
+    work = _form(request, sandbox, user, query.path) if is_form(request) else _whole(request, sandbox, user, query.path)
     return JSONResponse(await while_connected(request, work))
 
 
-async def _whole(request: Request, box: Sandbox, user: User, path: str | None) -> list[dict[str, Any]]:
+async def _whole(request: Request, sandbox: Sandbox, user: User, path: str | None) -> list[dict[str, Any]]:
     """A body that is one file."""
     if not path:
         raise InvalidRequestError("It is not said where to write.", hint="Give its path in the query.", fields={"field": "path"})
-    return [await _one(box, user, path, _content(request))]
+    return [await _one(sandbox, user, path, _content(request))]
 
 
-async def _form(request: Request, box: Sandbox, user: User, path: str | None) -> list[dict[str, Any]]:
+async def _form(request: Request, sandbox: Sandbox, user: User, path: str | None) -> list[dict[str, Any]]:
     """Files of a form, each by its name, or one by the path in the query."""
     if _encoding(request):
         raise UnsupportedError(
@@ -70,16 +70,16 @@ async def _form(request: Request, box: Sandbox, user: User, path: str | None) ->
     async for upload in uploads_of(request, most_parts=MOST_FILES):
         if path and written:
             raise InvalidRequestError("There are several files for one path.", hint="Leave out the query's path, and name each file by its own.")
-        written.append(await _one(box, user, path or upload.filename, upload.chunks))
+        written.append(await _one(sandbox, user, path or upload.filename, upload.chunks))
     return written
 
 
-async def _one(box: Sandbox, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
-    entry = await files.write(box, translate.absolute(path, user), content, user=user)
+async def _one(sandbox: Sandbox, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
+    entry = await files.write(sandbox, translate.absolute(path, user), content, user=user)
     return {"name": entry.name, "type": "file", "path": entry.path}
 
 
-async def _pieces(reading: Reading) -> AsyncIterator[bytes]:
+async def _pieces(reading: FileDownload) -> AsyncIterator[bytes]:
     async for piece in reading:
         yield piece
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from sandlot.core import notes
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import inputs, processes, terminals
-from sandlot.core.runs.processes import Run
+from sandlot.core.runs.processes import ProcessExecution
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
@@ -38,28 +38,28 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 async def start(call: Call, asked: StartMessage) -> Told:
     """Run a command, and tell of it."""
     spec = translate.spec(asked, call.user, call.timeout_s)
-    run = await processes.start(call.box, spec, label=Label(origin=NAME))
+    run = await processes.start(call.sandbox, spec, description=ExecutionDescription(origin=NAME))
     return Told(_told(run, spec.timeout_s, pty=spec.pty), run.detach, translate.KEEPALIVE)
 
 
 async def connect(call: Call, asked: SelectMessage) -> Told:
     """Tell of a command that runs."""
-    found = await find(call.box, asked.process)
-    run = await processes.follow(call.box, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
+    found = await find(call.sandbox, asked.process)
+    run = await processes.follow(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
     return Told(_told(run, None, pty=found.pty), run.detach, translate.KEEPALIVE)
 
 
 async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
-    running = [info for info in await processes.listing(call.box) if info.running]
-    return {"processes": [translate.process(info, notes.of(call.box, info.process)) for info in running]}
+    running = [info for info in await processes.listing(call.sandbox) if info.running]
+    return {"processes": [translate.process(info, notes.of(call.sandbox, info.process)) for info in running]}
 
 
 async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
     """Write to a command's standard input, or type."""
-    found = await find(call.box, asked.process)
+    found = await find(call.sandbox, asked.process)
     _check_kind(found, asked.input)
-    await inputs.write(call.box, found.process, _one(asked.input.data))
+    await inputs.write(call.sandbox, found.process, _one(asked.input.data))
     return {}
 
 
@@ -68,7 +68,7 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
     first = await anext(asked, None)
     if first is None or first.start is None:
         raise InvalidRequestError("The first message of an input has to say for which process it is.", hint="Send 'start' first.")
-    found = await find(call.box, first.start.process)
+    found = await find(call.sandbox, first.start.process)
 
     async def pieces() -> AsyncIterator[bytes]:
         async for message in asked:
@@ -78,43 +78,43 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
                 _check_kind(found, message.data.input)
                 yield message.data.input.data
 
-    await inputs.write(call.box, found.process, pieces())
+    await inputs.write(call.sandbox, found.process, pieces())
 
 
 async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
     """End a command's standard input."""
-    found = await find(call.box, asked.process)
+    found = await find(call.sandbox, asked.process)
     if found.pty:
         raise ConflictError("A terminal's input does not end.", code=ErrorCode.CONFLICT, hint="Type Ctrl+D (byte 4) in place of that.")
-    await inputs.close(call.box, found.process)
+    await inputs.close(call.sandbox, found.process)
     return {}
 
 
 async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
     """End a command."""
     number = translate.signal(asked.signal)
-    found = await find(call.box, asked.process)
-    if not await processes.send_signal(call.box, found.process, number):
+    found = await find(call.sandbox, asked.process)
+    if not await processes.send_signal(call.sandbox, found.process, number):
         raise _absent(asked.process)
     return {}
 
 
 async def update(call: Call, asked: UpdateMessage) -> Mapping[str, Any]:
     """Give a terminal another size."""
-    found = await find(call.box, asked.process)
+    found = await find(call.sandbox, asked.process)
     if asked.pty is not None:
-        await terminals.resize(call.box, found.process, *translate.screen(asked.pty))
+        await terminals.resize(call.sandbox, found.process, *translate.screen(asked.pty))
     return {}
 
 
-async def find(box: Sandbox, selector: Selector) -> ProcessInfo:
+async def find(sandbox: Sandbox, selector: Selector) -> ProcessInfo:
     """The process that is meant.
 
     Raises:
         NotFoundError: ``process_not_found``: none that runs.
     """
-    for info in await processes.listing(box):
-        if info.running and (info.pid == selector.pid or (selector.tag is not None and notes.of(box, info.process).tag == selector.tag)):
+    for info in await processes.listing(sandbox):
+        if info.running and (info.pid == selector.pid or (selector.tag is not None and notes.of(sandbox, info.process).tag == selector.tag)):
             return info
     raise _absent(selector)
 
@@ -137,7 +137,7 @@ async def _one(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def _told(run: Run, timeout_s: float | None, *, pty: bool) -> AsyncIterator[Mapping[str, Any]]:
+async def _told(run: ProcessExecution, timeout_s: float | None, *, pty: bool) -> AsyncIterator[Mapping[str, Any]]:
     yield translate.started(run.pid)
     with suppress(StopAsyncIteration):
         async for item in run:

@@ -40,9 +40,9 @@ ROOT = APIRouter()
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Whether the sandbox runs; one that rests does not, and is not resumed for that."""
-    box = access.box_of(request)
-    if not box.awake.is_set():
-        raise access.gone(box.id)
+    sandbox = access.box_of(request)
+    if not sandbox.awake.is_set():
+        raise access.gone(sandbox.id)
     return Response(status_code=204)
 
 

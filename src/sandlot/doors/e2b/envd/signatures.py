@@ -60,22 +60,22 @@ def sandbox_for(scope: Mapping[str, Any], core: Core, among: str = "") -> Sandbo
     given, until = query.get("signature", ""), query.get("signature_expiration", "")
     operation = OPERATIONS.get(scope["method"], "")
     words = (query.get("path", ""), operation, query.get("username", ""))
-    boxes = (box for box in core.sandboxes.all(OPERATOR) if among in {"", box.id})
-    box = _signer(boxes, core, given, words, until)
-    if box is None or not operation:
+    sandboxes = (sandbox for sandbox in core.manager.list(OPERATOR) if among in {"", sandbox.id})
+    sandbox = _signer(sandboxes, core, given, words, until)
+    if sandbox is None or not operation:
         raise _refused("This URL was not signed with the token of a sandbox that lives, or it was changed.")
     if until and not (until.isascii() and until.isdecimal() and core.clock.now().timestamp() < int(until)):
         raise _refused("This URL holds no more.")
-    return box
+    return sandbox
 
 
-def _signer(boxes: Iterable[Sandbox], core: Core, given: str, words: tuple[str, str, str], until: str) -> Sandbox | None:
+def _signer(sandboxes: Iterable[Sandbox], core: Core, given: str, words: tuple[str, str, str], until: str) -> Sandbox | None:
     found: Sandbox | None = None
     shown = given.encode("utf-8", "replace")
-    for box in boxes:
-        expected = signature(*words, core.signer.token(box.owner, box.id), until)
+    for sandbox in sandboxes:
+        expected = signature(*words, core.url_signer.token(sandbox.owner, sandbox.id), until)
         if hmac.compare_digest(expected.encode(), shown):
-            found = box
+            found = sandbox
     return found
 
 

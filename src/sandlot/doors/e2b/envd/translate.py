@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sandlot.core.content import watching
-from sandlot.core.content.watching import Event
-from sandlot.core.notes import Note
-from sandlot.core.runs.outcomes import Outcome
+from sandlot.core.content.watching import FileEvent
+from sandlot.core.notes import ProcessDetails
+from sandlot.core.runs.outcomes import ProcessOutcome
 from sandlot.core.runs.processes import STDERR
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
 from sandlot.link.types import Entry, ProcessInfo
@@ -140,7 +140,7 @@ def output(channel: int, data: bytes, *, pty: bool) -> dict[str, Any]:
     return {"event": {"data": {name: base64.b64encode(data).decode()}}}
 
 
-def ended(outcome: Outcome) -> dict[str, Any]:
+def ended(outcome: ProcessOutcome) -> dict[str, Any]:
     """The event of its end, in the words of Go's ``os.ProcessState``, which E2B's daemon passes on."""
     if outcome.signal is not None:
         status = f"signal: {_signal_name(outcome.signal)}"
@@ -162,7 +162,7 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def process(info: ProcessInfo, note: Note) -> dict[str, Any]:
+def process(info: ProcessInfo, note: ProcessDetails) -> dict[str, Any]:
     """One process of a list."""
     config = {"cmd": info.argv[0] if info.argv else "", "args": list(info.argv[1:]), "envs": dict(note.env)}
     told: dict[str, Any] = {"pid": info.pid, "config": config if note.cwd is None else {**config, "cwd": note.cwd}}
@@ -202,7 +202,7 @@ def permissions(kind: str, mode: int) -> str:
     return (letters or "-") + "".join(letter if mode >> 8 - at & 1 else "-" for at, letter in enumerate("rwxrwxrwx"))
 
 
-def happened(event: Event, root: str) -> list[dict[str, Any]]:
+def happened(event: FileEvent, root: str) -> list[dict[str, Any]]:
     """One thing that happened in a watched folder, as events of E2B's: what was moved is renamed in its old place and created in its new one.
 
     A file that was written through this service was written beside its place and moved there, which nobody is told: it was created and written.

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from sandlot.core.content import watchers, watching
-from sandlot.core.content.watching import Event, Watch
+from sandlot.core.content.watching import FileEvent, FolderWatch
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.filesystem import entry_at
@@ -22,39 +22,39 @@ WITH_ENTRIES = "+entries"
 async def watch_dir(call: Call, asked: WatchMessage) -> Told:
     """Tell what happens in a folder, until it is gone."""
     path = translate.absolute(asked.path, call.user)
-    watch = await watching.watch(call.box, path, user=call.user, recursive=asked.recursive)
+    watch = await watching.watch(call.sandbox, path, user=call.user, recursive=asked.recursive)
     return Told(_told(call, watch, entries=asked.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
 
 
 async def create(call: Call, asked: WatchMessage) -> Mapping[str, Any]:
     """Watch a folder for who comes back."""
     path = translate.absolute(asked.path, call.user)
-    watcher = await watchers.create(call.box, path, user=call.user, recursive=asked.recursive)
+    watcher = await watchers.create(call.sandbox, path, user=call.user, recursive=asked.recursive)
     return {"watcherId": watcher.id + (WITH_ENTRIES if asked.include_entry else "")}
 
 
 async def events(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """What has happened since the last time."""
     id_ = asked.watcher_id.removesuffix(WITH_ENTRIES)
-    root = watchers.find(call.box, id_).root
-    happened = await watchers.take(call.box, id_)
+    root = watchers.find(call.sandbox, id_).root
+    happened = await watchers.take(call.sandbox, id_)
     return {"events": [event async for event in _events(call, happened, root, entries=asked.watcher_id != id_)]}
 
 
 async def remove(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """Watch no more."""
-    watchers.remove(call.box, asked.watcher_id.removesuffix(WITH_ENTRIES))
+    watchers.remove(call.sandbox, asked.watcher_id.removesuffix(WITH_ENTRIES))
     return {}
 
 
-async def _told(call: Call, watch: Watch, *, entries: bool) -> AsyncIterator[Mapping[str, Any]]:
+async def _told(call: Call, watch: FolderWatch, *, entries: bool) -> AsyncIterator[Mapping[str, Any]]:
     yield {"start": {}}
     async for event in watch:
         async for told in _events(call, (event,), watch.root, entries=entries):
             yield {"filesystem": told}
 
 
-async def _events(call: Call, happened: Iterable[Event], root: str, *, entries: bool) -> AsyncIterator[dict[str, Any]]:
+async def _events(call: Call, happened: Iterable[FileEvent], root: str, *, entries: bool) -> AsyncIterator[dict[str, Any]]:
     for event in happened:
         for told in translate.happened(event, root):
             if entries and told["type"] in {translate.CREATE, translate.WRITE}:

@@ -16,7 +16,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.runs.code import Outcome
+from sandlot.core.runs.code import CodeExecutionStatus
 from sandlot.doors.e2bwords import moment
 from sandlot.link.types import CellError, Display
 from sandlot.web.streams import Event
@@ -91,7 +91,7 @@ def error(raised: CellError) -> dict[str, Any]:
     return failure(raised.name, raised.value, "\n".join(raised.traceback))
 
 
-def end(outcome: Outcome) -> dict[str, Any] | None:
+def end(outcome: CodeExecutionStatus) -> dict[str, Any] | None:
     """How it ended, where no exception said so; None where it ended well."""
     told = _ENDS.get(outcome.status)
     return None if told is None else failure(*told, told[1])

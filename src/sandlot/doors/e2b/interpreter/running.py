@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import code, contexts
-from sandlot.core.runs.code import Cell, Execution
+from sandlot.core.runs.code import CellSpec, CodeExecution
 from sandlot.core.runs.contexts import Context
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
@@ -56,11 +56,11 @@ def context_of(id_: str | None, language: str | None) -> tuple[str, str | None]:
     return str(id_), known.get(str(id_))
 
 
-async def start(box: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]) -> Execution:
+async def start(sandbox: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]) -> CodeExecution:
     """Begin to run code.
 
     Args:
-        box: Where.
+        sandbox: Where.
         source: The code.
         context: The context's id.
         default: Its language, where it is the default one, which is made where it is not there.
@@ -70,20 +70,20 @@ async def start(box: Sandbox, source: str, context: str, default: str | None, en
         NotFoundError: ``context_not_found``.
         SandlotError: It cannot be begun.
     """
-    cell = Cell(source, language=None, context=context, env=env, timeout_s=None)
-    label = Label(origin=translate.NAME)
+    cell = CellSpec(source, language=None, context=context, env=env, timeout_s=None)
+    description = ExecutionDescription(origin=translate.NAME)
     if default is None:
-        return await code.start(box, cell, label=label)
-    if context not in box.contexts:
-        await contexts.create(box, default, cwd=HOME, id=context)
+        return await code.start(sandbox, cell, description=description)
+    if context not in sandbox.contexts:
+        await contexts.create(sandbox, default, cwd=HOME, id=context)
     try:
-        return await code.start(box, cell, label=label)
+        return await code.start(sandbox, cell, description=description)
     except NotFoundError:  # somebody removed it by another way
-        await contexts.create(box, default, cwd=HOME, id=context)
-        return await code.start(box, cell, label=label)
+        await contexts.create(sandbox, default, cwd=HOME, id=context)
+        return await code.start(sandbox, cell, description=description)
 
 
-async def lines(core: Core, execution: Execution) -> AsyncIterator[bytes]:
+async def lines(core: Core, execution: CodeExecution) -> AsyncIterator[bytes]:
     """What code gives, as it comes, until its end.
 
     Raises:
@@ -100,7 +100,7 @@ async def lines(core: Core, execution: Execution) -> AsyncIterator[bytes]:
         yield line(results.failure(str(error.code), str(error), str(error)))
 
 
-async def _told(core: Core, execution: Execution) -> AsyncIterator[dict[str, Any]]:
+async def _told(core: Core, execution: CodeExecution) -> AsyncIterator[dict[str, Any]]:
     output, raised = OutputEvents(), False
     async for item in execution:
         if isinstance(item, CellStarted | Display | CellError | Cleared):

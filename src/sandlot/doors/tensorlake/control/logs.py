@@ -55,9 +55,9 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
 async def processes(sandbox: str, request: Request) -> Response:
     """The processes that have written something."""
     box = await any_sandbox(request, sandbox)
-    core, who = core_of(request), principal_of(request)
+    core, principal = core_of(request), principal_of(request)
     counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    records = [record for record in await core.executions.page(who, sandbox=box.id, limit=reading.MOST_RUNS) if counted[record.id]]
+    records = [record for record in await core.executions.page(principal, sandbox=box.id, limit=reading.MOST_RUNS) if counted[record.id]]
     told = [
         LogProcess(
             processId=record.id,
@@ -74,12 +74,12 @@ async def processes(sandbox: str, request: Request) -> Response:
     return reply(LogProcessesAnswer(processes=told))
 
 
-async def _entries(request: Request, box: Sandbox) -> Sequence[Entry]:
-    entries, _ = await reading.read(core_of(request).executions, box, principal_of(request), reading.CHANNELS["both"])
+async def _entries(request: Request, sandbox: Sandbox) -> Sequence[Entry]:
+    entries, _ = await reading.read(core_of(request).executions, sandbox, principal_of(request), reading.CHANNELS["both"])
     return entries
 
 
-def _lines(box: Sandbox, entries: Sequence[Entry]) -> list[tuple[str, LogLine]]:
+def _lines(sandbox: Sandbox, entries: Sequence[Entry]) -> list[tuple[str, LogLine]]:
     """What runs wrote, line by line, each with its run. Pure."""
     return [
         (
@@ -88,7 +88,7 @@ def _lines(box: Sandbox, entries: Sequence[Entry]) -> list[tuple[str, LogLine]]:
                 timestamp=milliseconds(entry.at) * _NANOSECONDS,
                 uuid=str(uuid5(UUID(hex=entry.execution), f"{entry.channel}-{number}")),
                 namespace=NAMESPACE,
-                sandboxId=box.id,
+                sandboxId=sandbox.id,
                 body=text,
                 logAttributes=json.dumps({"process_id": entry.execution, "stream": "stderr" if entry.channel == STDERR else "stdout"}),
                 level=ERROR if entry.channel == STDERR else INFO,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from sandlot.core.admission import AUTO, NewSandbox
+from sandlot.core.admission import AUTO, CreateSandboxParams
 from sandlot.core.pools.kinds import sizes
-from sandlot.core.pools.pools import Told
+from sandlot.core.pools.pools import PoolStatus
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -35,7 +35,7 @@ _ONE = "/sandbox-pools/{pool}"
 @CONTROL.route("POST", _POOLS)
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready."""
-    pools, words = core_of(request).sandboxes.pools, translate.pool_words(body)
+    pools, words = core_of(request).manager.pools, translate.pool_words(body)
     asked = sizes(body.warm_containers or 0, body.max_containers)
     told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
     return reply(PoolMadeAnswer(pool_id=told.pool.id, namespace=NAMESPACE))
@@ -44,41 +44,41 @@ async def create(body: PoolBody, request: Request) -> Response:
 @CONTROL.route("GET", _POOLS)
 async def list_pools(request: Request) -> Response:
     """One's own; an operator's are all of them."""
-    return reply(PoolsAnswer(pools=[translate.pool(told) for told in core_of(request).sandboxes.pools.all(principal_of(request))]))
+    return reply(PoolsAnswer(pools=[translate.pool(told) for told in core_of(request).manager.pools.list(principal_of(request))]))
 
 
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, core_of(request).sandboxes.pools.find(pool, principal_of(request))))
+    return reply(_answer(request, core_of(request).manager.pools.find(pool, principal_of(request))))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
-    pools, who, words = core_of(request).sandboxes.pools, principal_of(request), translate.pool_words(body)
-    there = pools.find(pool, who).pool
+    pools, principal, words = core_of(request).manager.pools, principal_of(request), translate.pool_words(body)
+    there = pools.find(pool, principal).pool
     if translate.template(body.image) != there.kind.template or translate.limits(body.resources) != there.kind.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
-    told = await pools.change(pool, who, warm=body.warm_containers, most=body.max_containers, blank=None, metadata=words)
+    told = await pools.update(pool, principal, warm=body.warm_containers, most=body.max_containers, blank=None, metadata=words)
     return reply(_answer(request, told))
 
 
 @CONTROL.route("DELETE", _ONE)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
-    pools, who = core_of(request).sandboxes.pools, principal_of(request)
-    told = pools.find(pool, who)
+    pools, principal = core_of(request).manager.pools, principal_of(request)
+    told = pools.find(pool, principal)
     if claimed := _claimed(request, told):
         raise ConflictError(
             f"{len(claimed)} sandboxes that were claimed of pool {told.pool.id} live.",
             code=ErrorCode.CONFLICT,
             hint="End them first.",
-            fields={"pool": told.pool.id, "sandboxes": [box.id for box in claimed[:10]]},
+            fields={"pool": told.pool.id, "sandboxes": [sandbox.id for sandbox in claimed[:10]]},
         )
-    await pools.remove(pool, who)
+    await pools.delete(pool, principal)
     return Response(status_code=204)
 
 
@@ -86,8 +86,8 @@ async def remove(pool: str, request: Request) -> Response:
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
     core = core_of(request)
-    told = core.sandboxes.pools.claimable(pool, principal_of(request))
-    asked = NewSandbox(
+    told = core.manager.pools.claimable(pool, principal_of(request))
+    params = CreateSandboxParams(
         template=told.kind.template,
         isolation=told.kind.isolation,
         limits=told.kind.limits,
@@ -96,16 +96,16 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
     )
-    box = await unless_gone(request, core.sandboxes.create(asked, principal_of(request)))
-    return reply(ClaimedAnswer(**dict(translate.made(box, url_of(request, box.id)))))
+    sandbox = await unless_gone(request, core.manager.create(params, principal_of(request)))
+    return reply(ClaimedAnswer(**dict(translate.made(sandbox, url_of(request, sandbox.id)))))
 
 
-def _claimed(request: Request, told: Told) -> list[Sandbox]:
-    return [box for box in core_of(request).sandboxes.all(principal_of(request)) if box.metadata.get(POOL_WORD) == told.pool.id]
+def _claimed(request: Request, told: PoolStatus) -> list[Sandbox]:
+    return [sandbox for sandbox in core_of(request).manager.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.pool.id]
 
 
-def _answer(request: Request, told: Told) -> PoolAnswer:
+def _answer(request: Request, told: PoolStatus) -> PoolAnswer:
     node = core_of(request).node
     waiting = [Container(id=member.id, state="Idle", sandbox_id=None, executor_id=node) for member in told.pool.ready]
-    taken = [Container(id=box.id, state="Running", sandbox_id=box.id, executor_id=node) for box in _claimed(request, told)]
+    taken = [Container(id=sandbox.id, state="Running", sandbox_id=sandbox.id, executor_id=node) for sandbox in _claimed(request, told)]
     return translate.pool(told).model_copy(update={"containers": [*waiting, *taken]})

@@ -14,7 +14,7 @@ from fastapi import Query, Request, Response
 
 from sandlot.core.listing import ENDED, Wanted
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
+from sandlot.core.saved.forks import ForkParams
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ArchiveAnswer,
@@ -46,21 +46,21 @@ ACCEPTED = 202
 @CONTROL.route("POST", SANDBOXES)
 async def create(body: CreateBody, request: Request) -> Response:
     """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
-    core, who, asked = core_of(request), principal_of(request), translate.new_sandbox(body)
-    if asked.snapshot is None:
-        work = core.sandboxes.create(asked, who)
+    core, principal, params = core_of(request), principal_of(request), translate.new_sandbox(body)
+    if params.snapshot is None:
+        work = core.manager.create(params, principal)
     else:
         policy = translate.network(body.network)
-        work = core.snapshots.create(asked, who, limits=translate.change(body.resources), network=policy)
-    box = await unless_gone(request, work)
-    return reply(translate.made(box, url_of(request, box.id)), ACCEPTED if body.wait is False else 200)
+        work = core.snapshots.create(params, principal, limits=translate.change(body.resources), network=policy)
+    sandbox = await unless_gone(request, work)
+    return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 
 
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    boxes = core_of(request).sandboxes.all(principal_of(request))
-    return reply(SandboxesAnswer(sandboxes=[translate.sandbox(box, url_of(request, box.id)) for box in boxes]))
+    sandboxes = core_of(request).manager.list(principal_of(request))
+    return reply(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
 
 
 @CONTROL.route("GET", ONE)
@@ -73,13 +73,13 @@ async def get(sandbox: str, request: Request) -> Response:
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's name, limits or whether a request wakes it."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await core_of(request).sandboxes.update(box.id, principal_of(request), translate.update(body, box)))
+    return _told(request, await core_of(request).manager.update(box.id, principal_of(request), translate.update(body, box)))
 
 
 @CONTROL.route("DELETE", ONE)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox, and all that is in it. Again and again the same."""
-    await core_of(request).sandboxes.kill((await any_sandbox(request, sandbox)).id, principal_of(request))
+    await core_of(request).manager.kill((await any_sandbox(request, sandbox)).id, principal_of(request))
     return Response(status_code=204)
 
 
@@ -87,14 +87,14 @@ async def kill(sandbox: str, request: Request) -> Response:
 async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, core_of(request).sandboxes.hibernate(box.id, principal_of(request)), waits)
+    return await _changed(request, box, core_of(request).manager.hibernate(box.id, principal_of(request)), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/resume")
 async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
     """Let a sandbox go on where it was; it runs when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return await _changed(request, box, core_of(request).sandboxes.resume(box.id, principal_of(request)), waits)
+    return await _changed(request, box, core_of(request).manager.resume(box.id, principal_of(request)), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/copy")
@@ -102,7 +102,7 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
     words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
-    work = core_of(request).forks.fork(box.id, principal_of(request), NewFork(count=query.times, metadata=words))
+    work = core_of(request).forks.fork(box.id, principal_of(request), ForkParams(count=query.times, metadata=words))
     copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
     return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
 
@@ -128,23 +128,26 @@ async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Reque
     if query.direction != "forward":
         raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
     after = cursors.understood(query.cursor)
-    page, more = await core_of(request).sandboxes.page(principal_of(request), Wanted(states=ENDED), after=after, limit=query.limit)
+    page, more = await core_of(request).manager.page(principal_of(request), Wanted(states=ENDED), after=after, limit=query.limit)
     following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
-    return reply(ArchiveAnswer(sandboxes=[_archived(request, box) for box in page], next_cursor=following))
+    return reply(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page], next_cursor=following))
 
 
 @CONTROL.route("GET", f"{ARCHIVED}/{{archived}}")
 async def get_archived(archived: str, request: Request) -> Response:
     """Look at one that has ended."""
-    box = await any_sandbox(request, archived)
-    if translate.status(box) != "terminated":
+    sandbox = await any_sandbox(request, archived)
+    if translate.status(sandbox) != "terminated":
         raise NotFoundError(
-            f"Sandbox {box.id} has not ended.", code=ErrorCode.SANDBOX_NOT_FOUND, hint="Look at it among those that live.", fields={"sandbox": box.id}
+            f"Sandbox {sandbox.id} has not ended.",
+            code=ErrorCode.SANDBOX_NOT_FOUND,
+            hint="Look at it among those that live.",
+            fields={"sandbox": sandbox.id},
         )
-    return reply(_archived(request, box))
+    return reply(_archived(request, sandbox))
 
 
-async def _changed(request: Request, box: Sandbox, work: Coroutine[Any, Any, Sandbox], waits: WaitQuery) -> Response:
+async def _changed(request: Request, sandbox: Sandbox, work: Coroutine[Any, Any, Sandbox], waits: WaitQuery) -> Response:
     """What a work has made of a sandbox; 202 where that takes longer than its client waits, and it goes on by itself.
 
     Raises:
@@ -158,8 +161,8 @@ async def _changed(request: Request, box: Sandbox, work: Coroutine[Any, Any, San
         raise
     if task.done():
         return _told(request, task.result())
-    box.spawn(_let_be(task))
-    return _told(request, box, ACCEPTED)
+    sandbox.spawn(_let_be(task))
+    return _told(request, sandbox, ACCEPTED)
 
 
 async def _let_be(task: asyncio.Future[Sandbox]) -> None:
@@ -168,10 +171,10 @@ async def _let_be(task: asyncio.Future[Sandbox]) -> None:
         await task
 
 
-def _told(request: Request, box: Sandbox, status: int = 200) -> Response:
-    return reply(translate.sandbox(box, url_of(request, box.id)), status)
+def _told(request: Request, sandbox: Sandbox, status: int = 200) -> Response:
+    return reply(translate.sandbox(sandbox, url_of(request, sandbox.id)), status)
 
 
-def _archived(request: Request, box: Sandbox) -> ArchivedAnswer:
-    told = translate.sandbox(box, url_of(request, box.id))
-    return ArchivedAnswer(**dict(told), archived_at=milliseconds(box.ended_at or box.created_at))
+def _archived(request: Request, sandbox: Sandbox) -> ArchivedAnswer:
+    told = translate.sandbox(sandbox, url_of(request, sandbox.id))
+    return ArchivedAnswer(**dict(told), archived_at=milliseconds(sandbox.ended_at or sandbox.created_at))

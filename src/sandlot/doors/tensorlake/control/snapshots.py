@@ -43,7 +43,7 @@ async def list_snapshots(request: Request) -> Response:
 @CONTROL.route("GET", _ONE)
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot."""
-    return reply(translate.snapshot(await core_of(request).snapshots.look(snapshot, principal_of(request))))
+    return reply(translate.snapshot(await core_of(request).snapshots.get(snapshot, principal_of(request))))
 
 
 @CONTROL.route("DELETE", _ONE)
@@ -54,12 +54,12 @@ async def delete(snapshot: str, request: Request) -> Response:
 
 
 async def _all(request: Request) -> list[SnapshotRecord]:
-    snapshots, who = core_of(request).snapshots, principal_of(request)
+    snapshots, principal = core_of(request).snapshots, principal_of(request)
     found: list[SnapshotRecord] = []
     more = True
     while more and len(found) < _MOST:
         after = Position(found[-1].created_at, found[-1].id) if found else None
-        page, more = await snapshots.page(who, after=after, limit=_PAGE)
+        page, more = await snapshots.page(principal, after=after, limit=_PAGE)
         found += page
     return found
 

@@ -14,7 +14,7 @@ from sandlot.web.bodies import reply
 @INSIDE.route("GET", "/health")
 async def health(request: Request) -> Response:
     """Whether it answers; whoever hears nothing of it hears why."""
-    async with inside(request).using() as link:
+    async with inside(request).connection() as link:
         await link.info()
     return reply(HealthAnswer(healthy=True))
 
@@ -22,9 +22,9 @@ async def health(request: Request) -> Response:
 @INSIDE.route("GET", "/info")
 async def info(request: Request) -> Response:
     """How long it has run, and how many processes were started in it through the service."""
-    box = inside(request)
-    known = await processes.listing(box)
-    async with box.using() as link:
+    sandbox = inside(request)
+    known = await processes.listing(sandbox)
+    async with sandbox.connection() as link:
         uptime_s = (await link.info()).uptime_s
     running = sum(1 for process in known if process.running)
     return reply(InfoAnswer(version=__version__, uptime_secs=max(0, int(uptime_s)), running_processes=running, total_processes=len(known)))

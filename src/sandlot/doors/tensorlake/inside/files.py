@@ -48,11 +48,11 @@ async def remove(query: Annotated[PathQuery, Query()], request: Request) -> Resp
 @INSIDE.route("GET", "/files/list")
 async def list_directory(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """List a folder by name."""
-    box, path = inside(request), _path(query.path)
+    sandbox, path = inside(request), _path(query.path)
     entries: list[EntryAnswer] = []
     more, offset = True, 0
     while more:
-        page = await files.listing(box, path, user=User.USER, offset=offset)
+        page = await files.listing(sandbox, path, user=User.USER, offset=offset)
         entries += [translate.entry(entry) for entry in page.entries]
         offset, more = offset + len(page.entries), page.more and bool(page.entries)
         if more and offset >= MOST_ENTRIES:

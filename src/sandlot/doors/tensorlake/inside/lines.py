@@ -8,7 +8,7 @@ Laws:
 
 from __future__ import annotations
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import BufferBudget
 from sandlot.link.types import Lost, Output
 from sandlot.model.specs import MIB
 
@@ -20,13 +20,13 @@ class Lines:
     """The lines of a process. Close it in the end.
 
     Args:
-        budget: Where the memory for what waits is taken from.
+        buffers: Where the memory for what waits is taken from.
     """
 
-    __slots__ = ("_budget", "_waiting")
+    __slots__ = ("_buffers", "_waiting")
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, buffers: BufferBudget) -> None:
+        self._buffers = buffers
         self._waiting: dict[int, bytearray] = {}
 
     def add(self, item: Output | Lost) -> list[tuple[int, str]]:
@@ -59,7 +59,7 @@ class Lines:
     def _keep(self, channel: int, rest: bytes) -> bool:
         """Let it wait; False where it cannot."""
         waiting = self._waiting.setdefault(channel, bytearray())
-        if len(waiting) + len(rest) > MOST_BYTES or not self._budget.try_take(len(rest)):
+        if len(waiting) + len(rest) > MOST_BYTES or not self._buffers.try_take(len(rest)):
             return False
         waiting += rest
         return True
@@ -69,7 +69,7 @@ class Lines:
         waiting = self._waiting.pop(channel, None)
         if not waiting:
             return b""
-        self._budget.give(len(waiting))
+        self._buffers.give(len(waiting))
         return bytes(waiting)
 
 

@@ -15,10 +15,10 @@ from datetime import datetime
 from fastapi import Request, Response
 
 from sandlot.core import notes
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.again import restarting
-from sandlot.core.runs.processes import Run
+from sandlot.core.runs.processes import ProcessExecution
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.lines import Lines
@@ -41,7 +41,7 @@ from sandlot.web.asking import body_of, core_of, principal_of, unless_gone, whil
 from sandlot.web.bodies import reply
 
 STDIN = "/processes/{process}/stdin"
-_LABEL = Label(origin=NAME)
+_LABEL = ExecutionDescription(origin=NAME)
 _LOOKED_BACK = 200
 """Runs of the log among which it is looked for when processes were started."""
 _SIGKILL = 9
@@ -50,76 +50,76 @@ _SIGKILL = 9
 @INSIDE.route("POST", "/processes/run")
 async def run(body: RunBody, request: Request) -> Response:
     """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
-    box = inside(request)
-    process = await unless_gone(request, processes.start(box, translate.run(body), label=_LABEL))
-    return streams.events(request, _told(box, process, translate.CHANNELS["output"], whole=True), process.close)
+    sandbox = inside(request)
+    process = await unless_gone(request, processes.start(sandbox, translate.run(body), description=_LABEL))
+    return streams.events(request, _told(sandbox, process, translate.CHANNELS["output"], whole=True), process.close)
 
 
 @INSIDE.route("POST", "/processes")
 async def start(body: ProcessBody, request: Request) -> Response:
     """Start a program and leave it."""
-    box, spec = inside(request), translate.start(body)
-    id_, _ = await processes.launch(box, spec, label=_LABEL)
-    return reply(_answer(request, box, await processes.look(box, id_), core_of(request).clock.now()), 201)
+    sandbox, spec = inside(request), translate.start(body)
+    id_, _ = await processes.launch(sandbox, spec, description=_LABEL)
+    return reply(_answer(request, sandbox, await processes.look(sandbox, id_), core_of(request).clock.now()), 201)
 
 
 @INSIDE.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
-    box = inside(request)
-    found = await processes.listing(box)
-    logged = await core_of(request).executions.page(principal_of(request), sandbox=box.id, limit=_LOOKED_BACK)
+    sandbox = inside(request)
+    found = await processes.listing(sandbox)
+    logged = await core_of(request).executions.page(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)
     began = {str(record.id): record.created_at for record in logged}
-    return reply(ProcessesAnswer(processes=[_answer(request, box, info, began.get(info.process)) for info in found]))
+    return reply(ProcessesAnswer(processes=[_answer(request, sandbox, info, began.get(info.process)) for info in found]))
 
 
 @INSIDE.route("GET", "/processes/{process}")
 async def get(process: str, request: Request) -> Response:
     """Look at one process."""
-    box = inside(request)
-    info = await find(box, process)
+    sandbox = inside(request)
+    info = await find(sandbox, process)
     began: datetime | None = None
     with suppress(NotFoundError):
         began = (await core_of(request).executions.get(principal_of(request), info.process)).created_at
-    return reply(_answer(request, box, info, began))
+    return reply(_answer(request, sandbox, info, began))
 
 
 @INSIDE.route("DELETE", "/processes/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill a process and those that it began."""
-    box = inside(request)
-    await processes.send_signal(box, (await find(box, process)).process, _SIGKILL)
+    sandbox = inside(request)
+    await processes.send_signal(sandbox, (await find(sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/restart")
 async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
-    box = inside(request)
-    id_, _ = await restarting.restart(box, (await find(box, process)).process, label=_LABEL)
-    return reply(_answer(request, box, await processes.look(box, id_), core_of(request).clock.now()))
+    sandbox = inside(request)
+    id_, _ = await restarting.restart(sandbox, (await find(sandbox, process)).process, description=_LABEL)
+    return reply(_answer(request, sandbox, await processes.look(sandbox, id_), core_of(request).clock.now()))
 
 
 @INSIDE.route("POST", "/processes/{process}/signal")
 async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
     """Send a signal to a process's group."""
-    box, number = inside(request), processes.signal_number(body.signal)
-    return reply(SignalAnswer(success=await processes.send_signal(box, (await find(box, process)).process, number)))
+    sandbox, number = inside(request), processes.signal_number(body.signal)
+    return reply(SignalAnswer(success=await processes.send_signal(sandbox, (await find(sandbox, process)).process, number)))
 
 
 @INSIDE.route("POST", STDIN)
 async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
-    box = inside(request)
-    await while_connected(request, inputs.write(box, (await find(box, process)).process, body_of(request)))
+    sandbox = inside(request)
+    await while_connected(request, inputs.write(sandbox, (await find(sandbox, process)).process, body_of(request)))
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/stdin/close")
 async def close_input(process: str, request: Request) -> Response:
     """End a process's standard input."""
-    box = inside(request)
-    await unless_gone(request, inputs.close(box, (await find(box, process)).process))
+    sandbox = inside(request)
+    await unless_gone(request, inputs.close(sandbox, (await find(sandbox, process)).process))
     return Response(status_code=204)
 
 
@@ -143,18 +143,18 @@ for _which in translate.CHANNELS:
     _reading(_which)
 
 
-async def find(box: Sandbox, word: str) -> ProcessInfo:
+async def find(sandbox: Sandbox, word: str) -> ProcessInfo:
     """A process by its pid, its name or its id.
 
     Raises:
         NotFoundError: ``process_not_found``.
     """
     pid = translate.pid_of(word)
-    known = await processes.listing(box)
-    found = [info for info in known if (info.pid == pid if pid is not None else word in {notes.of(box, info.process).tag, info.process})]
+    known = await processes.listing(sandbox)
+    found = [info for info in known if (info.pid == pid if pid is not None else word in {notes.of(sandbox, info.process).tag, info.process})]
     if not found:
         raise NotFoundError(
-            f"There is no process {word[:64]!r} in sandbox {box.id}.",
+            f"There is no process {word[:64]!r} in sandbox {sandbox.id}.",
             code=ErrorCode.PROCESS_NOT_FOUND,
             hint="List those that were started; the last ones that ended are among them.",
             fields={"process": word[:64]},
@@ -163,46 +163,48 @@ async def find(box: Sandbox, word: str) -> ProcessInfo:
 
 
 async def _output(request: Request, word: str, which: str) -> Response:
-    box = inside(request)
-    info = await find(box, word)
-    process = await processes.follow(box, info.process, stdout_from=None, stderr_from=None, to_end=False)
-    lines, told = Lines(box.budget), list[str]()
+    sandbox = inside(request)
+    info = await find(sandbox, word)
+    process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None, to_end=False)
+    lines, told = Lines(sandbox.buffers), list[str]()
     taken = 0
     try:
-        async with box.using():
+        async with sandbox.connection():
             async for item in process:
                 if item.channel not in translate.CHANNELS[which]:
                     continue
                 more = [line for _, line in lines.add(item)]
                 size = 2 * sum(map(len, more))
-                box.budget.take(size)
+                sandbox.buffers.take(size)
                 taken += size
                 told += more
         told += [line for _, line in lines.end()]
     finally:
-        box.budget.give(taken)
+        sandbox.buffers.give(taken)
         lines.close()
         await process.detach()
     return reply(OutputAnswer(pid=info.pid, lines=told, line_count=len(told)))
 
 
 async def _follow(request: Request, word: str, which: str) -> Response:
-    box = inside(request)
-    info = await find(box, word)
-    process = await processes.follow(box, info.process, stdout_from=None, stderr_from=None)
-    return streams.events(request, _told(box, process, translate.CHANNELS[which], whole=False), process.detach)
+    sandbox = inside(request)
+    info = await find(sandbox, word)
+    process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None)
+    return streams.events(request, _told(sandbox, process, translate.CHANNELS[which], whole=False), process.detach)
 
 
-async def _told(box: Sandbox, process: Run, channels: Sequence[int] | frozenset[int], *, whole: bool) -> AsyncIterator[streams.Event]:
+async def _told(
+    sandbox: Sandbox, process: ProcessExecution, channels: Sequence[int] | frozenset[int], *, whole: bool
+) -> AsyncIterator[streams.Event]:
     """The events that tell of a process, to its end.
 
     Args:
-        box: Where it runs.
+        sandbox: Where it runs.
         process: It.
         channels: Those of which is told.
         whole: Whether it is told how it began and ended as well.
     """
-    lines = Lines(box.budget)
+    lines = Lines(sandbox.buffers)
     try:
         if whole:
             yield streams.event("started", {"pid": process.pid, "started_at": time.time()})
@@ -229,5 +231,5 @@ def _line(channel: int, text: str) -> streams.Event:
     return streams.event("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
 
 
-def _answer(request: Request, box: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
-    return translate.process(info, notes.of(box, info.process), began_at, core_of(request).clock.now())
+def _answer(request: Request, sandbox: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
+    return translate.process(info, notes.of(sandbox, info.process), began_at, core_of(request).clock.now())

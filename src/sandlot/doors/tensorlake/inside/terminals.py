@@ -20,10 +20,10 @@ from urllib.parse import parse_qs
 from fastapi import Request, Response, WebSocket
 from starlette.websockets import WebSocketState
 
-from sandlot.core.records.executions import Label
+from sandlot.core.records.executions import ExecutionDescription
 from sandlot.core.runs import processes, terminals
-from sandlot.core.runs.processes import Run
-from sandlot.core.runs.terminals import Typed
+from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.runs.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.tensorlake.inside import translate
@@ -41,33 +41,33 @@ from sandlot.web.sockets import GONE, NORMAL, farewell, reason
 TOKEN_HEADER = b"x-pty-token"
 
 _SOCKET = re.compile(rf"(?:{PREFIX}{BELOW}/(?P<sandbox>[^/]+))?{INNER}/pty/[^/]+/ws")
-_LABEL = Label(origin=NAME)
+_LABEL = ExecutionDescription(origin=NAME)
 _SIGKILL = 9
 
 
 @INSIDE.route("POST", "/pty")
 async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
-    box = inside(request)
-    id_, _ = await processes.launch(box, translate.terminal(body), label=_LABEL)
-    return reply(TerminalAnswer(session_id=id_, token=core_of(request).signer.token(principal_of(request).owner, box.id)), 201)
+    sandbox = inside(request)
+    id_, _ = await processes.launch(sandbox, translate.terminal(body), description=_LABEL)
+    return reply(TerminalAnswer(session_id=id_, token=core_of(request).url_signer.token(principal_of(request).owner, sandbox.id)), 201)
 
 
 @INSIDE.route("DELETE", "/pty/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill the program on a terminal."""
-    box = inside(request)
-    await processes.send_signal(box, (await find(box, process)).process, _SIGKILL)
+    sandbox = inside(request)
+    await processes.send_signal(sandbox, (await find(sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
 
 @INSIDE.socket("/pty/{process}/ws")
 async def terminal(process: str, socket: WebSocket) -> None:
     """Look at a terminal, and type."""
-    box = inside(socket)
-    run = await terminals.attach(box, (await find(box, process)).process)
+    sandbox = inside(socket)
+    run = await terminals.attach(sandbox, (await find(sandbox, process)).process)
     try:
-        await _serve(socket, box, run)
+        await _serve(socket, sandbox, run)
     finally:
         await run.detach()
 
@@ -82,27 +82,27 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
     token = headers.get(TOKEN_HEADER, b"").decode("latin-1") or next(iter(query.get("token", ())), "")
     sandbox = asked["sandbox"] or headers.get(SANDBOX_HEADER.lower().encode(), b"").decode("latin-1")
     try:
-        named = core.sandboxes.find(sandbox, OPERATOR).id
+        named = core.manager.find(sandbox, OPERATOR).id
     except NotFoundError:
         return None
-    return core.signer.bearer(token, named)
+    return core.url_signer.bearer(token, named)
 
 
-async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
+async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution) -> None:
     """Show a terminal and type on it, until its program ends or its client leaves.
 
     Args:
         socket: Not accepted yet.
-        box: Where the program runs.
+        sandbox: Where the program runs.
         run: It.
     """
     await socket.accept()
     gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
-    typed, ready = Typed(box, run), asyncio.Event()
+    typed, ready = TerminalInput(sandbox, run), asyncio.Event()
     showing = asyncio.create_task(_show(socket, run, ready))
     tasks: list[asyncio.Task[Any]] = [
         showing,
-        asyncio.create_task(_take(socket, box, run, typed, ready)),
+        asyncio.create_task(_take(socket, sandbox, run, typed, ready)),
         asyncio.create_task(typed.hand_on()),
         asyncio.create_task(gone.wait()),
     ]
@@ -129,7 +129,7 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
         await socket.close(NORMAL, f"exit:{code}")
 
 
-async def _show(socket: WebSocket, run: Run, ready: asyncio.Event) -> int:
+async def _show(socket: WebSocket, run: ProcessExecution, ready: asyncio.Event) -> int:
     """What is shown, to its end; the exit code."""
     await ready.wait()
     async for item in run:
@@ -138,7 +138,7 @@ async def _show(socket: WebSocket, run: Run, ready: asyncio.Event) -> int:
     return (await run.outcome()).exit_code
 
 
-async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed, ready: asyncio.Event) -> None:
+async def _take(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput, ready: asyncio.Event) -> None:
     """What the client says, until it leaves."""
     while True:
         message = await socket.receive()
@@ -151,7 +151,7 @@ async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed, ready: 
                 case b"\x00":
                     await typed.add(said[1:])
                 case b"\x01":
-                    await terminals.resize(box, run.id, *translate.resized(said))
+                    await terminals.resize(sandbox, run.id, *translate.resized(said))
                 case b"\x02" | b"":
                     pass
                 case _:

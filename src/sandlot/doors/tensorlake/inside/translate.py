@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sandlot.core.notes import Note
-from sandlot.core.runs.outcomes import Outcome, finite
+from sandlot.core.notes import ProcessDetails
+from sandlot.core.runs.outcomes import ProcessOutcome, finite
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
@@ -99,7 +99,7 @@ def pid_of(word: str) -> int | None:
     return number if number is not None or not word.isdecimal() else _MOST_PID
 
 
-def ended(outcome: Outcome) -> dict[str, Any]:
+def ended(outcome: ProcessOutcome) -> dict[str, Any]:
     """The event that tells how a run ended."""
     if outcome.reason in _KILLED:
         return {"signal": outcome.signal or _SIGKILL, "reason": _KILLED[outcome.reason], "oom_killed": outcome.reason == "oom"}
@@ -112,7 +112,7 @@ OUT_OF_MEMORY: Mapping[str, Any] = {"signal": _SIGKILL, "reason": "oom_killed", 
 """How a run ends whose whole sandbox was killed for want of memory."""
 
 
-def process(info: ProcessInfo, note: Note, began_at: datetime | None, now: datetime) -> ProcessAnswer:
+def process(info: ProcessInfo, note: ProcessDetails, began_at: datetime | None, now: datetime) -> ProcessAnswer:
     """One process.
 
     Args:

@@ -25,9 +25,9 @@ _LEFT = frozenset({1000, 1005})
 @INSIDE.socket("/tunnels/tcp")
 async def tunnel(socket: WebSocket) -> None:
     """Connect to a port of the inside."""
-    box = inside(socket)
+    sandbox = inside(socket)
     query = query_of(socket, TunnelQuery)
-    opened = await tunnels.connect(box, query.port)
+    opened = await tunnels.connect(sandbox, query.port)
     try:
         socket.scope["state"][LINGERS] = True
         await socket.accept()

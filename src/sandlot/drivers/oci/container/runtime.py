@@ -24,7 +24,7 @@ from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IDS
 from sandlot.host.launch import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError, InternalError, UnsupportedError
-from sandlot.model.ports import Ability, Attachment
+from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 FLOOR = (1, 8)
@@ -32,14 +32,14 @@ FLOOR = (1, 8)
 INSTALL_HINT = "apt-get install crun. In a checkout, scripts/setup does it."
 _VERSION = re.compile(r"crun version (\d+)\.(\d+)")
 
-_ABSENT: Mapping[Ability, str] = MappingProxyType(
+_ABSENT: Mapping[DriverCapability, str] = MappingProxyType(
     {
-        Ability.SNAPSHOT: (
+        DriverCapability.SNAPSHOT: (
             "a container's memory is in the hands of the host's kernel: writing it down takes CRIU, which is no part of Sandlot and would tie the "
             "snapshot to this very kernel; choose gvisor for that"
         ),
-        Ability.CONFIGURE_VOLUMES: "what a container has mounted is settled when it starts",
-        Ability.SHOW_LIMITS: "a container reads the host's memory and processors in /proc; its limits hold all the same",
+        DriverCapability.CONFIGURE_VOLUMES: "what a container has mounted is settled when it starts",
+        DriverCapability.SHOW_LIMITS: "a container reads the host's memory and processors in /proc; its limits hold all the same",
     }
 )
 
@@ -82,7 +82,7 @@ class Crun:
     """The guest itself was killed: it is no child of crun's, which has long left."""
 
     @property
-    def absent(self) -> Mapping[Ability, str]:
+    def absent(self) -> Mapping[DriverCapability, str]:
         """What it cannot do anywhere, and why."""
         return _ABSENT
 
@@ -143,4 +143,4 @@ class Crun:
 
 
 def _no_snapshots() -> UnsupportedError:
-    return UnsupportedError(_ABSENT[Ability.SNAPSHOT], code=ErrorCode.UNSUPPORTED)
+    return UnsupportedError(_ABSENT[DriverCapability.SNAPSHOT], code=ErrorCode.UNSUPPORTED)

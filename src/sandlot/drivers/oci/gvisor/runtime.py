@@ -27,7 +27,7 @@ from sandlot.drivers.oci.runtime import Engine, Place, Program, ask, content_sha
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError
-from sandlot.model.ports import Ability, Attachment
+from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 FLOOR = 20240729
@@ -41,7 +41,7 @@ _DATE = re.compile(r"(?:^|[-~.])(20\d{6})(?:\.|$)")
 CONTROL_RELEASES = frozenset((20240729,))
 """Releases whose control socket was tried; it is runsc's own affair, and may change with any other."""
 
-_ABSENT: Mapping[Ability, str] = MappingProxyType({})
+_ABSENT: Mapping[DriverCapability, str] = MappingProxyType({})
 
 
 def release_date(version: str) -> int:
@@ -94,7 +94,7 @@ class Runsc:
     """It answers a loss of its own parts with code 1 or 137."""
 
     @property
-    def absent(self) -> Mapping[Ability, str]:
+    def absent(self) -> Mapping[DriverCapability, str]:
         """What it cannot do anywhere, and why."""
         return _ABSENT
 

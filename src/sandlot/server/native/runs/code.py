@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.runs import code
-from sandlot.core.runs.code import Execution
+from sandlot.core.runs.code import CodeExecution
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.link.types import CellError, CellStarted, Cleared, Display
 from sandlot.server.native.common import also, reply, sandbox_of, unless_gone
@@ -87,7 +87,7 @@ def gone_on(event_id: str) -> tuple[int, int, int] | None:
     return events_from, stdout_from, stderr_from
 
 
-async def _told(execution: Execution, events: int = 0, stdout_from: int = 0, stderr_from: int = 0) -> AsyncIterator[streams.Event]:
+async def _told(execution: CodeExecution, events: int = 0, stdout_from: int = 0, stderr_from: int = 0) -> AsyncIterator[streams.Event]:
     """All that an execution gives, as events; each says by its id where to go on after it: ``STDOUT-STDERR-EVENTS``."""
     output = streams.OutputEvents({STDOUT: stdout_from, STDERR: stderr_from})
     yield streams.event("accepted", {"execution": execution.id}, f"{output.position}-{events}")
@@ -105,7 +105,7 @@ async def _told(execution: Execution, events: int = 0, stdout_from: int = 0, std
     yield streams.event("exit", CellAnswer.of(await execution.outcome()).model_dump())
 
 
-def _event(execution: Execution, item: CellStarted | Display | Cleared | CellError) -> streams.Event:
+def _event(execution: CodeExecution, item: CellStarted | Display | Cleared | CellError) -> streams.Event:
     if isinstance(item, CellStarted):
         return streams.event("started", {"execution": execution.id, "execution_count": item.count})
     if isinstance(item, Display):

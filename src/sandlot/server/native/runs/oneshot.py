@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError
 
 from sandlot.core.admission import AUTO
 from sandlot.core.oneshot import batch, execute
-from sandlot.core.oneshot.batch import Done
+from sandlot.core.oneshot.batch import BatchItem
 from sandlot.core.oneshot.grading import DEFAULT_TOLERANCE, Comparison
 from sandlot.core.oneshot.results import Result
-from sandlot.core.oneshot.spec import DEFAULT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, OneShot
+from sandlot.core.oneshot.spec import DEFAULT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, OneShotParams
 from sandlot.core.runs.outcomes import COPIES
 from sandlot.core.service import Core
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
@@ -63,9 +63,9 @@ class OneShotBody(Body):
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandbox starts from.")
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto.")
 
-    def shot(self) -> OneShot:
+    def shot(self) -> OneShotParams:
         """What core makes of it."""
-        return OneShot(
+        return OneShotParams(
             language=self.language,
             code=self.code,
             stdin=self.stdin.encode(),
@@ -130,7 +130,7 @@ class ItemAnswer(Answer):
     error: Problem | None
 
     @classmethod
-    def of(cls, done: Done, request_id: str) -> ItemAnswer:
+    def of(cls, done: BatchItem, request_id: str) -> ItemAnswer:
         """What is told of it."""
         if isinstance(done.outcome, SandlotError):
             return cls(index=done.index, result=None, error=Problem(**errors.problem(done.outcome, request_id)))
@@ -150,7 +150,7 @@ _BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/s
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = execute.execute(core_of(request).sandboxes, principal_of(request), body.shot())
+    work = execute.execute(core_of(request).manager, principal_of(request), body.shot())
     return reply(OneShotAnswer.of(await unless_gone(request, work)))
 
 
@@ -162,19 +162,19 @@ async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     core = core_of(request)
     batch.check(len(body.items), body.concurrency)
-    runs = batch.execute_batch(core.sandboxes, principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runs = batch.execute_batch(core.manager, principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):
         return streams.lines(request, _told(runs, request_id), runs.aclose)
     return await unless_gone(request, _together(core, runs, request_id))
 
 
-async def _told(runs: AsyncIterator[Done], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
+async def _told(runs: AsyncIterator[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
     async for done in runs:
         yield ItemAnswer.of(done, request_id).model_dump(mode="json")
 
 
-async def _together(core: Core, runs: AsyncGenerator[Done], request_id: str) -> Response:
+async def _together(core: Core, runs: AsyncGenerator[BatchItem], request_id: str) -> Response:
     """All results in one answer, as far as there is memory for them."""
     held = 0
     answers: dict[int, ItemAnswer] = {}
@@ -184,14 +184,14 @@ async def _together(core: Core, runs: AsyncGenerator[Done], request_id: str) -> 
                 outcome = done.outcome
                 if isinstance(outcome, Result):
                     size = COPIES * outcome.held_bytes
-                    if core.budget.try_take(size):
+                    if core.buffers.try_take(size):
                         held += size
                     else:
                         outcome = _no_room()
-                answers[done.index] = ItemAnswer.of(Done(done.index, outcome), request_id)
+                answers[done.index] = ItemAnswer.of(BatchItem(done.index, outcome), request_id)
         return reply(BatchAnswer(items=[answers[index] for index in sorted(answers)]))
     finally:
-        core.budget.give(held)
+        core.buffers.give(held)
 
 
 def _no_room() -> UnavailableError:
@@ -216,7 +216,7 @@ def content_of(path: str, content: str | BytesBody) -> bytes:
         raise InvalidRequestError(f"The file {path[:100]!r} is not in base64.", fields={"field": "files"}) from None
 
 
-def _parsed(item: Mapping[str, Any]) -> OneShot | SandlotError:
+def _parsed(item: Mapping[str, Any]) -> OneShotParams | SandlotError:
     """An item as core takes it, or why it does not."""
     try:
         return OneShotBody.model_validate(item).shot()

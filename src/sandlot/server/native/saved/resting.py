@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}", tags=["sandboxes"])
 @router.post("/pause", responses=also(SandboxAnswer, "It is paused."))
 async def pause(sandbox: str, request: Request) -> Response:
     """Freeze a sandbox where it is. Nothing in it runs, its memory stays, and its timeout stands still. Again and again the same."""
-    return reply(SandboxAnswer.of(await core_of(request).sandboxes.pause(sandbox, principal_of(request))))
+    return reply(SandboxAnswer.of(await core_of(request).manager.pause(sandbox, principal_of(request))))
 
 
 @router.post("/resume", responses=also(SandboxAnswer, "It runs."))
@@ -31,7 +31,7 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
 @router.post("/hibernate", responses=also(SandboxAnswer, "It is hibernated."))
 async def hibernate(sandbox: str, request: Request) -> Response:
     """Write a sandbox's memory to the disk and give it back. Connections into it are cut; what runs inside goes on when it wakes."""
-    return reply(SandboxAnswer.of(await core_of(request).sandboxes.hibernate(sandbox, principal_of(request))))
+    return reply(SandboxAnswer.of(await core_of(request).manager.hibernate(sandbox, principal_of(request))))
 
 
 @router.post("/wake", responses=also(SandboxAnswer, "It runs."))
@@ -65,7 +65,7 @@ async def promote(sandbox: str, request: Request) -> Response:
 
 
 async def _resumed(sandbox: str, request: Request, body: ResumeBody | None) -> Response:
-    sandboxes, who = core_of(request).sandboxes, principal_of(request)
+    manager, principal = core_of(request).manager, principal_of(request)
     if body is None or body.timeout is None:
-        return reply(SandboxAnswer.of(await sandboxes.resume(sandbox, who)))
-    return reply(SandboxAnswer.of(await sandboxes.resume(sandbox, who, timeout_s=body.timeout)))
+        return reply(SandboxAnswer.of(await manager.resume(sandbox, principal)))
+    return reply(SandboxAnswer.of(await manager.resume(sandbox, principal, timeout_s=body.timeout)))

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sandlot.core.admission import check_own
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import MOST, SAME, NewFork, Promoted, Tree
+from sandlot.core.saved.forks import MOST, SAME, ForkParams, Promoted, Tree
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
@@ -106,11 +106,13 @@ class ForkBody(Body):
         description="Whether they share the volumes that the sandbox writes to; without it such a fork is refused. Read-only ones are shared.",
     )
 
-    def asked(self) -> NewFork:
+    def asked(self) -> ForkParams:
         """What core makes of it."""
         check_own(self.metadata or {})
         timeout_s = SAME if self.timeout is None else self.timeout
-        return NewFork(count=self.count, name=self.name, metadata=self.metadata, env=self.env, timeout_s=timeout_s, share_volumes=self.share_volumes)
+        return ForkParams(
+            count=self.count, name=self.name, metadata=self.metadata, env=self.env, timeout_s=timeout_s, share_volumes=self.share_volumes
+        )
 
 
 class ForksAnswer(Answer):
@@ -119,9 +121,9 @@ class ForksAnswer(Answer):
     sandboxes: list[SandboxAnswer]
 
     @classmethod
-    def of(cls, boxes: Sequence[Sandbox]) -> ForksAnswer:
+    def of(cls, sandboxes: Sequence[Sandbox]) -> ForksAnswer:
         """What is told of them."""
-        return cls(sandboxes=[SandboxAnswer.of(box) for box in boxes])
+        return cls(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in sandboxes])
 
 
 class BranchAnswer(Answer):
@@ -134,9 +136,9 @@ class BranchAnswer(Answer):
     created_at: datetime
 
     @classmethod
-    def of(cls, box: Sandbox) -> BranchAnswer:
+    def of(cls, sandbox: Sandbox) -> BranchAnswer:
         """What is told of it."""
-        return cls(id=box.id, parent=box.spec.parent, state=str(box.state), name=box.name, created_at=box.created_at)
+        return cls(id=sandbox.id, parent=sandbox.spec.parent, state=str(sandbox.state), name=sandbox.name, created_at=sandbox.created_at)
 
 
 class TreeAnswer(Answer):
@@ -148,7 +150,7 @@ class TreeAnswer(Answer):
     @classmethod
     def of(cls, tree: Tree) -> TreeAnswer:
         """What is told of them."""
-        return cls(root=tree.root, sandboxes=[BranchAnswer.of(box) for box in tree.sandboxes])
+        return cls(root=tree.root, sandboxes=[BranchAnswer.of(sandbox) for sandbox in tree.sandboxes])
 
 
 class PromotedAnswer(Answer):

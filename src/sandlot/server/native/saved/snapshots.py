@@ -40,7 +40,7 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
 @router.get("/v1/snapshots/{snapshot}", responses=also(SnapshotAnswer, "It."))
 async def get(snapshot: str, request: Request) -> Response:
     """Look at a snapshot, by its id or its name."""
-    return reply(SnapshotAnswer.of(await core_of(request).snapshots.look(snapshot, principal_of(request))))
+    return reply(SnapshotAnswer.of(await core_of(request).snapshots.get(snapshot, principal_of(request))))
 
 
 @router.delete("/v1/snapshots/{snapshot}", status_code=204, responses=PROBLEM)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from sandlot.core.runs import code, contexts
-from sandlot.core.runs.code import Cell
+from sandlot.core.runs.code import CellSpec
 from sandlot.link.types import CellError, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
@@ -38,9 +38,9 @@ class CodeBody(Body):
     stop_on_error: bool = Field(default=False, description="Where it fails, the runs that wait behind it never run.")
     background: bool = Field(default=False, description="Answer at once with the execution's id; a client that goes away ends nothing.")
 
-    def cell(self) -> Cell:
+    def cell(self) -> CellSpec:
         """What core makes of it."""
-        return Cell(
+        return CellSpec(
             code=self.code,
             language=self.language or ("python" if self.context is None else None),
             context=self.context,
@@ -111,7 +111,7 @@ class CellAnswer(Answer):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: code.Outcome) -> CellAnswer:
+    def of(cls, outcome: code.CodeExecutionStatus) -> CellAnswer:
         """What is told of it."""
         return cls(**_cell(outcome))
 
@@ -128,7 +128,7 @@ class ExecutedAnswer(CellAnswer):
     error: ErrorAnswer | None
 
     @classmethod
-    def executed(cls, done: code.Executed) -> ExecutedAnswer:
+    def executed(cls, done: code.CodeExecutionResult) -> ExecutedAnswer:
         """What is told of it."""
         return cls(**_executed(done))
 
@@ -149,7 +149,7 @@ class KeptCellAnswer(ExecutedAnswer):
     next: PositionAnswer = Field(description="What the next request goes on with, to be told only what is new.")
 
     @classmethod
-    def kept(cls, found: code.Executed) -> KeptCellAnswer:
+    def kept(cls, found: code.CodeExecutionResult) -> KeptCellAnswer:
         """What is told of it."""
         at = PositionAnswer(events_from=found.position.events, stdout_from=found.position.stdout, stderr_from=found.position.stderr)
         return cls(**_executed(found), done=found.outcome.status != code.RUNNING, next=at)
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a guest said
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cell(outcome: code.Outcome) -> dict[str, Any]:
+def _cell(outcome: code.CodeExecutionStatus) -> dict[str, Any]:
     return {
         "execution": outcome.execution,
         "status": outcome.status,
@@ -227,7 +227,7 @@ def _cell(outcome: code.Outcome) -> dict[str, Any]:
     }
 
 
-def _executed(done: code.Executed) -> dict[str, Any]:
+def _executed(done: code.CodeExecutionResult) -> dict[str, Any]:
     return {
         **_cell(done.outcome),
         **captured(done.stdout, done.stderr),

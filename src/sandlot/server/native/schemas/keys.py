@@ -146,7 +146,7 @@ class SelfAnswer(Answer):
     used: UsedAnswer
 
     @classmethod
-    def of(cls, who: Principal, taken: Taken, executions: int, snapshots: tuple[int, int], volumes: tuple[int, int], pools: int) -> SelfAnswer:
+    def of(cls, principal: Principal, taken: Taken, executions: int, snapshots: tuple[int, int], volumes: tuple[int, int], pools: int) -> SelfAnswer:
         """What is told of somebody."""
         used = UsedAnswer(
             sandboxes=taken.sandboxes,
@@ -160,4 +160,4 @@ class SelfAnswer(Answer):
             volume_bytes=volumes[1],
             pools=pools,
         )
-        return cls(id=who.owner, name=who.name, operator=who.operator, quota=QuotaAnswer.of(who.quota), used=used)
+        return cls(id=principal.owner, name=principal.name, operator=principal.operator, quota=QuotaAnswer.of(principal.quota), used=used)

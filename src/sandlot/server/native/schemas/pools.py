@@ -8,8 +8,8 @@ from datetime import datetime
 from pydantic import Field
 
 from sandlot.core.admission import AUTO, OWN, check_own
-from sandlot.core.pools.kinds import GROWS_TO, MOST, Sizes, sizes
-from sandlot.core.pools.pools import Told
+from sandlot.core.pools.kinds import GROWS_TO, MOST, PoolSizes, sizes
+from sandlot.core.pools.pools import PoolStatus
 from sandlot.core.pools.starts import PATHS
 from sandlot.core.pools.templates import made_at
 from sandlot.model.access import LOCAL
@@ -45,7 +45,7 @@ class PoolBody(Body):
         """What each may use."""
         return self.limits.over(Limits())
 
-    def sizes_asked(self) -> Sizes:
+    def sizes_asked(self) -> PoolSizes:
         """How much it holds."""
         return sizes(self.warm, self.max, self.blank)
 
@@ -103,7 +103,7 @@ class PoolAnswer(Answer):
     error: str = Field(description="Why something could not be made; empty where nothing failed.")
 
     @classmethod
-    def of(cls, told: Told) -> PoolAnswer:
+    def of(cls, told: PoolStatus) -> PoolAnswer:
         """It, told."""
         pool, held = told.pool, told.held
         return cls(

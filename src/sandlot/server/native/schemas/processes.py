@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sandlot.core.content.changes import FOLDERS, Change
-from sandlot.core.notes import Note
+from sandlot.core.content.changes import FOLDERS, ChangedFile
+from sandlot.core.notes import ProcessDetails
 from sandlot.core.runs import outcomes
-from sandlot.core.runs.requirements import MAX_PACKAGES, Installing, Manager
+from sandlot.core.runs.requirements import MAX_PACKAGES, InstallParams, Manager
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, SCREEN_MOST, ProcessSpec, User, shell_argv
@@ -91,9 +91,9 @@ class PackagesBody(Body):
     user: UserName = Field(default="user", description="Who installs; apt always as root.")
     timeout: float | None = Field(default=DEFAULT_INSTALL_TIMEOUT_S, description="Seconds until it is ended; null is never.")
 
-    def asked(self) -> Installing:
+    def asked(self) -> InstallParams:
         """What core makes of it."""
-        return Installing(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
+        return InstallParams(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
 
 
 class StartedAnswer(Answer):
@@ -113,7 +113,7 @@ class ExitedAnswer(Answer):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: outcomes.Outcome) -> ExitedAnswer:
+    def of(cls, outcome: outcomes.ProcessOutcome) -> ExitedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome))
 
@@ -134,7 +134,7 @@ class EndedAnswer(ExitedAnswer):
     files_more: bool = Field(default=False, description="Whether there may be others; also where it could not be found out.")
 
     @classmethod
-    def with_files(cls, outcome: outcomes.Outcome, changed: tuple[Sequence[Change], bool] | None) -> EndedAnswer:
+    def with_files(cls, outcome: outcomes.ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> EndedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome), **changed_files(changed))
 
@@ -148,7 +148,7 @@ class FinishedAnswer(EndedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: outcomes.Finished, changed: tuple[Sequence[Change], bool] | None) -> FinishedAnswer:
+    def finished(cls, done: outcomes.CommandResult, changed: tuple[Sequence[ChangedFile], bool] | None) -> FinishedAnswer:
         """What is told of it."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(changed))
 
@@ -229,7 +229,7 @@ class ProcessAnswer(Answer):
     env: dict[str, str] = Field(description="What was added to its environment when it was started, as far as that is known.")
 
     @classmethod
-    def of(cls, info: ProcessInfo, note: Note) -> ProcessAnswer:
+    def of(cls, info: ProcessInfo, note: ProcessDetails) -> ProcessAnswer:
         """What is told of it."""
         code = outcomes.exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
@@ -270,7 +270,7 @@ class SignalAnswer(Answer):
     running: bool = Field(description="Whether the process was still running.")
 
 
-def changed_files(changed: tuple[Sequence[Change], bool] | None) -> dict[str, Any]:
+def changed_files(changed: tuple[Sequence[ChangedFile], bool] | None) -> dict[str, Any]:
     """The fields that tell what a run changed; none where that was not asked for."""
     if changed is None:
         return {}
@@ -290,7 +290,7 @@ def captured(stdout: Capture, stderr: Capture) -> dict[str, Any]:
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
 
 
-def _exited(outcome: outcomes.Outcome) -> dict[str, Any]:
+def _exited(outcome: outcomes.ProcessOutcome) -> dict[str, Any]:
     return {
         "process": outcome.process,
         "exit_code": outcome.exit_code,

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, NewSandbox, check_own
+from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, CreateSandboxParams, check_own
 from sandlot.core.limits import Used
 from sandlot.core.listing import ENDED, LIVE, Wanted, states_of
-from sandlot.core.lives.updates import Update
+from sandlot.core.lives.updates import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
@@ -91,7 +91,7 @@ class CreateBody(Body):
         default_factory=list, description="Volumes that it has. One that is not there is 404, before anything is made."
     )
 
-    def asked(self) -> NewSandbox:
+    def asked(self) -> CreateSandboxParams:
         """What core makes of it."""
         if self.persistent and self.timeout is not None:
             raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
@@ -103,7 +103,7 @@ class CreateBody(Body):
             )
         check_own(self.metadata)
         timeout_s = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
-        return NewSandbox(
+        return CreateSandboxParams(
             snapshot=self.snapshot,
             files=tuple(self.files),
             idle_timeout_s=self.idle_timeout,
@@ -146,9 +146,9 @@ class UpdateBody(Body):
     name: Text | None = Field(default=None, description="A name for people.")
     unique_name: bool = Field(default=False, description="Refuse that name (409) while another live sandbox of its owner has it.")
 
-    def asked(self) -> Update:
+    def asked(self) -> UpdateSandboxParams:
         """What core makes of it."""
-        return Update(
+        return UpdateSandboxParams(
             timeout_s=self.timeout,
             persistent=bool(self.persistent),
             idle_timeout_s=self.idle_timeout,
@@ -211,15 +211,15 @@ class SandboxAnswer(Answer):
     exit: ExitAnswer | None
 
     @classmethod
-    def of(cls, box: Sandbox) -> SandboxAnswer:
+    def of(cls, sandbox: Sandbox) -> SandboxAnswer:
         """What is told of a sandbox."""
-        spec = box.spec
+        spec = sandbox.spec
         return cls(
-            id=box.id,
-            state=str(box.state),
+            id=sandbox.id,
+            state=str(sandbox.state),
             template=spec.template,
-            name=box.name,
-            metadata=dict(box.metadata),
+            name=sandbox.name,
+            metadata=dict(sandbox.metadata),
             isolation=spec.isolation,
             network=str(spec.network),
             limits=LimitsAnswer.of(spec.limits),
@@ -227,16 +227,16 @@ class SandboxAnswer(Answer):
             persistent=spec.timeout_s is None,
             on_timeout=spec.on_timeout.value,
             auto_resume=spec.auto_resume,
-            idle_timeout=box.idle_timeout_s,
+            idle_timeout=sandbox.idle_timeout_s,
             snapshot=spec.snapshot,
             parent=spec.parent,
             restored=RESTORED.get(spec.restored),
             volumes=[MountAnswer.of(mount) for mount in spec.volumes],
-            created_at=box.created_at,
-            expires_at=box.expires_at,
-            ended_at=box.ended_at,
-            node=node_of(box.id),
-            exit=None if box.exit is None else ExitAnswer(reason=str(box.exit.reason), detail=box.exit.detail),
+            created_at=sandbox.created_at,
+            expires_at=sandbox.expires_at,
+            ended_at=sandbox.ended_at,
+            node=node_of(sandbox.id),
+            exit=None if sandbox.exit is None else ExitAnswer(reason=str(sandbox.exit.reason), detail=sandbox.exit.detail),
         )
 
 

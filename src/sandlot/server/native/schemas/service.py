@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field
 
-from sandlot.core.node.capacity import Figures
+from sandlot.core.node.capacity import NodeCapacity
 from sandlot.model.ports import Resources
 from sandlot.server.native.schemas.base import Answer
 
@@ -80,7 +80,7 @@ class CapacityAnswer(Answer):
     max_sandboxes: int
 
     @classmethod
-    def of(cls, found: Figures, max_sandboxes: int) -> Self:
+    def of(cls, found: NodeCapacity, max_sandboxes: int) -> Self:
         """The figures, told."""
         total, promised, free = (ResourcesAnswer.of(each) for each in (found.total, found.promised, found.free))
         return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)

@@ -19,7 +19,7 @@ async def create(body: VolumeBody, request: Request) -> Response:
 @router.get("", responses=also(VolumesAnswer, "All of them, oldest first."))
 async def list_volumes(request: Request) -> Response:
     """List volumes: your own; for an operator everybody's."""
-    found = await core_of(request).volumes.listing(principal_of(request))
+    found = await core_of(request).volumes.list(principal_of(request))
     return reply(VolumesAnswer(volumes=[VolumeAnswer.of(volume) for volume in found]))
 
 
@@ -32,5 +32,5 @@ async def get(volume: str, request: Request) -> Response:
 @router.delete("/{volume}", status_code=204, responses=PROBLEM)
 async def delete(volume: str, request: Request) -> Response:
     """Delete a volume, by its id or its name, with all that is in it. One that a sandbox has is not: 409."""
-    await core_of(request).volumes.remove(principal_of(request), volume)
+    await core_of(request).volumes.delete(principal_of(request), volume)
     return Response(status_code=204)

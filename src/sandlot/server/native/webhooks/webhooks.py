@@ -22,7 +22,7 @@ async def create(body: WebhookBody, request: Request) -> Response:
 @router.get("", responses=also(WebhooksAnswer, "All of them, oldest first."))
 async def list_webhooks(request: Request) -> Response:
     """List your webhooks and how they fare; for an operator everybody's."""
-    found = await core_of(request).webhooks.listing(principal_of(request))
+    found = await core_of(request).webhooks.list(principal_of(request))
     return reply(WebhooksAnswer(webhooks=[WebhookAnswer.of(record) for record in found]))
 
 
@@ -41,5 +41,5 @@ async def change(webhook: str, body: WebhookChangeBody, request: Request) -> Res
 @router.delete("/{webhook}", status_code=204, responses=PROBLEM)
 async def remove(webhook: str, request: Request) -> Response:
     """Tell an address nothing more; what is being sent to it may still arrive."""
-    await core_of(request).webhooks.remove(principal_of(request), webhook)
+    await core_of(request).webhooks.delete(principal_of(request), webhook)
     return Response(status_code=204)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core.node.budget import Budget
-from sandlot.core.records.executions import Journal
+from sandlot.core.node.budget import BufferBudget
+from sandlot.core.records.executions import ExecutionLog
 from sandlot.core.records.logs import reading, tails
 from sandlot.core.records.logs.reading import Entry, Missed, Over, Wrote
 from sandlot.core.runs import processes
@@ -27,7 +27,7 @@ BOTH = reading.CHANNELS["both"]
 
 
 @pytest.fixture
-def journal(at: Bench) -> Journal:
+def execution_log(at: Bench) -> ExecutionLog:
     return at.service.core.executions
 
 
@@ -35,11 +35,11 @@ def journal(at: Bench) -> Journal:
 async def still(clock: ManualClock) -> Sandbox:
     """A sandbox of which only its id and its state matter."""
     spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
-    return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), budget=Budget(MIB), clock=clock)
+    return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
 
-async def run(box: Sandbox, command: str, clock: ManualClock) -> None:
-    await processes.run(box, ProcessSpec(argv=shell_argv(command), timeout_s=20))
+async def run(sandbox: Sandbox, command: str, clock: ManualClock) -> None:
+    await processes.run(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
     clock.advance(0.001)
 
 
@@ -58,27 +58,29 @@ class Followed:
         return "".join(item.text for item in self.items if isinstance(item, Entry | Wrote) and item.channel == channel)
 
 
-async def test_what_is_told_at_once_is_bounded(box: Sandbox, journal: Journal, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_told_at_once_is_bounded(
+    sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
-        await run(box, f"echo {number}", clock)
+        await run(sandbox, f"echo {number}", clock)
     monkeypatch.setattr(reading, "PAGE", 2)
-    assert [entry.text for entry in (await reading.read(journal, box, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
+    assert [entry.text for entry in (await reading.read(execution_log, sandbox, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
     monkeypatch.setattr(reading, "MOST_CHARS", 5)
-    entries, more = await reading.read(journal, box, OPERATOR, BOTH)
+    entries, more = await reading.read(execution_log, sandbox, OPERATOR, BOTH)
     assert ([entry.text for entry in entries], more) == (["3\n", "4\n"], True)
     monkeypatch.setattr(reading, "MOST_CHARS", 1000)
     monkeypatch.setattr(reading, "MOST_RUNS", 3)
-    entries, more = await reading.read(journal, box, OPERATOR, BOTH)
+    entries, more = await reading.read(execution_log, sandbox, OPERATOR, BOTH)
     assert (len(entries), more) == (4, True)
 
 
-async def test_who_follows_is_told_each_byte_once(box: Sandbox, journal: Journal, clock: ManualClock) -> None:
-    await run(box, "echo before", clock)
-    process = await processes.start(box, ProcessSpec(argv=("/bin/cat",), stdin=True))
+async def test_who_follows_is_told_each_byte_once(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
+    await run(sandbox, "echo before", clock)
+    process = await processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
     pieces = aiter(process)
     await process.type(b"half a ")
     await anext(pieces)
-    followed = Followed(reading.follow(journal, box, OPERATOR, BOTH))
+    followed = Followed(reading.follow(execution_log, sandbox, OPERATOR, BOTH))
     await until(lambda: followed.text() == "before\nhalf a ")
     await process.type(b"line \xc3")
     await anext(pieces)
@@ -90,19 +92,19 @@ async def test_who_follows_is_told_each_byte_once(box: Sandbox, journal: Journal
         pass
     await process.outcome()
     await process.close()
-    await run(box, "echo after; echo bad >&2", clock)
+    await run(sandbox, "echo after; echo bad >&2", clock)
     await until(lambda: followed.text() == "before\nhalf a line ä\nafter\n")
     await until(lambda: followed.text(2) == "bad\n")
     await until(lambda: sum(isinstance(item, Over) for item in followed.items) == 2)
-    box.end(Exit(ExitReason.KILLED, "a test"))
+    sandbox.request_end(Exit(ExitReason.KILLED, "a test"))
     await followed.task
-    assert not journal.tails.followed
+    assert not execution_log.log_followers.followed
 
 
 @pytest.mark.real_guest
-async def test_a_process_in_the_background_is_told_once_it_has_ended(box: Sandbox, journal: Journal) -> None:
-    followed = Followed(reading.follow(journal, box, OPERATOR, BOTH))
-    process = await processes.start(box, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
+async def test_a_process_in_the_background_is_told_once_it_has_ended(sandbox: Sandbox, execution_log: ExecutionLog) -> None:
+    followed = Followed(reading.follow(execution_log, sandbox, OPERATOR, BOTH))
+    process = await processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
     await anext(aiter(process))
     await until(lambda: followed.text() == "seen\n")
     await process.type(b"unseen\n")
@@ -111,43 +113,43 @@ async def test_a_process_in_the_background_is_told_once_it_has_ended(box: Sandbo
     followed.task.cancel()
 
 
-async def test_who_is_too_slow_is_told_how_much_was_lost(box: Sandbox, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_too_slow_is_told_how_much_was_lost(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "MOST_BYTES", 10)
-    told = reading.follow(journal, box, OPERATOR, BOTH)
+    told = reading.follow(execution_log, sandbox, OPERATOR, BOTH)
     follower = asyncio.ensure_future(anext(told))
-    await until(lambda: journal.tails.followed)
-    line = journal.command(box, new_process_id(), ["x"])
+    await until(lambda: execution_log.log_followers.followed)
+    entry = execution_log.command(sandbox, new_process_id(), ["x"])
     for offset in range(0, 30, 5):
-        line.add(Output(1, offset, b"12345"))
-    line.add(Lost(1, 7, 30))
-    line.end("exited", exit_code=0)
+        entry.add(Output(1, offset, b"12345"))
+    entry.add(Lost(1, 7, 30))
+    entry.end("exited", exit_code=0)
     assert isinstance(first := await follower, Wrote)
     rest = [await anext(told) for _ in range(2)]
     assert isinstance(gap := rest[0], Missed)
-    assert (len(first.text) + gap.bytes, rest[1]) == (37, Over(line.id))
+    assert (len(first.text) + gap.bytes, rest[1]) == (37, Over(entry.id))
     await told.aclose()  # type: ignore[attr-defined]
 
 
-async def test_what_waits_for_one_who_follows_is_counted(still: Sandbox, journal: Journal) -> None:
-    tail = journal.tails.follow(still.id, still.budget)
-    line = journal.command(still, new_process_id(), ["x"])
-    line.add(Output(1, 0, bytes(1000)))
-    held = still.budget.taken_bytes
+async def test_what_waits_for_one_who_follows_is_counted(still: Sandbox, execution_log: ExecutionLog) -> None:
+    tail = execution_log.log_followers.follow(still.id, still.buffers)
+    entry = execution_log.command(still, new_process_id(), ["x"])
+    entry.add(Output(1, 0, bytes(1000)))
+    held = still.buffers.taken_bytes
     assert held >= 1000
-    line.add(Output(1, 1000, bytes(MIB)))  # more than there is for one
-    assert still.budget.taken_bytes < held + 1000
+    entry.add(Output(1, 1000, bytes(MIB)))  # more than there is for one
+    assert still.buffers.taken_bytes < held + 1000
     assert [type(piece.event) for piece in tail.take()] == [Output, Lost]
-    assert still.budget.taken_bytes == 0
-    line.add(Output(1, 1000 + MIB, b"x"))
+    assert still.buffers.taken_bytes == 0
+    entry.add(Output(1, 1000 + MIB, b"x"))
     tail.close()
     tail.close()
-    line.add(Output(1, 1001 + MIB, b"x"))
-    assert still.budget.taken_bytes == 0
+    entry.add(Output(1, 1001 + MIB, b"x"))
+    assert still.buffers.taken_bytes == 0
 
 
-async def test_a_service_that_leaves_says_so(still: Sandbox, journal: Journal) -> None:
-    followed = Followed(reading.follow(journal, still, OPERATOR, BOTH))
-    await until(lambda: journal.tails.followed)
-    still.leaving.set()
+async def test_a_service_that_leaves_says_so(still: Sandbox, execution_log: ExecutionLog) -> None:
+    followed = Followed(reading.follow(execution_log, still, OPERATOR, BOTH))
+    await until(lambda: execution_log.log_followers.followed)
+    still.detaching.set()
     with pytest.raises(UnavailableError):
         await followed.task

@@ -74,7 +74,7 @@ async def running(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
 
 
 @pytest.fixture
-async def program(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
+async def helper(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
     async with running(http, url) as made:
         yield made
 
@@ -139,22 +139,22 @@ async def test_refusals_are_answers_before_the_upgrade(at: Bench, http: httpx.As
 
 @pytest.mark.parametrize("how", ["revoked", "stopped"])
 async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, http: httpx.AsyncClient, how: str) -> None:
-    record, secret = await at.service.keys.create("stolen")
-    who = at.service.keys.verify(secret)
-    assert who is not None
-    box = await at.sandboxes.create(BASE, who)
+    record, secret = await at.service.api_keys.create("stolen")
+    principal = at.service.api_keys.verify(secret)
+    assert principal is not None
+    sandbox = await at.sandboxes.create(BASE, principal)
     listener = listen.tcp_socket("127.0.0.1", 0)
-    url = f"/v1/sandboxes/{box.id}"
+    url = f"/v1/sandboxes/{sandbox.id}"
     async with asyncio.timeout(60), running(http, url) as program:
-        held = box.activity.held
+        held = sandbox.activity.held
         async with answering(at.service, [listener]):
             address = f"ws://127.0.0.1:{listener.getsockname()[1]}{url}/ports/{program.port}/tunnel"
             socket = await connect(address, additional_headers={"Authorization": f"Bearer {secret}"}, proxy=None)
             await socket.send(b"x")
             assert await socket.recv() == b"x"
-            assert box.activity.held == held  # an open tunnel keeps nothing from being idle
+            assert sandbox.activity.held == held  # an open tunnel keeps nothing from being idle
             if how == "revoked":
-                await at.service.keys.revoke(record.name)
+                await at.service.api_keys.revoke(record.name)
                 await socket.wait_closed()
         await socket.wait_closed()
         if how == "revoked":  # otherwise it ends with the service, and may have no time to say so
@@ -162,11 +162,11 @@ async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, htt
 
 
 async def test_what_waits_counts_and_what_cannot_be_had_is_not_waited_for(at: Bench, url: str, program: Program) -> None:
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
-    tunnel = await tunnels.connect(box, program.port)
-    before = box.budget.taken_bytes
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    tunnel = await tunnels.connect(sandbox, program.port)
+    before = sandbox.buffers.taken_bytes
     await tunnel.send(b"x" * 1000)
-    assert box.budget.taken_bytes == before
+    assert sandbox.buffers.taken_bytes == before
     with pytest.raises(UnavailableError) as busy:
         await tunnel.send(bytes(at.service.settings.buffer_bytes))
     assert busy.value.code is ErrorCode.BUSY
@@ -176,12 +176,12 @@ async def test_what_waits_counts_and_what_cannot_be_had_is_not_waited_for(at: Be
 
 async def test_of_what_the_client_reads_nothing_a_bounded_part_waits(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     port = await listening(http, url)  # which accepts nobody, and reads nothing
-    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     async with opened(at, url, int(port)) as socket:
         pushing = asyncio.create_task(_push(socket))
         await asyncio.sleep(1)
         assert not pushing.done()
-        assert 0 < box.budget.taken_bytes <= 2 << 20
+        assert 0 < sandbox.buffers.taken_bytes <= 2 << 20
         pushing.cancel()
         socket.transport.abort()
 

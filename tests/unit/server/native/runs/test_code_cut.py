@@ -23,19 +23,19 @@ async def test_a_connection_that_breaks_interrupts_nothing(at: Bench, http: http
     async with tcp_client(at.service, str(key)) as tcp:
         made = await tcp.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})
         assert made.status_code == 201, made.text
-        (box,) = at.sandboxes.all(OPERATOR)
-        path = f"/v1/sandboxes/{box.id}/code"
+        (sandbox,) = at.sandboxes.list(OPERATOR)
+        path = f"/v1/sandboxes/{sandbox.id}/code"
         head = "".join(f"{name}: {value}\r\n" for name, value in {**tcp.headers, "accept": accept, "idempotency-key": "mine"}.items())
         reader, writer = await asyncio.open_connection(tcp.base_url.host, tcp.base_url.port)
         writer.write(
             f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n{content}".encode()
         )
         await writer.drain()
-        await until(lambda: bool(box.present) and bool(box.begun))
-        (presence,) = box.present.values()
+        await until(lambda: bool(sandbox.present) and bool(sandbox.begun))
+        (followers,) = sandbox.present.values()
         writer.transport.abort()
-        await until(lambda: presence.people == 0)
+        await until(lambda: followers.people == 0)
         done = (await tcp.post(path, json=body, headers={"Idempotency-Key": "mine"})).json()
         assert (done["status"], done["stdout"].splitlines()[-1], done["error"]) == ("ok", "end", None)
-        assert [done["execution"]] == list(box.begun)
+        assert [done["execution"]] == list(sandbox.begun)
     del reader

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.sandboxes import SandboxManager
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.server.settings import Settings
@@ -139,15 +139,15 @@ async def test_a_client_that_goes_away_takes_its_batch_along(http: httpx.AsyncCl
 
 async def test_no_more_run_at_once_than_were_asked_for(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    create = Sandboxes.create
+    create = SandboxManager.create
 
-    async def counted(self: Sandboxes, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
+    async def counted(self: SandboxManager, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
         nonlocal most
         made = await create(self, *args, **more)
-        most = max(most, sum(1 for box in at.sandboxes.all(OPERATOR) if not box.wanted.is_set()))
+        most = max(most, sum(1 for sandbox in at.sandboxes.list(OPERATOR) if not sandbox.end_requested.is_set()))
         return made
 
-    monkeypatch.setattr(Sandboxes, "create", counted)
+    monkeypatch.setattr(SandboxManager, "create", counted)
     answer = await http.post(f"{URL}/batch", json={"items": [program(f"echo {n}") for n in range(9)], "concurrency": 2})
     assert [item["result"]["stdout"] for item in answer.json()["items"]] == [f"{n}\n" for n in range(9)]
     assert 1 <= most <= 2
@@ -155,33 +155,33 @@ async def test_no_more_run_at_once_than_were_asked_for(http: httpx.AsyncClient, 
 
 async def test_an_item_that_finds_no_room_waits_for_some(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = 3
-    create = Sandboxes.create
+    create = SandboxManager.create
 
-    async def crowded(self: Sandboxes, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
+    async def crowded(self: SandboxManager, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
         nonlocal refusals
         if refusals:
             refusals -= 1
             raise UnavailableError("full", code=ErrorCode.BUSY, fields={"retry_after_s": 1})
         return await create(self, *args, **more)
 
-    monkeypatch.setattr(Sandboxes, "create", crowded)
+    monkeypatch.setattr(SandboxManager, "create", crowded)
     answer = await http.post(f"{URL}/batch", json={"items": [program("echo 1"), program("echo 2")]})
     assert [outcome(item) for item in answer.json()["items"]] == ["completed", "completed"]
     assert refusals == 0
 
 
 async def test_a_defect_in_one_item_is_told_and_spoils_no_other(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = Sandboxes.create
+    create = SandboxManager.create
     first = True
 
-    async def fails(self: Sandboxes, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
+    async def fails(self: SandboxManager, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
         nonlocal first
         if first:
             first = False
             raise RuntimeError("secret")
         return await create(self, *args, **more)
 
-    monkeypatch.setattr(Sandboxes, "create", fails)
+    monkeypatch.setattr(SandboxManager, "create", fails)
     answer = await http.post(f"{URL}/batch", json={"items": [program("echo 1"), program("echo 2")], "concurrency": 1})
     assert [outcome(item) for item in answer.json()["items"]] == ["internal", "completed"]
     assert "secret" not in answer.text
@@ -200,11 +200,11 @@ async def test_a_result_that_there_is_no_memory_for_is_told(folder: Path) -> Non
         assert told == sorted(told, reverse=True)
         async with http.stream("POST", f"{URL}/batch", json=body, headers={"Accept": "application/x-ndjson"}) as answer:
             assert {outcome(json.loads(line)) async for line in answer.aiter_lines() if line} == {"completed"}
-        await until(lambda: here.service.core.budget.taken_bytes == 0)
+        await until(lambda: here.service.core.buffers.taken_bytes == 0)
 
 
 async def test_a_key_with_few_sandboxes_has_its_batch_done_in_turns(at: Bench) -> None:
-    _, secret = await at.service.keys.create("few", quota=Quota(sandboxes=1))
+    _, secret = await at.service.api_keys.create("few", quota=Quota(sandboxes=1))
     async with tcp_client(at.service, secret) as http:
         body = {"items": [program(f"echo {n}") for n in range(3)], "concurrency": 3}
         items = (await http.post(f"{URL}/batch", json=body)).json()["items"]
