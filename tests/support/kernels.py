@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandlot.guest.kernels.kernel import HEAD
 from sandlot.link import payload
 from sandlot.protocol import values
 
@@ -47,16 +46,16 @@ class Peer:
         """Whether it says, as the guest does, that what was sent was taken in."""
 
     def send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
-        raw = values.encode(message)
+        data = values.encode_message(message)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         if rights:
-            assert self.ours.sendmsg([HEAD.pack(len(raw)) + raw], rights) == HEAD.size + len(raw)
+            assert self.ours.sendmsg([data], rights) == len(data)
         else:
-            self.ours.sendall(HEAD.pack(len(raw)) + raw)
+            self.ours.sendall(data)
 
     def receive(self) -> dict[str, Any]:
         while True:
-            (size,) = HEAD.unpack(self._exactly(HEAD.size))
+            size = values.message_length(self._exactly(values.HEAD_BYTES))
             message: dict[str, Any] = values.decode(self._exactly(size))
             if message["event"] != "sync" or not self.answers:
                 return message

@@ -11,19 +11,12 @@ from typing import IO, Any
 from sandlot.protocol import values
 
 
-def packed(message: Mapping[str, Any]) -> bytes:
-    """A message as it travels."""
-    raw = values.encode(dict(message))
-    return len(raw).to_bytes(4, "big") + raw
-
-
-def unpacked(raw: bytes) -> list[dict[str, Any]]:
-    """The messages that some bytes are; all of them."""
-    found = []
-    while raw:
-        size = int.from_bytes(raw[:4], "big")
-        found.append(values.decode(raw[4 : 4 + size]))
-        raw = raw[4 + size :]
+def decoded(raw: bytes) -> list[dict[str, Any]]:
+    """Return the messages that make up some bytes."""
+    reader = values.MessageReader()
+    reader.feed(raw)
+    found = list(reader.messages())
+    assert reader.buffered_bytes == 0, "the last message is cut short"
     return found
 
 
@@ -48,8 +41,8 @@ class Said:
 def run(name: str, request: Mapping[str, Any], body: bytes = b"") -> Said:
     """Run a program to its end."""
     with begin(name) as process:
-        data, raw = process.communicate(packed(request) + body)
-    told = unpacked(raw)
+        data, raw = process.communicate(values.encode_message(dict(request)) + body)
+    told = decoded(raw)
     said = Said(data, told)
     last = told.pop() if told and told[-1].keys() & {"result", "error"} else {}
     said.result, said.error, said.message = last.get("result"), last.get("error", ""), last.get("message", "")
@@ -58,6 +51,6 @@ def run(name: str, request: Mapping[str, Any], body: bytes = b"") -> Said:
 
 def next_message(stream: IO[bytes]) -> dict[str, Any]:
     """The next message of a program that runs."""
-    size = int.from_bytes(stream.read(4), "big")
+    size = values.message_length(stream.read(values.HEAD_BYTES))
     message: dict[str, Any] = values.decode(stream.read(size))
     return message

@@ -97,8 +97,7 @@ async def _guest_program(context: ProgramContext) -> None:
     """A program of ``guest/programs``: one that watches goes on until its input ends, any other succeeds at once."""
 
     async def tell(message: dict[str, Any]) -> None:
-        raw = values.encode(message)
-        await context.write(len(raw).to_bytes(4, "big") + raw, STDERR)
+        await context.write(values.encode_message(message), STDERR)
 
     assert context.stdin is not None
     await context.stdin.read()  # the request

@@ -12,7 +12,7 @@ from __future__ import annotations
 from sandlot.guest.flow.loop import log_exception
 from sandlot.guest.flow.outputs import Port
 from sandlot.protocol import events, schema
-from sandlot.protocol.lean import OrderedDict
+from sandlot.protocol.fast_imports import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ import os
 import stat
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.loop import READ
 from sandlot.guest.flow.pipes import open_pipe
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
+from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import resource
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.loop import log
 from sandlot.guest.spawn import Taking, account
 from sandlot.guest.tasks import PASSES, crowd, everyone, kill_all, kill_tree, pids, tasks
+from sandlot.protocol.fast_imports import signal
 from sandlot.protocol.schema import most_pids
 
 TYPE_CHECKING = False

@@ -3,7 +3,7 @@
 gVisor ignores setuid bits, so an ordinary sudo cannot work; ours asks the guest, which is root already. That gives away
 nothing: the boundary is the sandbox, not the uid inside it.
 
-A client sends one message (``values``, 4-byte length before it), for ``sudo`` with its standard descriptors beside it:
+A client sends one message (``protocol/values.py``), for ``sudo`` with its standard descriptors beside it:
 
 - ``{"op": "sudo", "argv", "env", "cwd"}`` answered by ``{"status": n}``, 128 + n for a signal, or ``{"error": text}``.
   When the client goes away, what it started is killed.
@@ -16,13 +16,12 @@ import os
 import struct
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, WRITE, log
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.protocol import events, schema, values
 from sandlot.protocol.errors import TooMany
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ PATH = "/run/sandlot/guest.sock"
 MESSAGE_BYTES = 2 * 1024 * 1024
 CLIENTS = 128
 STANDARD_STREAMS = 3
-HEAD = struct.Struct(">I")
 FD = struct.Struct("i")
 _SUDO = {"op": "str", "argv": "list[str]", "env": "map[str]", "cwd": "str"}
 _DIAL = {"op": "str", "service": "str", "args": "map"}
@@ -107,13 +105,13 @@ class Local:
 class Client:
     """One client of the socket."""
 
-    __slots__ = ("_buffer", "_closing", "_fds", "_guest", "_local", "_out", "_owed", "_sent", "_socket", "_stream", "pid")
+    __slots__ = ("_closing", "_fds", "_guest", "_local", "_out", "_owed", "_requests", "_sent", "_socket", "_stream", "pid")
 
     def __init__(self, guest: Guest, local: Local, connection: socket.socket) -> None:
         self._guest = guest
         self._local = local
         self._socket = connection
-        self._buffer = bytearray()
+        self._requests = values.MessageReader(MESSAGE_BYTES)
         self._out = bytearray()
         self._sent = 0
         self._owed: deque[tuple[int, int]] = deque()
@@ -125,8 +123,7 @@ class Client:
 
     def reply(self, message: dict[str, Any]) -> None:
         """Answer and close."""
-        raw = values.encode(message)
-        self._out += HEAD.pack(len(raw)) + raw
+        self._out += values.encode_message(message)
         self._closing = True
         self._write()
 
@@ -198,7 +195,7 @@ class Client:
             self._guest.wire.flush_soon()
             self._guest.loop.watch(self._socket.fileno(), self._mask(), self._ready)
         elif not self.pid:
-            self._buffer += data
+            self._requests.feed(data)
             self._parse()
 
     def _receive_with_fds(self) -> tuple[bytes, list[int]]:
@@ -210,17 +207,15 @@ class Client:
         return data, fds
 
     def _parse(self) -> None:
-        if len(self._buffer) < HEAD.size:
-            return
-        (size,) = HEAD.unpack_from(self._buffer)
-        if size > MESSAGE_BYTES:
+        try:
+            raw = self._requests.take()
+        except values.MessageTooLargeError:
             self.reply({"error": "The request is too large."})
             return
-        if len(self._buffer) < HEAD.size + size:
+        if raw is None:
             return
         try:
-            message = values.decode(bytes(self._buffer[HEAD.size : HEAD.size + size]))
-            self._do(message)
+            self._do(values.decode(raw))
         except values.BadValue as error:
             self.reply({"error": f"The request makes no sense: {error}."})
         except Refusal as refusal:

@@ -7,7 +7,6 @@ import resource
 
 from sandlot.guest.calls import Call, Calls
 from sandlot.guest.files.service import Files
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.loop import READ, Loop
 from sandlot.guest.flow.wire import Wire
 from sandlot.guest.hooks import Hooks
@@ -21,6 +20,7 @@ from sandlot.guest.tasks import cpu_s, kill_all, tasks
 from sandlot.guest.waking import Waking
 from sandlot.protocol import events
 from sandlot.protocol.connection import GENERATION
+from sandlot.protocol.fast_imports import signal
 
 DESCRIPTORS = 65536
 ASKING = (

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.outputs import HOLD_S, Outputs
 from sandlot.guest.tasks import hang_up, kill_tree
 from sandlot.guest.terminals import resize
+from sandlot.protocol.fast_imports import signal
 from sandlot.protocol.schema import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ from sandlot.guest.process import ARRIVAL_S, Process
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.guest.terminals import TERM, TerminalInput, TerminalOutput, open_terminal
-from sandlot.protocol.lean import OrderedDict
+from sandlot.protocol.fast_imports import OrderedDict
 from sandlot.protocol.schema import LIMITS, STDERR, STDOUT
 
 TYPE_CHECKING = False

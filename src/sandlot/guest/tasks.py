@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 
-from sandlot.guest.flow.lean import signal
+from sandlot.protocol.fast_imports import signal
 
 PASSES = 20
 """A tree that still grows after that many passes is left to the pids limit."""

@@ -12,9 +12,9 @@ import os
 import struct
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.pipes import InputPipe, OutputPipe
 from sandlot.guest.tasks import send, tasks
+from sandlot.protocol.fast_imports import signal
 from sandlot.protocol.schema import LIMITS
 
 TYPE_CHECKING = False

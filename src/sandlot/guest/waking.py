@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import blake2b, socket
 from sandlot.guest.flow.loop import log
 from sandlot.guest.kernels.languages import changed, find_python
 from sandlot.guest.spawn import account, environment
+from sandlot.protocol.fast_imports import blake2b, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import struct
 
 from sandlot.protocol import frames, values
 from sandlot.protocol.errors import TooLarge
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 from sandlot.protocol.streams import QUEUE_BYTES, Outgoing, Stream
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from sandlot.protocol import frames
 from sandlot.protocol.errors import ProtocolError
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 
 WINDOW_BYTES = 256 * 1024
 """Credit of a new stream in either direction, and the most that is ever outstanding."""

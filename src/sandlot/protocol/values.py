@@ -1,4 +1,4 @@
-"""Structured values on the wire: a strict subset of MessagePack, so that binary travels as bytes.
+"""Structured values on the wire: a strict subset of MessagePack, so that binary travels as bytes; and messages, one value each.
 
 MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md) and not JSON, because PNGs and file contents are
 bytes; written here, because the guest and the image's python have the standard library only. The tests hold it
@@ -9,6 +9,8 @@ Laws:
 - Decoding is bounded: depth at most 16, at most 100,000 items, nothing is made of what is only announced.
 - ``decode(encode(x)) == x``; ``decode`` takes exactly one value and refuses trailing bytes, duplicate keys and
   invalid UTF-8. Text that has lone surrogates is encoded with ``?`` in their place.
+- A message is one encoded value with its length before it: four bytes, big-endian. Sockets and pipes inside a sandbox carry
+  messages; the link between host and guest has frames instead.
 
 This module stands alone and runs on python 3.8 and newer.
 """
@@ -19,9 +21,13 @@ import struct
 
 TYPE_CHECKING = False  # typing's own name for it, without the cost of importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
+HEAD_BYTES = 4
+"""Bytes of the length before each message. The length does not count them."""
+MAX_MESSAGE_BYTES = 0xFFFFFFFF
+"""Longest encoded value of a message: the largest number that the length can hold."""
 MAX_DEPTH = 16
 MAX_ITEMS = 100000
 """Bounds the time of a decode too: about 50 ms."""
@@ -30,10 +36,15 @@ _BYTE = tuple(bytes((number,)) for number in range(256))
 _U16 = struct.Struct(">BH")
 _U32 = struct.Struct(">BI")
 _F64 = struct.Struct(">Bd")
+_LENGTH = struct.Struct(">I")
 
 
 class BadValue(Exception):  # noqa: N818 - a value, not an error of this program
     """Bytes that are no value, or a value that cannot be carried."""
+
+
+class MessageTooLargeError(BadValue):
+    """A message is longer than its reader accepts."""
 
 
 # -- encoding -----------------------------------------------------------------------------------------------------------
@@ -267,3 +278,97 @@ _READERS: tuple[tuple[int, Callable[[_Reader, int, int], Any]], ...] = (
     *((width, lambda reader, width, depth: reader.list(reader.number(width), depth)) for width in (2, 4)),
     *((width, lambda reader, width, depth: reader.map(reader.number(width), depth)) for width in (2, 4)),
 )
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------
+
+
+def encode_message(value: Any) -> bytes:
+    """Encode one value, with its length before it.
+
+    Raises:
+        BadValue: ``encode`` refuses the value, or its encoding is longer than ``MAX_MESSAGE_BYTES``.
+    """
+    parts = [b""]  # becomes the length, so that a large value is joined once and not copied again
+    _put(value, parts.append, 0)
+    size = sum(map(len, parts))
+    if size > MAX_MESSAGE_BYTES:
+        raise BadValue("longer than 4 GiB")
+    parts[0] = _LENGTH.pack(size)
+    return b"".join(parts)
+
+
+def message_length(head: bytes | bytearray) -> int:
+    """Return the length of a message, without its head.
+
+    Code that must not read beyond a message needs this function. All other code uses :class:`MessageReader`.
+
+    Args:
+        head: The first ``HEAD_BYTES`` bytes of the message. Bytes after them are ignored.
+    """
+    length: int = _LENGTH.unpack_from(head)[0]
+    return length
+
+
+class MessageReader:
+    """Incremental reader of messages: takes bytes in pieces of any size, returns complete messages.
+
+    A message stays encoded until the caller takes it. A too large message is refused as soon as its head has arrived: a
+    caller that takes all messages after each piece keeps at most ``max_bytes``, a head and one piece in memory.
+
+    Args:
+        max_bytes: Longest encoded value to accept. The default is for a sender that is trusted.
+    """
+
+    __slots__ = ("_buffer", "_max_bytes")
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._buffer = bytearray()
+        self._max_bytes = max_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Number of bytes that were fed and not yet taken."""
+        return len(self._buffer)
+
+    @property
+    def has_message(self) -> bool:
+        """True if the next message is complete."""
+        received = len(self._buffer) - HEAD_BYTES
+        return received >= 0 and received >= message_length(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Append bytes to those that are not yet taken."""
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """Remove the next message and return its encoded value; return None if the message is incomplete.
+
+        Raises:
+            MessageTooLargeError: The message is longer than ``max_bytes``. It is not removed: every further call raises.
+        """
+        buffer = self._buffer
+        if len(buffer) < HEAD_BYTES:
+            return None
+        size = message_length(buffer)
+        if size > self._max_bytes:
+            raise MessageTooLargeError(f"a message of {size} bytes; at most {self._max_bytes} are accepted")
+        end = HEAD_BYTES + size
+        if len(buffer) < end:
+            return None
+        raw = bytes(memoryview(buffer)[HEAD_BYTES:end])  # a slice of the bytearray would copy the value twice
+        del buffer[:end]
+        return raw
+
+    def messages(self) -> Iterator[Any]:
+        """Remove and decode one message after the other, until the next one is incomplete.
+
+        Raises:
+            BadValue: A message is too large or not exactly one value. A message that cannot be decoded is removed.
+        """
+        while (raw := self.take()) is not None:
+            yield decode(raw)
+
+    def clear(self) -> None:
+        """Drop all bytes that are not yet taken."""
+        self._buffer.clear()

@@ -25,7 +25,6 @@ from sandlot.testing.driver_clean import CleanSuite
 from sandlot.testing.driver_limits import able
 
 SIZE = 16 * MIB
-_HEAD_BYTES = 4
 
 
 class VolumesSuite(CleanSuite):
@@ -113,11 +112,11 @@ async def _put(subject: Subject, *volumes: Attachment) -> None:
     hub = subject.instance.hub
     if hub is None:
         return
-    request = values.encode({"gone": [], "there": [[f"{hub}/{each.slot}", each.path, each.read_only] for each in volumes]})
+    request = values.encode_message({"gone": [], "there": [[f"{hub}/{each.slot}", each.path, each.read_only] for each in volumes]})
     call = await subject.link.start(ProcessSpec(argv=program_argv("attaching"), user=User.ROOT, cwd="/", stdin=True))
     async with call:
-        await call.write(len(request).to_bytes(_HEAD_BYTES, "big") + request)
+        await call.write(request)
         call.close_stdin()
         said = b"".join([item.data async for item in call if hasattr(item, "data")])
         await call.result()
-    assert values.decode(said[_HEAD_BYTES:]) == {"result": {"used": []}}, said
+    assert values.decode(said[values.HEAD_BYTES :]) == {"result": {"used": []}}, said

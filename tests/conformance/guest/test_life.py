@@ -16,15 +16,14 @@ from sandlot.model.specs import Limits, ProcessSpec, shell_argv
 from tests.conformance.guest.conftest import open_sandbox
 
 DIAL = """
-import socket, struct, sys
+import socket, sys
 sys.path.insert(0, "/.sandlot/programs")
 import values
 def dial(service, args):
     link = socket.socket(socket.AF_UNIX)
     link.settimeout(60)
     link.connect("/run/sandlot/guest.sock")
-    raw = values.encode({"op": "dial", "service": service, "args": args})
-    link.sendall(struct.pack(">I", len(raw)) + raw)
+    link.sendall(values.encode_message({"op": "dial", "service": service, "args": args}))
     return link
 """
 

@@ -1,4 +1,4 @@
-"""Values on the wire: MessagePack's subset, held against the reference implementation, and bounded."""
+"""Values on the wire: MessagePack's subset, held against the reference implementation, and bounded; messages of one value each."""
 
 from __future__ import annotations
 
@@ -179,3 +179,147 @@ def test_the_module_stands_alone_and_is_python_3_8(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, env={"PYTHONPATH": "."})
     assert done.stdout.splitlines() == ["['__future__', '_struct', 'struct', 'values']", "[1]"]
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------
+
+MESSAGES: list[Any] = [{"op": "a", "data": b"x" * 300}, None, [], {}, "", 0, "last"]
+
+
+def _framed(raw: bytes) -> bytes:
+    return struct.pack(">I", len(raw)) + raw
+
+
+@settings(max_examples=25)
+@given(VALUES)
+def test_message_is_a_big_endian_length_and_the_encoded_value(value: object) -> None:
+    assert values.encode_message(value) == _framed(values.encode(value))
+
+
+def test_value_that_cannot_be_carried_makes_no_message() -> None:
+    with pytest.raises(values.BadValue, match="cannot be carried"):
+        values.encode_message({"key": object()})
+
+
+def test_message_longer_than_its_length_can_say_is_refused() -> None:
+    piece = b"x" * (1 << 20)  # the same bytes again and again: 4 GiB are never made
+    with pytest.raises(values.BadValue, match="4 GiB"):
+        values.encode_message([piece] * (1 << 12))
+
+
+def test_message_length_ignores_what_follows_the_head() -> None:
+    message = values.encode_message("x" * 1000)
+    assert values.message_length(message[: values.HEAD_BYTES]) == len(message) - values.HEAD_BYTES
+    assert values.message_length(bytearray(message)) == len(message) - values.HEAD_BYTES
+
+
+def test_messages_split_at_every_byte_are_complete_with_their_last_byte() -> None:
+    reader = values.MessageReader()
+    found = []
+    for expected in MESSAGES:
+        message = values.encode_message(expected)
+        for at in range(len(message)):
+            assert not reader.has_message
+            assert reader.take() is None
+            assert list(reader.messages()) == []
+            assert reader.buffered_bytes == at
+            reader.feed(message[at : at + 1])
+        assert reader.has_message
+        found += list(reader.messages())
+        assert reader.buffered_bytes == 0
+    assert found == MESSAGES
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 64, 4096])
+def test_pieces_of_any_size_give_the_same_messages(size: int) -> None:
+    raw = b"".join(map(values.encode_message, MESSAGES))
+    reader = values.MessageReader()
+    found = []
+    for at in range(0, len(raw), size):
+        reader.feed(raw[at : at + size])
+        found += list(reader.messages())
+    assert found == MESSAGES
+
+
+def test_messages_of_one_piece_are_taken_one_by_one() -> None:
+    reader = values.MessageReader()
+    reader.feed(b"".join(map(values.encode_message, ["first", "second"])) + b"\0\0")
+    assert reader.take() == values.encode("first")
+    assert reader.buffered_bytes == len(values.encode_message("second")) + 2
+    assert next(reader.messages()) == "second"
+    assert reader.buffered_bytes == 2
+    assert list(reader.messages()) == []
+
+
+def test_nothing_is_no_message() -> None:
+    reader = values.MessageReader()
+    reader.feed(b"")
+    assert not reader.has_message
+    assert reader.take() is None
+    assert next(reader.messages(), "none") == "none"
+
+
+def test_message_without_a_value_is_invalid() -> None:
+    reader = values.MessageReader()
+    reader.feed(bytes(values.HEAD_BYTES))
+    assert reader.has_message
+    with pytest.raises(values.BadValue, match="cut short"):
+        next(reader.messages())
+    reader.feed(bytes(values.HEAD_BYTES))
+    assert reader.take() == b""
+
+
+@pytest.mark.parametrize("raw", [b"\xc1", b"\xc0\xc0", b"\xa2\xff\xfe", b"\x92\xc0"], ids=["code", "trailing", "text", "short"])
+def test_invalid_message_is_refused_and_the_next_one_is_read(raw: bytes) -> None:
+    reader = values.MessageReader()
+    reader.feed(values.encode_message("before") + _framed(raw) + values.encode_message("after"))
+    messages = reader.messages()
+    assert next(messages) == "before"
+    with pytest.raises(values.BadValue):
+        next(messages)
+    assert list(reader.messages()) == ["after"]
+
+
+def test_too_large_message_is_refused_by_its_head() -> None:
+    most = values.encode_message(b"x" * 98)
+    assert len(most) == values.HEAD_BYTES + 100
+    reader = values.MessageReader(100)
+    reader.feed(most + struct.pack(">I", 101))
+    assert reader.take() == most[values.HEAD_BYTES :]
+    for _ in range(2):
+        with pytest.raises(values.MessageTooLargeError, match="101 bytes; at most 100"):
+            reader.take()
+        with pytest.raises(values.BadValue):
+            next(reader.messages())
+
+
+def test_cleared_reader_starts_with_a_new_message() -> None:
+    reader = values.MessageReader()
+    reader.feed(values.encode_message("old") + b"\0")
+    reader.clear()
+    reader.feed(values.encode_message("new"))
+    assert list(reader.messages()) == ["new"]
+
+
+def test_taking_a_large_message_copies_it_once() -> None:
+    size = 8 << 20
+    reader = values.MessageReader()
+    reader.feed(_framed(bytes(size)))
+    tracemalloc.start()
+    try:
+        raw = reader.take()
+        assert raw is not None
+        assert len(raw) == size
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
+
+
+def test_encoding_a_large_message_copies_it_once() -> None:
+    data = bytes(8 << 20)
+    tracemalloc.start()
+    try:
+        values.encode_message({"data": data})
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(data)
+    finally:
+        tracemalloc.stop()

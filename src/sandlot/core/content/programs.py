@@ -31,7 +31,6 @@ from sandlot.protocol import schema, values
 
 MESSAGE_BYTES = 1024 * 1024
 """One message of a program; a longer one is none."""
-HEAD_BYTES = 4
 LEAVE_S = 2.0
 """How long one that is let go of may clean up behind itself."""
 
@@ -64,7 +63,7 @@ class Program:
         holds: Whether its sandbox is not idle while it runs.
     """
 
-    __slots__ = ("_box", "_call", "_closed", "_hold", "_name", "_over", "_rest", "_told", "_verdict")
+    __slots__ = ("_box", "_call", "_closed", "_hold", "_messages", "_name", "_over", "_told", "_verdict")
 
     def __init__(self, box: Sandbox, call: ProcessCall, name: str, *, holds: bool = True) -> None:
         self._box = box
@@ -73,7 +72,7 @@ class Program:
         self._name = name
         self._hold: Hold | None = box.hold() if holds else None
         self._told: list[Mapping[str, Any]] = []
-        self._rest = bytearray()
+        self._messages = values.MessageReader(MESSAGE_BYTES)
         self._verdict: Mapping[str, Any] | None = None
         self._over = False
 
@@ -119,8 +118,7 @@ class Program:
         Raises:
             SandlotError: It has ended.
         """
-        raw = values.encode(dict(message))
-        await self.send(len(raw).to_bytes(HEAD_BYTES, "big") + raw)
+        await self.send(values.encode_message(dict(message)))
 
     async def send(self, data: bytes) -> None:
         """Send it bytes, as fast as it takes them.
@@ -176,24 +174,17 @@ class Program:
         return True
 
     def _take(self, data: bytes) -> None:
-        self._rest += data
-        while len(self._rest) >= HEAD_BYTES:
-            size = int.from_bytes(self._rest[:HEAD_BYTES], "big")
-            if size > MESSAGE_BYTES:
-                raise self._broken()
-            if len(self._rest) < HEAD_BYTES + size:
-                return
-            try:
-                message = values.decode(bytes(self._rest[HEAD_BYTES : HEAD_BYTES + size]))
-            except values.BadValue:
-                raise self._broken() from None
-            del self._rest[: HEAD_BYTES + size]
-            if not isinstance(message, dict) or self._verdict is not None:
-                raise self._broken()
-            if "result" in message or "error" in message:
-                self._verdict = message
-            else:
-                self._told.append(message)
+        self._messages.feed(data)
+        try:
+            for message in self._messages.messages():
+                if not isinstance(message, dict) or self._verdict is not None:
+                    raise self._broken()
+                if "result" in message or "error" in message:
+                    self._verdict = message
+                else:
+                    self._told.append(message)
+        except values.BadValue:
+            raise self._broken() from None
 
     def _check(self) -> Mapping[str, Any]:
         """Its result, where it has ended well."""

@@ -16,7 +16,7 @@ import select
 import sys
 import time
 
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 from sandlot.guest.flow.loop import READ_BYTES
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 from sandlot.protocol.schema import OUTPUT_BUFFER_BYTES
 
 CHUNK_BYTES = 65536

@@ -6,7 +6,7 @@ import fcntl
 import os
 
 from sandlot.guest.flow.loop import READ, WRITE
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.outputs import HOLD_S, Buffer, Outputs
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 from sandlot.protocol.schema import STDERR, STDOUT
 
 TYPE_CHECKING = False

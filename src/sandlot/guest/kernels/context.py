@@ -13,13 +13,12 @@ from __future__ import annotations
 import os
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels.cells import epitaph
 from sandlot.guest.kernels.kernel import Kernel, Owner
 from sandlot.guest.kernels.starts import LATE, Starts
 from sandlot.guest.spawn import account, environment
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.flow.lean import socket
 from sandlot.guest.flow.pipes import open_pipe
+from sandlot.protocol.fast_imports import socket
 
 
 class Ends:

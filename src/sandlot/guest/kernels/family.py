@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import resource
 
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.spawn import Taking, account
 from sandlot.guest.tasks import PASSES, send, tasks, tree
+from sandlot.protocol.fast_imports import signal
 
 MARK = 1 << 61
 """The least that marks: 2 EiB and some bytes of a file (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2))."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import select
-import struct
 
 from sandlot.guest.flow.loop import READ, READ_BYTES, WRITE
 from sandlot.guest.flow.outputs import Outputs
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sandlot.guest.kernels.ends import Ends
     from sandlot.guest.main import Guest
 
-HEAD = struct.Struct(">I")
 AT_ONCE = 64
 REAP_S = 0.2
 """How long a kernel that has closed its socket may live on."""
@@ -78,13 +76,13 @@ class Kernel:
 
     __slots__ = (
         "_bell",
-        "_buffer",
         "_found",
         "_gone",
         "_guest",
         "_is_broken",
         "_is_closed",
         "_look",
+        "_messages",
         "_out",
         "_over",
         "_owner",
@@ -109,7 +107,7 @@ class Kernel:
         self._bell = ends.bell
         if self._bell >= 0:
             os.set_blocking(self._bell, False)
-        self._buffer = bytearray()
+        self._messages = values.MessageReader(MESSAGE_MAX_BYTES)
         self._out = bytearray()
         self._found: tuple[dict[str, Any], int] | None = None
         self._rest: tuple[Cell, int, memoryview] | None = None
@@ -138,18 +136,18 @@ class Kernel:
         """Speak to it from now on."""
         self._owner = owner
         self._guest.loop.watch(self._socket.fileno(), READ, self._ready)
-        if self._buffer:
+        if self._messages.buffered_bytes:
             self._guest.loop.soon(self._hand_on)
 
     def unread(self) -> int:
         """How many bytes it has said so far to whom it will serve: they are taken in for that."""
-        self._buffer += (not self._gone and self._receive()) or b""
-        return len(self._buffer)
+        self._messages.feed((not self._gone and self._receive()) or b"")
+        return self._messages.buffered_bytes
 
     def when_heard(self, callback: Callable[[], object]) -> None:
         """Call back once it has said its first word, or is gone. That is left for whom it will serve; who does so before calls for it."""
         descriptor = self._socket.fileno()
-        if self._buffer:
+        if self._messages.buffered_bytes:
             self._guest.loop.soon(callback)
             return
 
@@ -161,8 +159,7 @@ class Kernel:
 
     def send(self, message: dict[str, Any]) -> None:
         """Say something to it."""
-        raw = values.encode(message)
-        self._out += HEAD.pack(len(raw)) + raw
+        self._out += values.encode_message(message)
         self._write()
 
     def wake(self, env: dict[str, str], entropy: bytes, cwd: str) -> None:
@@ -221,7 +218,7 @@ class Kernel:
             data = self._receive()
             if not data or self._is_broken:
                 break
-            self._buffer += data
+            self._messages.feed(data)
         self._guest.loop.soon(self._hand_on)
 
     def discard(self) -> None:
@@ -252,7 +249,7 @@ class Kernel:
             self._watch()
             self._guest.loop.after(REAP_S, self._break)
             return
-        self._buffer += data
+        self._messages.feed(data)
         self._hand_on()
 
     def _receive(self) -> bytes | None:
@@ -276,7 +273,7 @@ class Kernel:
             done = self._hand_on_all()
         except (values.BadValue, LookupError, TypeError, ValueError, AttributeError):
             self._is_broken = True
-            self._buffer.clear()
+            self._messages.clear()
             if self._gone:
                 self._guest.loop.soon(self._hand_on)
             else:
@@ -350,16 +347,8 @@ class Kernel:
 
     def _next(self) -> tuple[dict[str, Any], int] | None:
         """The next whole message, and how long it was."""
-        if len(self._buffer) < HEAD.size:
-            return None
-        (size,) = HEAD.unpack_from(self._buffer)
-        if size > MESSAGE_MAX_BYTES:
-            raise ValueError(size)
-        if len(self._buffer) < HEAD.size + size:
-            return None
-        raw = bytes(self._buffer[HEAD.size : HEAD.size + size])
-        del self._buffer[: HEAD.size + size]
-        return checked(values.decode(raw)), size
+        raw = self._messages.take()
+        return None if raw is None else (checked(values.decode(raw)), len(raw))
 
     # -- out ----------------------------------------------------------------------------------------------------------
 

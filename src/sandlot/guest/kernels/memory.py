@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import time
 
-from sandlot.guest.flow.lean import signal
 from sandlot.guest.tasks import pids, send
+from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from sandlot.guest.kernels.languages import find_python
 from sandlot.guest.kernels.memory import Memory
 from sandlot.guest.kernels.spares import Spares
 from sandlot.guest.spawn import account, environment
-from sandlot.protocol.lean import OrderedDict
+from sandlot.protocol.fast_imports import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

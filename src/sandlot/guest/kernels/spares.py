@@ -26,7 +26,7 @@ from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import Kernel
 from sandlot.guest.kernels.zygote import Zygote, may_be_forked
 from sandlot.guest.spawn import account, environment
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import struct
 
-from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ
 from sandlot.guest.kernels import languages
-from sandlot.guest.kernels.kernel import HEAD
 from sandlot.guest.spawn import UID, account, start
 from sandlot.guest.tasks import Task, kill_tree, send
 from sandlot.protocol import values
+from sandlot.protocol.fast_imports import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ FD = struct.Struct("i")
 class Zygote:
     """The process that kernels are forked from."""
 
-    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "given", "is_still", "is_up", "is_warm", "pid", "python", "seen")
+    __slots__ = ("_guest", "_messages", "_on_end", "_on_message", "_socket", "env", "given", "is_still", "is_up", "is_warm", "pid", "python", "seen")
 
     def __init__(
         self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
@@ -38,7 +37,7 @@ class Zygote:
         self._guest = guest
         self._on_message = on_message
         self._on_end = on_end
-        self._buffer = bytearray()
+        self._messages = values.MessageReader(MESSAGE_BYTES)
         self.env = languages.early(env)
         self.python = languages.find_python(env)
         self.given = guest.env
@@ -62,8 +61,7 @@ class Zygote:
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
         """Say something short, with descriptors; whether it was taken."""
-        raw = values.encode(message)
-        data = HEAD.pack(len(raw)) + raw
+        data = values.encode_message(message)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(FD.pack(fd) for fd in fds))] if fds else []
         try:
             return self._socket.sendmsg([data], rights) == len(data)
@@ -77,17 +75,9 @@ class Zygote:
             return
         except OSError:
             data = b""
-        self._buffer += data
+        self._messages.feed(data)
         try:
-            while data and len(self._buffer) >= HEAD.size:
-                (size,) = HEAD.unpack_from(self._buffer)
-                if size > MESSAGE_BYTES:
-                    data = b""
-                    break
-                if len(self._buffer) < HEAD.size + size:
-                    return
-                message = values.decode(bytes(self._buffer[HEAD.size : HEAD.size + size]))
-                del self._buffer[: HEAD.size + size]
+            for message in self._messages.messages():
                 self._on_message(message)
                 if self._socket.fileno() < 0:
                     return

@@ -111,9 +111,9 @@ class Zygote:
     """A process that has imported what kernels need, and is forked for each."""
 
     def __init__(self, fd: int, warm: list[str]) -> None:
-        from sandlot_kernel import values, wire  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
+        from sandlot_kernel import values  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
 
-        self._values, self._head = values, wire.HEAD
+        self._values = values
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._cold = warm
@@ -208,7 +208,8 @@ class Zygote:
     def _receive(self) -> tuple[Any, list[int]]:
         data = b""
         fds: list[int] = []
-        while len(data) < self._head.size or len(data) < self._head.size + self._head.unpack_from(data)[0]:
+        head_bytes = self._values.HEAD_BYTES
+        while len(data) < head_bytes or len(data) < head_bytes + self._values.message_length(data):
             part, ancillary, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(4 * 4))
             for level, kind, raw in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -216,11 +217,10 @@ class Zygote:
             if not part:
                 return None, fds
             data += part
-        return self._values.decode(data[self._head.size :]), fds
+        return self._values.decode(data[head_bytes:]), fds
 
     def _send(self, message: Any) -> None:
-        raw = self._values.encode(message)
-        self._socket.sendall(self._head.pack(len(raw)) + raw)
+        self._socket.sendall(self._values.encode_message(message))
 
 
 def _sources() -> list[str]:

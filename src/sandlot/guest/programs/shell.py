@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 BASH = "/bin/bash"
 RC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shell.bash")
-HEAD = struct.Struct(">I")
 GO, OVER, ERRORS, TEXTS = 60, 61, 62, 63
 """Bash's descriptors beside the standard ones; shell.bash has the same numbers."""
 STDERR = 2
@@ -132,7 +130,7 @@ class Kernel:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self._buffer = b""
+        self._messages = values.MessageReader()
         self._count = 0
         self._shell: Shell | None = None
         self._before = ""
@@ -177,13 +175,8 @@ class Kernel:
         data = self._link.recv(1 << 20)
         if not data:
             return False
-        self._buffer += data
-        while len(self._buffer) >= HEAD.size:
-            (size,) = HEAD.unpack_from(self._buffer)
-            if len(self._buffer) < HEAD.size + size:
-                break
-            message = values.decode(self._buffer[HEAD.size : HEAD.size + size])
-            self._buffer = self._buffer[HEAD.size + size :]
+        self._messages.feed(data)
+        for message in self._messages.messages():
             if message["op"] == "execute":
                 self._waiting.append(message)
             elif message["op"] == "wake":
@@ -275,8 +268,7 @@ class Kernel:
         self._send({**message, "cell": self._cell})
 
     def _send(self, message: dict[str, Any]) -> None:
-        raw = values.encode(message)
-        self._link.sendall(HEAD.pack(len(raw)) + raw)
+        self._link.sendall(values.encode_message(message))
 
 
 def is_name(text: str) -> bool:

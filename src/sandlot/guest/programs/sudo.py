@@ -14,14 +14,12 @@ import array
 import os
 import signal
 import socket
-import struct
 import sys
 
 sys.path.insert(0, "/.sandlot/programs")
 import values  # type: ignore[import-not-found]  # lies beside this file
 
 SOCKET = "/run/sandlot/guest.sock"
-HEAD = struct.Struct(">I")
 KEPT = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
 """What root sees of the caller's environment without ``-E``."""
 
@@ -98,19 +96,15 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
     except OSError as error:
         sys.stderr.write(f"sudo: the sandbox's guest cannot be reached: {error}\n")
         return 1
-    raw = values.encode({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()})
-    message = memoryview(HEAD.pack(len(raw)) + raw)
+    message = memoryview(values.encode_message({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()}))
     descriptors = array.array("i", [0, 1, 2])
     sent = link.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
     if sent < len(message):  # sendall of nothing is a send(2) as well, and what is quick has been answered and closed by then
         link.sendall(message[sent:])
-    answer = b""
-    while True:
-        part = link.recv(65536)
-        if not part:
-            break
-        answer += part
-    reply = values.decode(answer[HEAD.size :]) if len(answer) > HEAD.size else {"error": "the guest did not answer"}
+    answer = values.MessageReader()
+    while part := link.recv(65536):
+        answer.feed(part)
+    reply = next(answer.messages(), {"error": "the guest did not answer"})
     if "error" in reply:
         sys.stderr.write(f"sudo: {reply['error']}\n")
         return 1

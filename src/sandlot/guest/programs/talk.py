@@ -1,7 +1,7 @@
 """How a program that the host started talks with it.
 
 Descriptor 0 carries what the host sends: one message, the request, and then whatever the program is about. Descriptor 1 carries bytes,
-2 carries messages. A message is a value (``protocol/values.py``) after its length in four bytes, big endian.
+2 carries messages (``protocol/values.py``).
 
 Laws:
 - The last message is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``; a program that ends without one has failed.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.flow.lean import signal
 from sandlot.protocol import values
+from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 REQUESTS, BYTES, MESSAGES = 0, 1, 2
-HEAD_BYTES = 4
 MESSAGE_BYTES = 1024 * 1024
 """One message at most; the host refuses longer ones."""
 TRACE_CHARS = 2000
@@ -47,8 +46,7 @@ def failed(error: OSError, path: str) -> Refused:
 
 def tell(message: dict[str, Any]) -> None:
     """Send one message; waits while the host does not take it."""
-    raw = values.encode(message)
-    send(len(raw).to_bytes(HEAD_BYTES, "big") + raw, MESSAGES)
+    send(values.encode_message(message), MESSAGES)
 
 
 def send(data: bytes | memoryview, to: int = BYTES) -> None:
@@ -64,7 +62,8 @@ def receive() -> Any:
     Raises:
         EOFError: There is none any more.
     """
-    return values.decode(_exactly(int.from_bytes(_exactly(HEAD_BYTES), "big")))
+    # Read no byte beyond the message: an archive may follow it, which another part of the program reads from the descriptor.
+    return values.decode(_exactly(values.message_length(_exactly(values.HEAD_BYTES))))
 
 
 def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:

@@ -18,11 +18,10 @@ import time
 from fcntl import ioctl
 from itertools import islice
 
-from sandlot.guest.flow.lean import socket
 from sandlot.guest.flow.loop import GONE, READ, WRITE, log
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError, TooMany
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,11 +19,10 @@ from itertools import islice
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.files.paths import As
-from sandlot.guest.flow.lean import socket
 from sandlot.guest.flow.loop import GONE, READ, WRITE
 from sandlot.guest.spawn import account
 from sandlot.protocol import schema
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -56,8 +56,8 @@ def test_a_report_that_a_guest_forged_is_none(told: object) -> None:
 async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> None:
     box = await at.sandbox()
     file = {"path": "/workspace/a", "created": True, "size": 1, "modified_ns": 1}
-    message = values.encode({"files": [file] * 500})
-    await files.write(box, "/tmp/forged", pieces(len(message).to_bytes(4, "big") + message), user=User.USER)
+    message = values.encode_message({"files": [file] * 500})
+    await files.write(box, "/tmp/forged", pieces(message), user=User.USER)
     marked = await changes.mark(box, ["/workspace"], User.USER)
     async with box.using() as link:
         (program,) = await link.processes()

@@ -14,7 +14,7 @@ from sandlot.guest.flow.outputs import Outputs
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels import kernel as module
 from sandlot.guest.kernels.ends import Ends
-from sandlot.guest.kernels.kernel import AT_ONCE, HEAD, Kernel, Owner
+from sandlot.guest.kernels.kernel import AT_ONCE, Kernel, Owner
 from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -64,8 +64,8 @@ def end(kernel: Kernel, ends: Ends) -> None:
 def test_one_that_says_much_is_heard_in_order_and_takes_nobody_elses_turn(ends: Ends, *, is_gone: bool) -> None:
     loop, listener = Loop(), Listener()
     kernel = started(ends, loop)
-    said = [values.encode({"event": "started", "cell": "c", "count": number}) for number in range(TOLD)]
-    ends.theirs.sendall(b"".join(HEAD.pack(len(raw)) + raw for raw in said))
+    said = [values.encode_message({"event": "started", "cell": "c", "count": number}) for number in range(TOLD)]
+    ends.theirs.sendall(b"".join(said))
     kernel.serve(listener)
     if is_gone:
         for fd in (ends.out_theirs, ends.err_theirs):
@@ -91,14 +91,13 @@ def test_what_was_said_before_is_answered_for_and_who_takes_no_answers_gets_no_m
     kernel.serve(listener)
 
     def say(*messages: dict[str, Any]) -> None:
-        raws = [values.encode(message) for message in messages]
-        ends.theirs.sendall(b"".join(HEAD.pack(len(raw)) + raw for raw in raws))
+        ends.theirs.sendall(b"".join(map(values.encode_message, messages)))
         loop.soon(lambda: None)
         loop.turn()
 
     say({"event": "started", "cell": "c", "count": 7}, {"event": "sync", "number": 1})
     assert listener.turns == [[7]]
-    assert values.decode(ends.theirs.recv(4096)[HEAD.size :]) == {"op": "synced", "number": 1}
+    assert values.decode(ends.theirs.recv(4096)[values.HEAD_BYTES :]) == {"op": "synced", "number": 1}
     for number in range(20_000 // AT_ONCE):
         say(*({"event": "sync", "number": number} for _ in range(AT_ONCE)))
     assert len(kernel._out) < 100, "no more than one answer is kept"  # noqa: SLF001
@@ -113,7 +112,7 @@ def test_a_wake_tells_what_is_new_and_what_is_gone_and_leaves_the_rest_to_cells(
     kernel = started(ends, loop, env)
 
     def told() -> dict[str, Any]:
-        message: dict[str, Any] = values.decode(ends.theirs.recv(4096)[HEAD.size :])
+        message: dict[str, Any] = values.decode(ends.theirs.recv(4096)[values.HEAD_BYTES :])
         return message
 
     kernel.wake({"KEPT": "1", "OTHER": "2", "NEW": "3"}, b"entropy", "/here")
@@ -146,8 +145,7 @@ def piped(ends: Ends) -> Generator[Callable[[dict[str, Any]], Follower]]:
     kernel.direct(SimpleNamespace(outputs=follower.outputs))  # type: ignore[arg-type]
 
     def send(message: dict[str, Any]) -> Follower:
-        raw = values.encode(message)
-        ends.theirs.sendall(HEAD.pack(len(raw)) + raw)
+        ends.theirs.sendall(values.encode_message(message))
         kernel.unread()
         loop.soon(lambda: os.write(ends.out_theirs, b"piped"))
         kernel.serve(follower)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.guest.programs import changes
-from tests.support.programs import begin, next_message, packed, unpacked
+from sandlot.protocol import values
+from tests.support.programs import begin, decoded, next_message
 
 
 @contextmanager
@@ -19,12 +20,12 @@ def between(*folders: Path) -> Iterator[dict[str, Any]]:
     with begin("changes") as process:
         assert process.stdin is not None
         assert process.stderr is not None
-        process.stdin.write(packed({"folders": [str(folder) for folder in folders]}))
+        process.stdin.write(values.encode_message({"folders": [str(folder) for folder in folders]}))
         process.stdin.flush()
         assert next_message(process.stderr) == {"marked": True}
         yield found
-        _, raw = process.communicate(packed({}))
-    *told, last = unpacked(raw)
+        _, raw = process.communicate(values.encode_message({}))
+    *told, last = decoded(raw)
     found["files"] = {os.path.relpath(file["path"], folders[0]): file["created"] for message in told for file in message["files"]}
     found.update(last["result"])
 

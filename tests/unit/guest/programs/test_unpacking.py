@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sandlot.guest.programs.unpacking import Inflater
+from sandlot.protocol import values
 from tests.support.archives import Hostile, archive, entry, hostile, raw_head
-from tests.support.programs import begin, packed, run, unpacked
+from tests.support.programs import begin, decoded, run
 
 OUTSIDE = "/nowhere/escaped"
 HOSTILE = list(hostile(OUTSIDE))
@@ -123,13 +124,13 @@ def test_one_that_is_let_go_of_half_way_leaves_the_old_file_and_no_temporary_one
     with begin("unpacking") as process:
         assert process.stdin is not None
         assert process.stderr is not None
-        process.stdin.write(packed(asked(folder)) + raw[:1_000_000])
+        process.stdin.write(values.encode_message(asked(folder)) + raw[:1_000_000])
         process.stdin.flush()
         while len(there(folder)) == 1:
             assert process.poll() is None
         if ending == "input":
             process.stdin.close()
-            (said,) = unpacked(process.stderr.read())
+            (said,) = decoded(process.stderr.read())
             assert "'big'" in said["message"]
         else:
             process.send_signal(signal.SIGTERM)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.programs import begin, next_message, packed, run
+from sandlot.protocol import values
+from tests.support.programs import begin, next_message, run
 
 Happened = tuple[str, str, str | None]
 
@@ -22,7 +23,7 @@ class Watcher:
         self.folder = folder
         self.process: subprocess.Popen[bytes] = begin("watching")
         assert self.process.stdin is not None
-        self.process.stdin.write(packed({"path": str(folder), "recursive": recursive, "folders": folders, "by": by}))
+        self.process.stdin.write(values.encode_message({"path": str(folder), "recursive": recursive, "folders": folders, "by": by}))
         self.process.stdin.flush()
         self.begun = self.next()
 

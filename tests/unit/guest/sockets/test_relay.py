@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from sandlot.guest.flow.lean import socket as lean
 from sandlot.guest.flow.loop import Loop
 from sandlot.guest.main import Guest
 from sandlot.guest.sockets.relay import Carried, Relay
 from sandlot.protocol import events, schema
+from sandlot.protocol.fast_imports import socket as lean
 
 STREAM = 2
 PATIENCE_S = 20.0

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from sandlot.guest.calls import Calls
-from sandlot.guest.flow.lean import socket as lean
 from sandlot.guest.flow.loop import Loop
 from sandlot.guest.flow.wire import Wire
 from sandlot.guest.main import Guest
@@ -21,6 +20,7 @@ from sandlot.guest.sockets.tunnels import PIECES, TUNNELS, Tunnels
 from sandlot.guest.spawn import account
 from sandlot.protocol import events, schema
 from sandlot.protocol.connection import GUEST, HOST, Connection
+from sandlot.protocol.fast_imports import socket as lean
 
 HERE = "127.0.0.1"
 PATIENCE_S = 20.0

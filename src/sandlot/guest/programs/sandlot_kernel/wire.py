@@ -1,4 +1,4 @@
-"""The socket to the guest: messages of ``values``, each with its length before it; and the thread that hears the guest ring.
+"""The socket to the guest, which carries messages of ``values``; and the thread that hears the guest ring.
 
 Laws:
 - A message goes out whole or, where the cell was interrupted while nobody read, its rest goes out before the next one: the wire is
@@ -15,7 +15,6 @@ import fcntl
 import os
 import select
 import socket
-import struct
 import time
 from _thread import allocate_lock, start_new_thread
 from collections import deque
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from .streams import Output
 
-HEAD = struct.Struct(">I")
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
 """The guest takes no longer one (``protocol.connection.MESSAGE_MAX_BYTES``)."""
 SHORT_CHARS = 2000
@@ -51,12 +49,13 @@ def high(fd: int) -> int:
 def encoded(message: dict[str, Any]) -> bytes:
     """A message as the guest takes it: as it is, or what fits of it."""
     try:
-        raw: bytes = values.encode(message)
+        raw: bytes = values.encode_message(message)
     except (values.BadValue, RecursionError):
-        return bytes(values.encode(shortened(message)))
+        return bytes(values.encode_message(shortened(message)))
+    size = len(raw) - values.HEAD_BYTES
     # A value has a byte at least: few bytes are few values.
-    is_much = len(raw) > MESSAGE_MAX_BYTES or (len(raw) > values.MAX_ITEMS and _items(message) > values.MAX_ITEMS)
-    return bytes(values.encode(shortened(message))) if is_much else raw
+    is_much = size > MESSAGE_MAX_BYTES or (size > values.MAX_ITEMS and _items(message) > values.MAX_ITEMS)
+    return bytes(values.encode_message(shortened(message))) if is_much else raw
 
 
 def shortened(message: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class Wire:
         os.close(fd)
         self._socket = socket.socket(fileno=ours)
         self._socket.setblocking(True)  # to read; nothing that is written waits
-        self._in = bytearray()
+        self._in = values.MessageReader()
         self._out = bytearray()
         self._early: deque[Any] = deque()
         """Messages that came while something else was waited for."""
@@ -129,7 +128,7 @@ class Wire:
     @property
     def has_early(self) -> bool:
         """Whether a message was read before its turn."""
-        return bool(self._early) or self._is_whole
+        return bool(self._early) or bool(self._in.has_message)
 
     def close(self) -> None:
         """This process talks to the guest no more."""
@@ -140,7 +139,6 @@ class Wire:
         raw = encoded(message)
         if message["event"] != "started":  # the guest takes no pipe for older than that
             self.is_settled = message["event"] == "sync"
-        self._out += HEAD.pack(len(raw))
         self._out += raw
 
     def push(self, given_up: Any) -> bool:
@@ -183,7 +181,7 @@ class Wire:
         """
         end_s = time.monotonic() + SETTLE_S
         while not given_up() and (rest_s := end_s - time.monotonic()) > 0:
-            if not self._is_whole and not self._wait(select.POLLIN, min(rest_s, 0.1)):
+            if not self._in.has_message and not self._wait(select.POLLIN, min(rest_s, 0.1)):
                 continue
             try:
                 message = self._receive()
@@ -199,20 +197,12 @@ class Wire:
         """One message; EOFError once the guest is gone."""
         return self._early.popleft() if self._early else self._receive()
 
-    @property
-    def _is_whole(self) -> bool:
-        """Whether a whole message was read."""
-        return len(self._in) >= HEAD.size and len(self._in) >= HEAD.size + HEAD.unpack_from(self._in)[0]
-
     def _receive(self) -> Any:
-        while not self._is_whole:
+        while (raw := self._in.take()) is None:
             part = self._socket.recv(PIECE)
             if not part:
                 raise EOFError
-            self._in += part
-        end = HEAD.size + HEAD.unpack_from(self._in)[0]
-        raw = bytes(self._in[HEAD.size : end])
-        del self._in[:end]
+            self._in.feed(part)
         return values.decode(raw)
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from sandlot.guest.kernels.messages import checked
 from sandlot.protocol import connection, values
 from tests.support.kernels import Peer
+from tests.support.programs import decoded
 
 DISPLAY: dict[str, Any] = {"event": "display", "cell": "c", "data": {"text/plain": "t"}, "main": True}
 ERROR: dict[str, Any] = {"event": "error", "cell": "c", "name": "N", "value": "v", "traceback": ["N: v"]}
@@ -74,7 +75,7 @@ def test_it_lies_high_where_few_close_it_and_is_not_inherited(wire: ModuleType, 
 def test_what_the_guest_would_not_take_is_told_as_far_as_it_fits(wire: ModuleType, message: dict[str, Any]) -> None:
     raw = wire.encoded(message)
     assert len(raw) < 1_000_000
-    told = checked(values.decode(raw))
+    told = checked(*decoded(raw))
     assert (told["event"], told["cell"]) == (message["event"], "c")
     if message["event"] == "display":
         assert told["data"] == {"text/plain": wire.TOO_LARGE}
@@ -86,9 +87,9 @@ def test_what_the_guest_would_not_take_is_told_as_far_as_it_fits(wire: ModuleTyp
 def test_what_the_guest_just_takes_goes_as_it_is(wire: ModuleType) -> None:
     assert wire.MESSAGE_MAX_BYTES == connection.MESSAGE_MAX_BYTES
     most = {**DISPLAY, "data": {"text/plain": "x" * (wire.MESSAGE_MAX_BYTES - len(values.encode(DISPLAY)) - 3)}}
-    assert len(wire.encoded(most)) == wire.MESSAGE_MAX_BYTES
-    assert values.decode(wire.encoded(most)) == most
+    assert len(wire.encoded(most)) == values.HEAD_BYTES + wire.MESSAGE_MAX_BYTES
+    assert decoded(wire.encoded(most)) == [most]
     many = {**DISPLAY, "metadata": {"a": [0] * (values.MAX_ITEMS - 10 - 2 - 2)}}
-    assert values.decode(wire.encoded(many)) == many
+    assert decoded(wire.encoded(many)) == [many]
     with pytest.raises(values.BadValue):
         values.decode(values.encode({**DISPLAY, "metadata": {"a": [0] * (values.MAX_ITEMS - 13)}}))
