@@ -68,7 +68,7 @@ def snapshots(cache: Path) -> list[Path]:
 
 
 def half_made(cache: Path) -> list[Path]:
-    return list((cache / "snapshots").glob(".making-*"))
+    return list((cache / "snapshots/tmp").glob("*"))
 
 
 def test_burst_is_served_from_the_pool_and_then_by_booting(service: LocalService) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sandlot.host.locked_folder import remove_tree
 from sandlot.images import tree
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.payload import GUEST_ROOT
@@ -47,7 +48,7 @@ class Roots:
         else:
             subprocess.run(["cp", "-al", str(image), str(root)], check=True)  # a third of the time that Python takes
         if os.path.lexists(root / GUEST):
-            tree.remove(root / GUEST)
+            remove_tree(root / GUEST)
         tree.link(self.image / GUEST, root / GUEST)
         return root
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sandlot.host import aptsource
+from sandlot.host.locked_folder import remove_tree
 from sandlot.images import furnish, interpreter, plan, tree
 from sandlot.images.process import Runner, output_of, require
 from sandlot.images.progress import Meter, Reporter
@@ -202,7 +203,7 @@ def _python(lock: str, root: Path, scratch: Path, runner: Runner, report: Report
     lock_file.rename(root / _LOCK_INSIDE.strip("/"))
     report.step("installing the Python packages")
     runner.run("installing the Python packages", plan.inside_argv(root, plan.install_argv(_LOCK_INSIDE)), env=plan.inside_env())
-    tree.remove(wheels)
+    remove_tree(wheels)
     tree.settle_times(root, since_s=began_s, to_s=plan.BUILD_TIME_S)
     folders = sorted(f"{_LIBRARIES}/{path.parent.name}/{path.name}" for path in (root / _LIBRARIES.strip("/")).glob("python3*/dist-packages"))
     modules = sum(1 for _ in (root / _LIBRARIES.strip("/")).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Folders as values: what is in them as one digest, copies by hard link, and removal that leaves nothing.
+"""Folders as values: what is in them as one digest, and copies by hard link.
 
 A tree here was made by Debian's packages and our own builder, as root. Nothing follows a symbolic link inside of it.
 """
@@ -9,15 +9,10 @@ import ctypes
 import filecmp
 import hashlib
 import os
-import shutil
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-_REMOVE_TRIES = 20
-_REMOVE_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +131,6 @@ def settle_times(root: Path, *, since_s: float, to_s: int) -> None:
     for path, status in walk(root):
         if status.st_mtime >= since_s:
             os.utime(root / path, (to_s, to_s), follow_symlinks=False)
-
-
-def remove(root: Path) -> None:
-    """Remove a tree, also while the last of its killed writers are still going away. Idempotent.
-
-    Raises:
-        OSError: It could not be removed in 2 s.
-    """
-    for left in reversed(range(_REMOVE_TRIES)):
-        try:
-            shutil.rmtree(root)
-        except FileNotFoundError:
-            if not root.exists():
-                return
-        except OSError:
-            if not left:
-                raise
-            time.sleep(_REMOVE_PAUSE_S)
-        else:
-            return
 
 
 def sync(folder: Path) -> None:

@@ -179,13 +179,14 @@ async def open_service(
 
     Raises:
         ConflictError: Another service runs on the data directory.
-        HostError: The data directory or the database cannot be used, or they do not belong together.
+        HostError: The data directory or the database cannot be used, the directory has another format, or the two do not belong together.
         UnavailableError: The database cannot be reached.
     """
     images = ImageTemplates(ImageStore(settings.cache_dir))
     state.prepare(settings.data_dir)
     async with AsyncExitStack() as opened:
         opened.enter_context(state.locked(settings.data_dir))
+        state.check_format(settings.data_dir)
         node = state.node(settings.data_dir)
         if store is None:
             store = database = await opened.enter_async_context(open_store(settings.database))

@@ -62,6 +62,7 @@ async def with_keys(settings: Settings, work: Callable[[Keys], Awaitable[_Result
         UnavailableError: The database cannot be reached.
     """
     state.prepare(settings.data_dir)
+    state.check_format(settings.data_dir)
     async with open_store(settings.database) as store:
         await take_over(store.keys, settings.data_dir)
         return await work(Keys(store.keys, SystemClock()))

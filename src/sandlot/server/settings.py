@@ -22,6 +22,7 @@ from sandlot.egress.outside.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB
+from sandlot.server.state import DATABASE
 
 SYSTEM_DATA_DIR = Path("/var/lib/sandlot")
 SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
@@ -113,7 +114,7 @@ class Settings:
     @property
     def database(self) -> Path | str:
         """Where the rows are: a file for SQLite, or the URL of a PostgreSQL database."""
-        return self.database_url or self.data_dir / "sandlot.db"
+        return self.database_url or self.data_dir / DATABASE
 
     @property
     def files(self) -> Path:

@@ -3,6 +3,7 @@
 Laws:
 - Nobody but its owner may enter it; that is what guards the unix socket.
 - One service at a time: flock(2), which the kernel lets go of however the service ends. A second one is told who is first.
+- It has a format number: a directory of another format is refused before anything in it is read or changed.
 - It belongs to one database: with another one nothing is begun, because what that does not know is removed.
 - The node's id is made once and never changes, because what a killed service left behind is found by it.
 """
@@ -14,11 +15,19 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from sandlot.host import durable
+from sandlot.host.locked_folder import lock_folder
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.ids import NODE_ID, NodeId, new_node_id
 
+DATA_FORMAT: Final = 1
+"""Number of the format of all that a service stores. Raise it in every commit after which a service would misread what the commit before stored: a
+file or its name in the data directory, a table or a field of the database, a digest, an id, a message to a sandbox that keeps running."""
+
+DATABASE = "sandlot.db"
+FORMAT = "format"
 LOCK = "lock"
 NODE = "node"
 SIGNING = "signing.key"
@@ -83,6 +92,46 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def check_format(folder: Path) -> None:
+    """Write the format number into a new data directory, or refuse a directory that has another one.
+
+    Call it before anything else in the directory is opened. Files that exist before the first start, such as a log, do not matter.
+
+    Raises:
+        HostError: The directory has another format number, none that can be read, or was written before there were format numbers.
+    """
+    file = folder / FORMAT
+    try:
+        lock = lock_folder(folder)  # `sandlot keys` may open a new directory at the same time
+        try:
+            text = file.read_text("ascii", "replace").strip() if file.exists() else None
+            if text is None and not any((folder / name).exists() for name in (NODE, DATABASE)):
+                durable.write_file(file, f"{DATA_FORMAT}\n".encode())
+                return
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise HostError(
+            f"{file} cannot be used: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Make it readable, and the data directory writable.",
+        ) from error
+    if text == str(DATA_FORMAT):
+        return
+    if text is None or text.isdecimal():
+        found = "no format number" if text is None else f"format {text}"
+        raise HostError(
+            f"The data directory {folder} has {found}; this version of Sandlot uses format {DATA_FORMAT}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Set SANDLOT_DATA_DIR to an empty directory, or start the version of Sandlot that wrote this one.",
+        )
+    raise HostError(
+        f"{file} holds {text[:64]!r} instead of a format number.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="Restore the file from a backup, or set SANDLOT_DATA_DIR to an empty directory.",
+    )
 
 
 def node(folder: Path) -> NodeId:

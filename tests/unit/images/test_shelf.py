@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,57 +93,30 @@ def test_builders_of_different_keys_do_not_wait(tmp_path: Path) -> None:
     assert shelf.held() == [KEY, OTHER]
 
 
-def builder(shelf: Shelf, build: Callable[[Path, int], None]) -> int:
-    """A process of its own that builds OTHER; its id, once the building has begun."""
-    begun, begins = os.pipe()
-    child = os.fork()
-    if child == 0:
-
-        def signalled(folder: Path, lock: int) -> None:
-            build(folder, lock)
-            os.write(begins, b"x")
-            time.sleep(600)
-
-        shelf.ensure(OTHER, signalled, lambda: None)
-        os._exit(1)
-    assert os.read(begun, 1) == b"x"
-    os.close(begun)
-    os.close(begins)
-    return child
-
-
-def kill(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
-def test_what_a_killed_builder_left_is_swept_and_what_a_live_one_uses_is_not(tmp_path: Path) -> None:
+def test_build_is_protected_by_the_lock_whose_descriptor_it_gets(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, "things")
-    child = builder(shelf, fill("half"))
-    assert shelf.sweep() == 0
+
+    def build(folder: Path, lock: int) -> None:
+        assert os.path.samestat(os.fstat(lock), folder.parent.stat())
+        assert shelf.sweep() == 0
+
+    shelf.ensure(KEY, build, nobody)
+
+
+def test_next_builder_sweeps_what_a_dead_one_left(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "things")
+    (tmp_path / "tmp/things-dead").mkdir(parents=True)
     shelf.ensure(KEY, fill(), nobody)
-    assert len(left_in(tmp_path)) == 1
-
-    kill(child)
-    assert shelf.find(OTHER) is None
-    assert shelf.sweep() == 1
     assert left_in(tmp_path) == []
-    assert shelf.ensure(OTHER, fill(), nobody).is_dir()
 
 
-def test_a_killed_builders_folder_stays_while_a_command_of_its_still_writes_there(tmp_path: Path) -> None:
-    def start_a_command(folder: Path, lock: int) -> None:
-        command = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
-        (folder / "pid").write_text(str(command.pid), encoding="ascii")
-
+def test_removed_folder_is_built_again(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, "things")
-    kill(builder(shelf, start_a_command))
-    assert shelf.sweep() == 0
-    command = int(next((tmp_path / "tmp").glob("*/fresh/pid")).read_text(encoding="ascii"))
-    os.kill(command, signal.SIGKILL)
-    while shelf.sweep() == 0:
-        time.sleep(0.01)
+    shelf.ensure(KEY, fill(), nobody)
+    assert shelf.remove(KEY)
+    assert not shelf.remove(KEY)
     assert left_in(tmp_path) == []
+    assert (shelf.ensure(KEY, fill("new"), nobody) / "file").read_text(encoding="utf-8") == "new"
 
 
 @pytest.mark.parametrize(

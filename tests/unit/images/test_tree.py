@@ -88,15 +88,3 @@ def test_what_a_copy_did_not_change_is_shared_again(tmp_path: Path) -> None:
     assert tree.summary(copied).digest == before
     assert (copied / "a/file").samefile(original / "a/file")
     assert not (copied / "a-z").samefile(original / "a-z")
-
-
-def test_removing_takes_everything_and_can_be_repeated(tmp_path: Path) -> None:
-    root = make(tmp_path / "t")
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").touch()
-    (root / "out").symlink_to(outside)
-    tree.remove(root)
-    assert not root.exists()
-    tree.remove(root)
-    assert (outside / "kept").exists()

@@ -14,6 +14,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, HostError, UnavailableError
 from sandlot.model.ids import NodeId
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
+from sandlot.server.keys import with_keys
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.bare import BareDriver
@@ -31,6 +32,20 @@ async def test_one_service_at_a_time_and_the_same_node_every_time(folder: Path) 
         node = first.node
     async with open_service(settings) as again:
         assert again.node == node
+
+
+async def test_directory_of_another_format_is_refused_before_anything_is_opened(folder: Path) -> None:
+    settings = replace(SETTINGS, data_dir=folder / "data")
+    async with open_service(settings, drivers={"gvisor": MemoryDriver()}):
+        pass
+    (folder / "data/format").write_text("999\n")
+    for file in (folder / "data").glob("sandlot.db*"):
+        file.unlink()
+    with pytest.raises(HostError, match="has format 999"):
+        await open_service(settings).__aenter__()
+    with pytest.raises(HostError, match="has format 999"):
+        await with_keys(settings, lambda keys: keys.list())
+    assert list((folder / "data").glob("sandlot.db*")) == []
 
 
 @pytest.mark.real_guest

@@ -61,7 +61,7 @@ async def test_without_a_service_keys_are_in_the_same_store(tmp_path: Path) -> N
 async def test_the_database_is_private_and_holds_no_secret(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     _, secret = await with_keys(settings, lambda keys: keys.create("a"))
-    assert files(settings.data_dir) == {"sandlot.db"}
+    assert files(settings.data_dir) == {"format", "sandlot.db"}
     assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
     found = settings.data_dir / "sandlot.db"
     assert stat.S_IMODE(found.stat().st_mode) == 0o600

@@ -77,3 +77,43 @@ def test_a_broken_name_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(HostError):
         state.node(tmp_path)
     assert (tmp_path / "node").read_bytes() == content
+
+
+def test_new_directory_gets_the_format_number_and_is_accepted_again(tmp_path: Path) -> None:
+    (tmp_path / "service.log").touch()  # exists before the service opens the directory
+    state.check_format(tmp_path)
+    assert (tmp_path / "format").read_text() == f"{state.DATA_FORMAT}\n"
+    state.node(tmp_path)
+    state.check_format(tmp_path)
+
+
+@pytest.mark.parametrize("found", [str(state.DATA_FORMAT + 1), "0", None])
+def test_directory_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, found: str | None) -> None:
+    state.node(tmp_path)
+    if found is not None:
+        (tmp_path / "format").write_text(f"{found}\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(HostError, match="no format number" if found is None else f"has format {found}") as refused:
+        state.check_format(tmp_path)
+    assert "empty directory" in refused.value.hint
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_directory_with_only_the_database_of_an_earlier_build_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sandlot.db").touch()
+    with pytest.raises(HostError, match="no format number"):
+        state.check_format(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"one\n", b"-1\n", b"\xff", b"1 2"])
+def test_unreadable_format_number_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "format").write_bytes(content)
+    with pytest.raises(HostError, match="instead of a format number"):
+        state.check_format(tmp_path)
+    assert (tmp_path / "format").read_bytes() == content
+
+
+def test_format_number_that_cannot_be_written_or_read_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "format").mkdir()
+    with pytest.raises(HostError, match="Is a directory"):
+        state.check_format(tmp_path)

@@ -1,20 +1,20 @@
-"""Where template snapshots lie: ``snapshots`` in the cache directory, shared by any number of services.
+"""Template snapshots on disk: ``snapshots`` in the cache directory, shared by any number of services.
 
-==================  ===================================================================================================================
-``KEY/image/``      the driver's snapshot
-``KEY/made.json``   what it was made of and how long that took, for people; whoever uses the snapshot holds a shared lock on it (flock(2))
-``.making-KEY/``    one that is being made
-``.lock-KEY``       held by whoever makes it
-==================  ===================================================================================================================
+===================  ==================================================================================================================
+``KEY/image/``       the driver's snapshot
+``KEY/made.json``    how and of what the snapshot was made, for people; services hold a shared flock(2) on it while they use the snapshot
+``tmp/``             locked folders: snapshots that are being made or removed
+``locks/KEY``        locked by the service that makes the snapshot
+===================  ==================================================================================================================
 
-Laws:
-- A folder that has its name is complete and was restored from once: it was made under another name, synced, tried, then renamed.
-- Of two that want one key, the second waits for the first and takes what that made.
-- What a killed service left half made is never used, and removed by the next one that looks.
-- Nothing is removed that a service uses: the locks go with their holder, however it ends.
-- Nobody but root looks in: it is a sandbox's memory, though nobody's.
+Invariants, beside those of :mod:`sandlot.host.locked_folder`:
+- A snapshot that has its name was tried: a sandbox was restored from it.
+- One service at a time makes a key. The others use its snapshot.
+- A snapshot is not removed while a service uses it.
+- A lock that is taken for a cancelled caller is released (:func:`in_thread`).
+- Only root can look in: a snapshot is the memory of a sandbox, although no tenant used it.
 
-Everything here blocks for as long as a disk does; call it in a thread, and what takes a lock by :func:`in_thread`.
+All methods block as long as the disk needs; call them in a thread, and those that take a lock by :func:`in_thread`.
 """
 
 from __future__ import annotations
@@ -25,34 +25,33 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sandlot.host import durable
+from sandlot.host import durable, locked_folder
+from sandlot.host.locked_folder import LockedFolder, try_lock_file
 
 IMAGE, MADE = "image", "made.json"
 UNUSED_S: Final = 7 * 24 * 3600.0
-"""What nobody has used for so long is removed."""
+"""Age since the last use after which a snapshot is removed."""
 
-_Lock = TypeVar("_Lock")
+ResultT = TypeVar("ResultT")
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_MAKING, _LOCK, _OLD = ".making-", ".lock-", ".old-"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A snapshot that this service uses; it stays until it is released.
+    """A snapshot that this service uses. It stays on the disk until it is released.
 
     Args:
-        key: What it is made of.
-        image: The driver's folder.
-        made: What is written of it.
-        descriptor: Of the lock.
+        key: Key of the snapshot.
+        image: Folder of the driver's snapshot.
+        made: Content of ``made.json``.
+        descriptor: Descriptor of the shared lock.
     """
 
     key: str
@@ -61,7 +60,7 @@ class Held:
     descriptor: int
 
     def release(self) -> None:
-        """Use it no more."""
+        """Stop using the snapshot."""
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
@@ -73,13 +72,15 @@ class Shelf:
         cache: The cache directory.
     """
 
-    __slots__ = ("_folder",)
+    __slots__ = ("_folder", "_locks", "_scratch")
 
     def __init__(self, cache: Path) -> None:
         self._folder = cache.absolute() / "snapshots"
+        self._scratch = self._folder / "tmp"
+        self._locks = self._folder / "locks"
 
     def take(self, key: str) -> Held | None:
-        """A snapshot by its key, and keep it from being removed; None where there is none."""
+        """Return a snapshot and keep it from being removed. Return None if there is none."""
         file = self._folder / key / MADE
         while True:
             try:
@@ -91,116 +92,94 @@ class Shelf:
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(descriptor), file.stat()):
                         made = json.loads(file.read_text("utf-8"))
-                        os.utime(descriptor)  # used now
+                        os.utime(descriptor)  # time of the last use
                         return Held(key, self._folder / key / IMAGE, made, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # it was removed, or made anew, in between
+            os.close(descriptor)  # removed or replaced in between
 
     def lock(self, key: str) -> int | None:
-        """The right to make a key, as a descriptor to close in the end; None while somebody else has it."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._folder / f"{_LOCK}{key}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+        """Take the right to make a snapshot.
 
-    def begin(self, key: str) -> Path:
-        """An empty folder to make a key in; its lock is held."""
-        making = self._folder / f"{_MAKING}{key}"
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(mode=0o700)
-        return making
+        Returns:
+            A descriptor to be closed in the end, or None while another maker has the right.
+        """
+        for folder in (self._folder, self._locks):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return try_lock_file(self._locks / key)
 
-    def publish(self, key: str, made: Mapping[str, Any]) -> None:
-        """Let what was made appear under its name, whole; its lock is held."""
-        making = self._folder / f"{_MAKING}{key}"
-        durable.write_file(making / MADE, json.dumps(made, indent=1).encode())
-        durable.publish_folder(making, self._folder / key)
+    def begin(self, key: str) -> LockedFolder:
+        """Return a folder to make a snapshot in, as ``content/image``. The caller has locked the key and closes the folder."""
+        return LockedFolder(self._scratch, prefix=f"{key[:16]}-")
 
-    def discard(self, key: str) -> None:
-        """Remove what was begun and came to nothing; its lock is held."""
-        shutil.rmtree(self._folder / f"{_MAKING}{key}", ignore_errors=True)
+    def publish(self, key: str, folder: LockedFolder, made: Mapping[str, Any]) -> None:
+        """Give a complete snapshot its name. The caller has locked the key.
+
+        Args:
+            key: Key of the snapshot.
+            folder: Folder in which the snapshot was made and tried.
+            made: Content of ``made.json``.
+        """
+        durable.write_file(folder.content / MADE, json.dumps(made, indent=1).encode())
+        folder.publish(self._folder / key)
 
     def remove(self, key: str) -> bool:
-        """Remove a snapshot that nobody uses; whether it is gone."""
-        folder = self._folder / key
+        """Remove a snapshot unless a service uses it. Return True if it is gone."""
         try:
-            descriptor = os.open(folder / MADE, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(self._folder / key / MADE, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            shutil.rmtree(folder, ignore_errors=True)
-            return not folder.exists()
+            return True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            old = self._folder / f"{_OLD}{key}-{os.getpid()}-{time.monotonic_ns()}"
-            folder.rename(old)
+            locked_folder.discard(self._folder / key, self._scratch)
         except (BlockingIOError, FileNotFoundError):
             return False
         finally:
             os.close(descriptor)
-        shutil.rmtree(old, ignore_errors=True)
         return True
 
     def replaced(self, key: str, look: Mapping[str, Any]) -> int:
-        """Remove what a new snapshot takes the place of, where nobody uses it; how many.
+        """Remove the snapshots that a new one replaces, unless a service uses them, and return their number.
 
         Args:
-            key: The new one's.
-            look: What it is of: what is of the same and has another key is stale.
+            key: Key of the new snapshot.
+            look: Template, isolation and limits of the new snapshot. Other snapshots of the same look are outdated.
         """
         return sum(1 for other, made in self._all() if other != key and made.get("look") == dict(look) and self.remove(other))
 
     def sweep(self) -> int:
-        """Remove what killed services left half made, and what nobody has used for long; how many."""
-        swept = 0
-        for name in self._names():
-            if name.startswith(_OLD):
-                shutil.rmtree(self._folder / name, ignore_errors=True)
-                swept += 1
-            elif name.startswith(_MAKING):
-                descriptor = self.lock(name.removeprefix(_MAKING))
-                if descriptor is not None:
-                    try:
-                        shutil.rmtree(self._folder / name, ignore_errors=True)
-                        swept += 1
-                    finally:
-                        os.close(descriptor)
+        """Remove what dead services left in ``tmp``, and snapshots that were not used for `UNUSED_S`. Return the number of removals."""
+        swept = locked_folder.sweep(self._scratch)
         for key, _ in self._all():
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - (self._folder / key / MADE).stat().st_mtime > UNUSED_S:
                     swept += self.remove(key)
         return swept
 
-    def _names(self) -> list[str]:
-        return [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
-
     def _all(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for name in self._names():
-            if _KEY.fullmatch(name):
+        for folder in list(self._folder.iterdir()) if self._folder.is_dir() else ():
+            if _KEY.fullmatch(folder.name):
                 with contextlib.suppress(OSError, ValueError):
-                    yield name, json.loads((self._folder / name / MADE).read_text("utf-8"))
+                    yield folder.name, json.loads((folder / MADE).read_text("utf-8"))
 
 
-async def in_thread(take: Callable[[str], _Lock | None], key: str, let_go: Callable[[_Lock], None]) -> _Lock | None:
-    """Take a lock in a thread; whoever is cancelled meanwhile leaves none behind.
+async def in_thread(take: Callable[[str], ResultT], key: str, release: Callable[[Any], None]) -> ResultT:
+    """Take a lock in a thread. If the caller is cancelled meanwhile, the lock is released as soon as the thread has it.
 
     Args:
-        take: Takes it, or gives None.
-        key: Of what.
-        let_go: Gives it back.
+        take: Blocking function that takes the lock of a key.
+        key: Key to pass to ``take``.
+        release: Called with the result of ``take`` to release the lock, unless the result is None.
+
+    Returns:
+        The result of ``take``.
     """
     taking = asyncio.ensure_future(asyncio.to_thread(take, key))
 
-    def given_back(done: asyncio.Future[_Lock | None]) -> None:
+    def given_back(done: asyncio.Future[ResultT]) -> None:
         if not done.cancelled() and done.exception() is None and (lock := done.result()) is not None:
-            let_go(lock)
+            release(lock)
 
     try:
         return await asyncio.shield(taking)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -36,6 +37,7 @@ from sandlot.core.pools.shelf import IMAGE, Held, Shelf, in_thread
 from sandlot.core.ports import Clock, Greet
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
+from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Ability, Reading, Resources
@@ -223,7 +225,7 @@ class Snapshots:
         return None
 
     async def _make(self, look: Look, making: Making, key: str, parts: Any, *, fleeting: bool) -> None:  # noqa: ANN401 - what the manifest tells
-        """Make it, try it, and let it appear; what is half made is removed. The key's lock is held."""
+        """Make a snapshot, try it and publish it. The caller has locked the key."""
         takes = making.driver.takes(look.limits)
         holder = f"template-{key[:16]}"
         reading = await self._ledger.look()
@@ -231,40 +233,44 @@ class Snapshots:
             self.displace(takes, reading)
         self._ledger.promise(holder, takes, reading)
         self.holder = holder
-        began = _Stopwatch()
+        watch = _Stopwatch()
         try:
-            folder = await asyncio.to_thread(self._shelf.begin, key)
-            made = await making.boot(self._new_id())
+            folder = await in_thread(self._shelf.begin, key, LockedFolder.close)
             try:
-                began.lap("boot_s")
-                size = await made.instance.snapshot(folder / IMAGE, keep_running=False)
-                began.lap("write_s")
+                size = await self._write(making, folder.content / IMAGE, watch)
+                manifest = {
+                    "look": look.words(),
+                    "made_of": dict(parts),
+                    "made_at": self._clock.now().isoformat(timespec="seconds"),
+                    "size_bytes": size,
+                    **watch.laps,
+                }
+                await asyncio.to_thread(self._shelf.publish, key, folder, manifest)
             finally:
-                await asyncio.shield(made.destroy())
-            again = await making.restore(self._new_id(), folder / IMAGE)
-            try:
-                await proved(making, again)
-                began.lap("try_s")
-            finally:
-                await asyncio.shield(again.destroy())
-            words = {
-                "look": look.words(),
-                "made_of": dict(parts),
-                "made_at": self._clock.now().isoformat(timespec="seconds"),
-                "size_bytes": size,
-                **began.laps,
-            }
-            await asyncio.to_thread(self._shelf.publish, key, words)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                await asyncio.shield(asyncio.to_thread(self._shelf.discard, key))
-            raise
+                await asyncio.shield(asyncio.to_thread(folder.close))
         finally:
             self._ledger.give_up(holder)
             self.holder = ""
         self._metrics.template_snapshot("made")
-        _log.info("template.written", template=look.template, isolation=look.isolation, size_bytes=size, **began.laps)
+        _log.info("template.written", template=look.template, isolation=look.isolation, size_bytes=size, **watch.laps)
         await asyncio.to_thread(functools.partial(self._shelf.replaced, key, look.words()))
+
+    async def _write(self, making: Making, image: Path, watch: _Stopwatch) -> int:
+        """Write the snapshot of a new sandbox, restore another sandbox from it, and return its size in bytes."""
+        made = await making.boot(self._new_id())
+        try:
+            watch.lap("boot_s")
+            size = await made.instance.snapshot(image, keep_running=False)
+            watch.lap("write_s")
+        finally:
+            await asyncio.shield(made.destroy())
+        again = await making.restore(self._new_id(), image)
+        try:
+            await proved(making, again)
+            watch.lap("try_s")
+        finally:
+            await asyncio.shield(again.destroy())
+        return size
 
     def _fail(self, state: _State, why: str) -> None:
         state.failures += 1

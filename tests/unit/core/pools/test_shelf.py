@@ -22,32 +22,29 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
 
 
-def made(shelf: Shelf, key: str, look: dict[str, str] = LOOK) -> None:
+def publish(shelf: Shelf, key: str, look: dict[str, str] = LOOK) -> None:
     lock = shelf.lock(key)
     assert lock is not None
-    (shelf.begin(key) / IMAGE).mkdir()
-    shelf.publish(key, {"look": look})
+    with shelf.begin(key) as folder:
+        (folder.content / IMAGE).mkdir()
+        shelf.publish(key, folder, {"look": look, "size_bytes": 7})
     os.close(lock)
 
 
 def names(tmp_path: Path) -> set[str]:
-    return {path.name for path in (tmp_path / "snapshots").iterdir() if not path.name.startswith(".lock-")}
+    assert list((tmp_path / "snapshots/tmp").iterdir()) == []  # nothing is left of what was published or removed
+    return {path.name for path in (tmp_path / "snapshots").iterdir()} - {"tmp", "locks"}
 
 
-def test_what_was_published_is_there_and_what_was_not_is_not(shelf: Shelf, tmp_path: Path) -> None:
+def test_snapshot_is_found_once_it_is_published(shelf: Shelf, tmp_path: Path) -> None:
     assert shelf.take(ONE) is None
-    lock = shelf.lock(ONE)
-    assert lock is not None
-    (shelf.begin(ONE) / IMAGE).mkdir()
-    assert shelf.take(ONE) is None
-    shelf.publish(ONE, {"look": LOOK, "size_bytes": 7})
+    publish(shelf, ONE)
     held = shelf.take(ONE)
     assert held is not None
     assert held.image.is_dir()
     assert held.made["size_bytes"] == 7
     assert (tmp_path / "snapshots").stat().st_mode & 0o077 == 0
     held.release()
-    os.close(lock)
 
 
 def test_one_at_a_time_makes_a_key(shelf: Shelf) -> None:
@@ -64,7 +61,7 @@ def test_one_at_a_time_makes_a_key(shelf: Shelf) -> None:
 
 
 def test_what_somebody_uses_is_not_removed(shelf: Shelf, tmp_path: Path) -> None:
-    made(shelf, ONE)
+    publish(shelf, ONE)
     held, twice = shelf.take(ONE), Shelf(tmp_path).take(ONE)
     assert held is not None
     assert twice is not None
@@ -78,30 +75,25 @@ def test_what_somebody_uses_is_not_removed(shelf: Shelf, tmp_path: Path) -> None
 
 
 def test_a_new_one_takes_the_place_of_the_stale_one_of_its_look(shelf: Shelf, tmp_path: Path) -> None:
-    made(shelf, ONE)
-    made(shelf, TWO)
-    made(shelf, "3" * 64, {"template": "other"})
+    publish(shelf, ONE)
+    publish(shelf, TWO)
+    publish(shelf, "3" * 64, {"template": "other"})
     assert shelf.replaced(TWO, LOOK) == 1
     assert names(tmp_path) == {TWO, "3" * 64}
 
 
-def test_what_a_killed_service_left_is_swept_and_what_is_being_made_is_not(shelf: Shelf, tmp_path: Path) -> None:
-    lock = shelf.lock(ONE)
-    assert lock is not None
-    shelf.begin(ONE)
-    os.close(lock)  # a kill releases the lock and nothing else
-    assert names(tmp_path) == {f".making-{ONE}"}
-    lock = shelf.lock(TWO)
-    assert lock is not None
-    shelf.begin(TWO)
-    assert shelf.sweep() == 1
-    assert names(tmp_path) == {f".making-{TWO}"}
-    os.close(lock)
+def test_sweep_removes_what_a_dead_service_left_and_keeps_what_is_being_made(shelf: Shelf, tmp_path: Path) -> None:
+    publish(shelf, ONE)
+    (tmp_path / "snapshots/tmp/dead").mkdir()
+    with shelf.begin(TWO) as folder:
+        assert shelf.sweep() == 1
+        assert folder.content.is_dir()
+    assert names(tmp_path) == {ONE}
 
 
 def test_what_nobody_has_used_for_long_goes(shelf: Shelf, tmp_path: Path) -> None:
-    made(shelf, ONE)
-    made(shelf, TWO)
+    publish(shelf, ONE)
+    publish(shelf, TWO)
     long_ago_s = time.time() - UNUSED_S - 60
     for key in (ONE, TWO):
         os.utime(tmp_path / "snapshots" / key / MADE, (long_ago_s, long_ago_s))
