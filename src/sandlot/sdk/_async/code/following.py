@@ -7,7 +7,7 @@ answered is asked again under the same Idempotency-Key, which begins nothing twi
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from sandlot.model.errors import ErrorCode, SandlotError
@@ -34,7 +34,7 @@ async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: 
         headers: With the request's Idempotency-Key.
     """
     tries = 0
-    try:
+    async with _interrupting(client, path, body, transcript, headers):
         while not transcript.id:
             tries += 1
             try:
@@ -52,19 +52,6 @@ async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: 
         async with aclosing(follow(client, path, transcript)) as pieces:
             async for piece in pieces:
                 yield piece
-    except Exception:
-        raise
-    except BaseException:
-        # An interrupt of this process can strike between two steps of httpx, which then leaves the connection open.
-        if not transcript.id:
-            with backend.shielded(), suppress(SandlotError):
-                await _leave(client, path, body, headers)
-        raise
-    finally:
-        if transcript.id and not transcript.over():
-            # The service waits a while for whoever went away without a word.
-            with backend.shielded(), suppress(SandlotError):
-                await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
 async def answered(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
@@ -76,14 +63,34 @@ async def answered(client: AsyncClient, path: str, body: dict[str, Any], headers
         body: The request.
         headers: With the request's Idempotency-Key.
     """
-    try:
+    async with _interrupting(client, path, body, Transcript(), headers):
         return Execution.parse(await client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+
+
+@asynccontextmanager
+async def _interrupting(
+    client: AsyncClient, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]
+) -> AsyncGenerator[None]:
+    """Interrupt the cell if the body is left before the end of the cell.
+
+    An interrupt of this process may strike between two steps of httpx, which then leaves the connection open. The id of the cell may still be
+    unknown at that moment.
+    """
+    is_left_without_id = False
+    try:
+        yield
     except Exception:
         raise
     except BaseException:
-        with backend.shielded(), suppress(SandlotError):
-            await _leave(client, path, body, headers)
+        is_left_without_id = not transcript.id
         raise
+    finally:
+        with backend.shielded(), suppress(SandlotError):
+            if is_left_without_id:
+                await _leave(client, path, body, headers)
+            elif transcript.id and not transcript.over():
+                # The service waits a while for whoever went away without a word.
+                await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
 async def _leave(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:

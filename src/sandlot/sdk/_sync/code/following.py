@@ -8,7 +8,7 @@ answered is asked again under the same Idempotency-Key, which begins nothing twi
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from sandlot.model.errors import ErrorCode, SandlotError
@@ -35,7 +35,7 @@ def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript,
         headers: With the request's Idempotency-Key.
     """
     tries = 0
-    try:
+    with _interrupting(client, path, body, transcript, headers):
         while not transcript.id:
             tries += 1
             try:
@@ -53,19 +53,6 @@ def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript,
         with closing(follow(client, path, transcript)) as pieces:
             for piece in pieces:
                 yield piece
-    except Exception:
-        raise
-    except BaseException:
-        # An interrupt of this process can strike between two steps of httpx, which then leaves the connection open.
-        if not transcript.id:
-            with backend.shielded(), suppress(SandlotError):
-                _leave(client, path, body, headers)
-        raise
-    finally:
-        if transcript.id and not transcript.over():
-            # The service waits a while for whoever went away without a word.
-            with backend.shielded(), suppress(SandlotError):
-                interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
 def answered(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
@@ -77,14 +64,32 @@ def answered(client: Client, path: str, body: dict[str, Any], headers: Mapping[s
         body: The request.
         headers: With the request's Idempotency-Key.
     """
-    try:
+    with _interrupting(client, path, body, Transcript(), headers):
         return Execution.parse(client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+
+
+@contextmanager
+def _interrupting(client: Client, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[None]:
+    """Interrupt the cell if the body is left before the end of the cell.
+
+    An interrupt of this process may strike between two steps of httpx, which then leaves the connection open. The id of the cell may still be
+    unknown at that moment.
+    """
+    is_left_without_id = False
+    try:
+        yield
     except Exception:
         raise
     except BaseException:
-        with backend.shielded(), suppress(SandlotError):
-            _leave(client, path, body, headers)
+        is_left_without_id = not transcript.id
         raise
+    finally:
+        with backend.shielded(), suppress(SandlotError):
+            if is_left_without_id:
+                _leave(client, path, body, headers)
+            elif transcript.id and not transcript.over():
+                # The service waits a while for whoever went away without a word.
+                interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
 def _leave(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
