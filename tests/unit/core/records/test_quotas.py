@@ -28,7 +28,7 @@ class Box:
     spec: SandboxSpec
 
     @property
-    def claims(self) -> Limits:
+    def counted_limits(self) -> Limits:
         return self.spec.limits
 
 
