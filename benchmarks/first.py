@@ -28,7 +28,7 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.model.ids import NodeId, new_node_id, new_sandbox_id
-from sandlot.model.ports import Blank, Driver, Instance
+from sandlot.model.ports import Driver, Instance, PreparedSandbox
 from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape
 from sandlot.sdk import AsyncClient, AsyncSandbox
 
@@ -119,7 +119,7 @@ async def through_the_sdk(rounds: Rounds, isolation: str, client: AsyncClient, w
 async def by_the_driver(rounds: Rounds, driver: Driver, node: NodeId, root: RootFs, env: dict[str, str]) -> None:
     """The same without the service: each step of a create, and calls over the link."""
     limits, kind = Limits(), driver.name
-    blank: Blank = await rounds.timed(f"{kind} prepare", lambda: driver.prepare(Shape(root=root, limits=limits)))
+    blank: PreparedSandbox = await rounds.timed(f"{kind} prepare", lambda: driver.prepare(Shape(root=root, limits=limits)))
     spec = SandboxSpec(id=new_sandbox_id(node), limits=limits, isolation=kind)
     instance: Instance = await rounds.timed(f"{kind} boot", lambda: blank.boot(spec))
 
