@@ -33,7 +33,7 @@ def api(own: Options) -> AuthenticatedClient:
 
 
 @pytest.fixture(scope="module")
-def sandboxes(own: Options) -> Iterator[tuple[Sandbox, Sandbox]]:
+def boxes(own: Options) -> Iterator[tuple[Sandbox, Sandbox]]:
     """Two, oldest first."""
     older, younger = (Sandbox.create(timeout=600, **own) for _ in range(2))
     yield older, younger

@@ -63,7 +63,7 @@ def wire(key: str, url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def helper(key: str, url: str, tmp_path: Path) -> Callable[[str], str]:
+def program(key: str, url: str, tmp_path: Path) -> Callable[[str], str]:
     """Runs a program, and gives what it printed."""
     (tmp_path / "anthropic.py").write_text(MODEL, encoding="utf-8")
 

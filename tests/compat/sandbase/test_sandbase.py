@@ -54,7 +54,7 @@ def api(base: str, key: str) -> Api:
 
 
 @pytest.fixture(scope="module")
-def sandbox(api: Api) -> str:
+def box(api: Api) -> str:
     """One sandbox that tests share."""
     made = api("POST", "/sandboxes", 201, json={"templateID": "code_interpreter", "metadata": {"for": "tests"}, "envVars": {"MY_VAR": "mine"}})
     return f"/sandboxes/{made.json()['sandboxID']}"

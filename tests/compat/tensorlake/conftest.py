@@ -56,7 +56,7 @@ def stranger(service: TcpService, url: str) -> Iterator[SandboxClient]:
 
 
 @pytest.fixture(scope="session")
-def sandbox(client: SandboxClient) -> Iterator[Sandbox]:
+def box(client: SandboxClient) -> Iterator[Sandbox]:
     """One sandbox that tests share."""
     with client.create_and_connect(cpus=1.0, memory_mb=512, timeout_secs=900) as made:
         yield made

@@ -46,7 +46,7 @@ class Command:
 
 
 @pytest.fixture
-def api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Without a service."""
     for name in [name for name in os.environ if name.startswith("SANDLOT_")]:
         monkeypatch.delenv(name)

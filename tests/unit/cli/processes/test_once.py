@@ -16,7 +16,7 @@ RESULT |= {"cpu": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
 
 
 @pytest.fixture
-def helper(tmp_path: Path) -> Path:
+def program(tmp_path: Path) -> Path:
     path = tmp_path / "double.py"
     path.write_text("print(int(input()) * 2)")
     return path

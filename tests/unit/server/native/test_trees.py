@@ -42,7 +42,7 @@ async def sandbox(at: Bench, http: httpx.AsyncClient, url: str) -> AsyncIterator
     await until(none)
 
 
-@pytest.mark.usefixtures("box")
+@pytest.mark.usefixtures("sandbox")
 @cases("form", ["tar", "tar.gz"])
 @pytest.mark.real_guest
 async def test_a_tree_goes_in_and_comes_out(http: httpx.AsyncClient, url: str, form: str) -> None:
@@ -67,7 +67,7 @@ async def test_a_tree_goes_in_and_comes_out(http: httpx.AsyncClient, url: str, f
     assert owner == 0, "root unpacked it"
 
 
-@pytest.mark.usefixtures("box")
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.real_guest
 async def test_what_is_wrong_with_an_archive_is_told_by_the_entry(http: httpx.AsyncClient, url: str) -> None:
     where = {"path": "/workspace"}
@@ -81,7 +81,7 @@ async def test_what_is_wrong_with_an_archive_is_told_by_the_entry(http: httpx.As
     problem(await http.get(url + ARCHIVE, params={"path": "/dev/null"}), 400, "path_invalid")
 
 
-@pytest.mark.usefixtures("box")
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.real_guest
 async def test_an_archive_that_cannot_be_finished_is_cut(http: httpx.AsyncClient, url: str) -> None:
     for rights, what in (("0", "d/b"), ("600", "d")):

@@ -74,7 +74,7 @@ async def running(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
 
 
 @pytest.fixture
-async def helper(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
+async def program(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
     async with running(http, url) as made:
         yield made
 
