@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sandlot.core.limits import Used, used
 from sandlot.core.listing import Wanted, page, place
 from sandlot.core.node.budget import BufferBudget
 from sandlot.core.ports import Clock
@@ -126,10 +125,6 @@ class SandboxRegistry:
     async def page(self, principal: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
         """Some of the sandboxes that there are or were for somebody, oldest first, and whether more follow."""
         return await page(self._recorder.store.sandboxes, self._here(), principal, wanted, after=after, limit=limit, revive=self._revived)
-
-    async def usage(self, id_: str, principal: Principal) -> Used:
-        """What a sandbox has used so far, and of how much."""
-        return await used(self.find(id_, principal))
 
     def check_runs(self, principal: Principal) -> None:
         """Refuse whoever may begin no more runs this month; ``quota_exceeded``."""

@@ -23,6 +23,7 @@ import structlog
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
 from sandlot.core.births import Inject, Injects, Scheduler
 from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.limits import Used, used
 from sandlot.core.lives import adoption, ending, life, resting
 from sandlot.core.lives.images import MemoryImages
 from sandlot.core.lives.life import Course, supervise
@@ -337,6 +338,10 @@ class SandboxManager(SandboxRegistry):
             await update(sandbox, what, hands)
         sandbox.activity.touch()
         return sandbox
+
+    async def usage(self, id_: str, principal: Principal) -> Used:
+        """Measure what a sandbox uses, beside its limits."""
+        return await used(self.find(id_, principal))
 
     async def pause(self, id_: str, principal: Principal) -> Sandbox:
         """Freeze a sandbox where it is; one that rests already does.
