@@ -5,7 +5,7 @@ Every file ``*.toml`` in this folder holds the mutants of one package::
     [[mutant]]
     name = "hibernation-timeout-loses-a-finished-image"
     behaviour = "A hibernation that exceeded its timeout but finished counts as done."
-    file = "src/sandlot/core/lives/resting.py"
+    file = "src/sandlot/core/lifecycle/suspend.py"
     search = '''
     if finished:
     '''

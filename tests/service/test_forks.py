@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import ForkParams
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.specs import MIB, Network, OnTimeout
 from sandlot.server.compose import Service

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.content import watchers, watching
-from sandlot.core.content.programs import is_program
+from sandlot.core.execution.helpers import is_program
+from sandlot.core.files import watch as folder_watch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
@@ -88,15 +88,15 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
             return sum(info.running and is_program(info.argv) for info in await link.processes())
 
     sandbox = await make(core_service)
-    watcher = await watchers.create(sandbox, "/workspace", user=User.USER)
-    watch = await watching.watch(sandbox, "/workspace", user=User.USER)
+    watcher = await folder_watch.create(sandbox, "/workspace", user=User.USER)
+    watch = await folder_watch.watch(sandbox, "/workspace", user=User.USER)
     await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
     await asyncio.sleep(0.5)  # a wake would have begun by now
     assert sandbox.state is Life.HIBERNATED
-    assert [event.kind for event in await watchers.take(sandbox, watcher.id)] == ["overflow"]
+    assert [event.kind for event in await folder_watch.take(sandbox, watcher.id)] == ["overflow"]
 
     async def one() -> bool:
         return await programs(sandbox) == 1
@@ -105,7 +105,7 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
     await shell(sandbox, "echo > /workspace/seen")
 
     async def seen() -> bool:
-        return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watchers.take(sandbox, watcher.id)]
+        return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await folder_watch.take(sandbox, watcher.id)]
 
     await until(seen)
     await core_service.sandboxes.kill(sandbox.id, OPERATOR)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lives.adoption import USE_WORD
+from sandlot.core.lifecycle.recovery import USE_WORD
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import ForkParams
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR
 from sandlot.server.compose import Service
 from tests.support.forsaken import COUNT

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.content.layers import apply_layer, pack_layer
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
+from sandlot.core.files.overlay import apply_layer, pack_layer
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError

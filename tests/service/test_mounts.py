@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.lives.means import SandboxSupervisor
-from sandlot.core.records.register import SandboxRecorder
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
+from sandlot.core.lifecycle import mounts
+from sandlot.core.lifecycle.dependencies import SandboxSupervisor
+from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import ForkParams
-from sandlot.core.volumes import attaching, mounting
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disks import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
@@ -266,7 +266,7 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     with pytest.raises(ConflictError, match="share_volumes"):
         await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams())
     await made(service, "other")
-    async with mounting.pin_mounts(sandbox):
+    async with mounts.pin_mounts(sandbox):
         for work in (attach(service, sandbox, OTHER), detach(service, sandbox)):
             with pytest.raises(ConflictError, match="forked"):
                 await work
@@ -315,9 +315,9 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
     async def full(*_: object) -> None:
         raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
 
-    really = attaching.ask
+    really = mounts.ask
     with monkeypatch.context() as patched:
-        patched.setattr(attaching, "ask", silent)
+        patched.setattr(mounts, "ask", silent)
         patched.setattr(SandboxRecorder, "changed", full)
         with pytest.raises(HostError, match="full"):
             await attach(service, sandbox)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.core.pools.shelf import IMAGE, MADE
+from sandlot.core.pools.template_snapshot_cache import IMAGE, MADE
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.sdk import Client
 from sandlot.sdk.operating.pools import PoolInfo

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lives.adoption import USE_WORD
+from sandlot.core.lifecycle.recovery import USE_WORD
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.host.disks import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV

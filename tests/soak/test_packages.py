@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.runs import installing
-from sandlot.core.runs.outcomes import CommandResult
-from sandlot.core.runs.requirements import InstallParams, Manager
+from sandlot.core.execution import packages
+from sandlot.core.execution.output import CommandResult
+from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.counters import Counters
@@ -69,7 +69,7 @@ async def sandbox_of(service: Service, isolation: str) -> Sandbox:
 
 
 async def install(sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
-    done = await installing.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
+    done = await packages.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
     assert done.outcome.exit_code == 0, (sandbox.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
     return done
 

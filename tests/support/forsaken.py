@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.births import Scheduler
-from sandlot.core.content import layers
-from sandlot.core.lives import resting
-from sandlot.core.lives.images import MemoryImages
-from sandlot.core.lives.starts import MemoryImageStart
-from sandlot.core.pools.asleep import WarmSandboxFactory
-from sandlot.core.pools.kinds import PoolSizes, Wish
+from sandlot.core.files import overlay
+from sandlot.core.lifecycle import suspend
+from sandlot.core.lifecycle.memory_images import MemoryImages
+from sandlot.core.lifecycle.start import MemoryImageStart
+from sandlot.core.manager import SandboxManager
+from sandlot.core.pools.models import PoolSizes, Wish
 from sandlot.core.pools.starts import WarmStart
-from sandlot.core.pools.templates import TemplateSnapshotManager as Templates
-from sandlot.core.records.register import SandboxRecorder
+from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
+from sandlot.core.pools.warm import WarmSandboxFactory
+from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import SandboxManager
-from sandlot.core.saved import writing
-from sandlot.core.saved.forks import ForkParams
-from sandlot.core.saved.gate import ForkBatchGate
+from sandlot.core.scheduler import Scheduler
+from sandlot.core.snapshots import writer
+from sandlot.core.snapshots.fork_batch import ForkBatchGate
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.blank import OciBlank
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.images.store import DEFAULT_CACHE
@@ -88,9 +88,9 @@ def amid(owner: Any, name: str) -> None:  # noqa: ANN401
 STEPS: dict[str, Callable[[], None]] = {
     "intended": lambda: after(Snapshots, "save"),
     "writing": lambda: amid(OciInstance, "snapshot"),
-    "written": lambda: after(writing, "image"),
+    "written": lambda: after(writer, "image"),
     "recorded": lambda: after(Snapshots, "update"),
-    "packing": lambda: amid(layers, "pack_layer"),
+    "packing": lambda: amid(overlay, "pack_layer"),
     "forgotten": lambda: after(Snapshots, "remove"),
     "conceived": lambda: after(Scheduler, "conceive"),
     "restoring": lambda: amid(MemoryImageStart, "__call__"),
@@ -103,7 +103,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "at rest": lambda: after(Link, "quiesce"),
     "rest written": lambda: after(OciInstance, "snapshot"),
     "rest recorded": lambda: after(SandboxRecorder, "moved"),
-    "given back": lambda: after(resting, "destroy"),
+    "given back": lambda: after(suspend, "destroy"),
     "restoring memory": lambda: amid(OciBlank, "restore"),
     "restored": lambda: after(MemoryImageStart, "__call__"),
     "recorded as woken": lambda: after(SandboxRecorder, "rests"),

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sandlot.core.records.register import SandboxRecorder
-from sandlot.core.volumes import attaching
-from sandlot.core.volumes.volumes import VolumeManager
+from sandlot.core.lifecycle import mounts
+from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.volumes import VolumeManager
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import MIB, VolumeMount
@@ -24,8 +24,8 @@ from tests.support.saving import make, real_service, shell
 STEPS: dict[str, Callable[[], None]] = {
     "intended": lambda: after(SandboxRecorder, "intend"),
     "mounted": lambda: after(VolumeManager, "attach"),
-    "asking": lambda: amid(attaching, "ask"),
-    "asked": lambda: after(attaching, "ask"),
+    "asking": lambda: amid(mounts, "ask"),
+    "asked": lambda: after(mounts, "ask"),
     "seen": lambda: after(OciInstance, "configure"),
     "recorded": lambda: after(SandboxRecorder, "changed"),
 }

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sandlot.core.node.capacity import NodeCapacity
-from sandlot.core.pools.kinds import PoolSizes
-from sandlot.core.pools.pools import PoolStatus
+from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.node.reservations import NodeCapacity
+from sandlot.core.pools.manager import PoolStatus
+from sandlot.core.pools.models import PoolSizes
 from sandlot.core.ports import PackageIndex, ResolvedTemplate, Template
-from sandlot.core.records.keys import ApiKeys
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.runs import code, processes
-from sandlot.core.runs.code import CellSpec
+from sandlot.core.execution import code, processes
+from sandlot.core.execution.code import CellSpec
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR

@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.node.idle import TICK_S
-from sandlot.core.pools.kinds import DEFAULT_WISHES
+from sandlot.core.lifecycle.idle import TICK_S
+from sandlot.core.manager import SandboxManager
+from sandlot.core.pools.models import DEFAULT_WISHES
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import SandboxManager
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources

@@ -15,7 +15,7 @@ from sandlot.cli.arguments import InJson
 from sandlot.cli.output import as_json, note, size, table
 
 if TYPE_CHECKING:
-    from sandlot.core.records.keys import ApiKeys
+    from sandlot.core.access.api_keys import ApiKeys
     from sandlot.model.access import Quota
     from sandlot.model.records import KeyRecord
     from sandlot.sdk import Client, KeyInfo, NewKey

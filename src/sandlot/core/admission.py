@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sandlot.core.node.capacity import RETRY_AFTER_S, OvercommitConfig
+from sandlot.core.node.reservations import RETRY_AFTER_S, OvercommitConfig
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.specs import (
@@ -42,7 +42,7 @@ MAX_METADATA_NAME_BYTES = 255
 """Of one name, in UTF-8: what is asked for is in an index, and a row of PostgreSQL's holds 2,704 bytes."""
 
 LEAST_IDLE_S = 5.0
-"""Of an idle timeout: as often as it is looked (``core/node/idle.py``)."""
+"""Of an idle timeout: as often as it is looked (``core/lifecycle/idle.py``)."""
 
 _NEEDED = (DriverCapability.BOOT, DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS, DriverCapability.LIMIT_DISK)
 

@@ -1,4 +1,6 @@
-"""One sandbox as the service knows it: what was asked for, where it is in its life, and the link to its guest.
+"""What is done with a sandbox, since when nothing is, and who is there for it.
+
+One sandbox as the service knows it: what was asked for, where it is in its life, and the link to its guest.
 
 Laws:
 - The state changes only as the table in :mod:`sandlot.model.states` allows.
@@ -20,15 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from sandlot.core import notes
-from sandlot.core.activity import ActivityTracker, ExecutionFollowers, Hold
 from sandlot.core.concurrency import TaskSet
-from sandlot.core.lives.orders import OperationQueue, Work
-from sandlot.core.node.budget import BufferBudget
-from sandlot.core.notes import ProcessDetails
+from sandlot.core.execution import process_details
+from sandlot.core.execution.process_details import ProcessDetails
+from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.operations import OperationQueue, Work
 from sandlot.core.ports import Clock
-from sandlot.core.records.executions import ExecutionLog
-from sandlot.core.records.monthly import MonthlyExecutionCounter
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.link.client import Link
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
@@ -39,22 +40,99 @@ from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
 
 if TYPE_CHECKING:
-    from sandlot.core.content.watchers import BufferedFolderWatch
-    from sandlot.core.runs.inputs import StdinWriter
+    from sandlot.core.execution.stdin import StdinWriter
+    from sandlot.core.files.watch import BufferedFolderWatch
+
+
+class Hold:
+    """Something that is done for a client; until it is released, its sandbox is not idle."""
+
+    __slots__ = ("_activity",)
+
+    def __init__(self, activity: ActivityTracker) -> None:
+        self._activity: ActivityTracker | None = activity
+
+    def release(self) -> None:
+        """It is done. Idempotent."""
+        activity, self._activity = self._activity, None
+        if activity is not None:
+            activity.held -= 1
+            activity.touch()
+
+
+class ActivityTracker:
+    """What is done with a sandbox, and since when nothing is.
+
+    Args:
+        clock: The time.
+    """
+
+    __slots__ = ("_clock", "held", "quiet_since_s")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.held = 0
+        self.quiet_since_s = clock.monotonic_s()
+
+    def hold(self) -> Hold:
+        """Begin something."""
+        self.held += 1
+        return Hold(self)
+
+    def touch(self) -> None:
+        """Something was done just now."""
+        self.quiet_since_s = self._clock.monotonic_s()
+
+
+class ExecutionFollowers:
+    """Who is there for something that goes on: how many, and whether they have all been away for long."""
+
+    __slots__ = ("_away", "_here", "attended", "people", "turn")
+
+    def __init__(self) -> None:
+        self._away = asyncio.Event()
+        self._here = asyncio.Event()
+        self.people = 0
+        self.attended = False
+        """Whether somebody sees to its end."""
+        self.turn = asyncio.Lock()
+        """Held by who begins it: whoever comes meanwhile joins."""
+
+    def enter(self) -> None:
+        """Somebody comes."""
+        self.people += 1
+        self._here.set()
+        self._away.clear()
+
+    def leave(self) -> None:
+        """Somebody goes."""
+        self.people -= 1
+        if not self.people:
+            self._away.set()
+            self._here.clear()
+
+    async def away(self, for_s: float, first_s: float | None = None) -> None:
+        """Return once nobody has been there for so many seconds; the first time, for ``first_s``."""
+        longest_s = for_s if first_s is None else first_s
+        while True:
+            await self._away.wait()
+            try:
+                async with asyncio.timeout(longest_s):
+                    await self._here.wait()
+            except TimeoutError:
+                return
+            longest_s = for_s
+
 
 CALL_TIMEOUT_S = 60.0
 """For calls that do no work of the user's (stat, signal, list): a guest that takes longer is not answering."""
-
 GRACE_S = 30.0
 """How much longer than its own timeout a run may take until the host stops waiting for a guest that should have ended it."""
-
 _VERDICT_S = 5.0
-
 _THERE = frozenset({State.RUNNING, State.SNAPSHOTTING})
 """It can be spoken to."""
 _AWAY = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
 """It rests, or is on its way there or back."""
-
 _log = structlog.get_logger("sandlot.core")
 
 
@@ -376,7 +454,7 @@ class Sandbox:
     def forget(self) -> None:
         """Every trace of it is removed: let go of what was only for the time that it lived."""
         self.instance = self.link = None
-        notes.forget(self)
+        process_details.forget(self)
         for watcher in self.watchers.values():
             watcher.close()
         for each in (self.inputs, self.begun, self.present, self.watchers):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandlot.core.content.signing import UrlSigner
-from sandlot.core.hooks.webhooks import WebhookManager
-from sandlot.core.node.budget import BufferBudget
+from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.files.store import FileStore
+from sandlot.core.lifecycle.mount_manager import MountManager
+from sandlot.core.manager import SandboxManager
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
-from sandlot.core.records.executions import ExecutionLog
-from sandlot.core.records.filestore import FileStore
-from sandlot.core.records.keys import ApiKeys
+from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.monthly import MonthlyExecutionCounter
-from sandlot.core.sandboxes import SandboxManager
-from sandlot.core.saved.forks import ForkManager
-from sandlot.core.saved.snapshots import SnapshotManager
-from sandlot.core.volumes.mounts import MountManager
-from sandlot.core.volumes.volumes import VolumeManager
+from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.snapshots.forks import ForkManager
+from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.core.volumes import VolumeManager
+from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.model.ids import NodeId
 
 

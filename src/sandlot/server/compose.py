@@ -12,22 +12,22 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from sandlot import __version__
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.content.signing import UrlSigner
-from sandlot.core.hooks.webhooks import WebhookManager
-from sandlot.core.lives.images import MemoryImages
-from sandlot.core.node.budget import BufferBudget
-from sandlot.core.pools.pools import Pooling
+from sandlot.core.execution.unattended import settle
+from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.lifecycle.memory_images import MemoryImages
+from sandlot.core.lifecycle.mount_manager import MountManager
+from sandlot.core.manager import SandboxManager
+from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.pools.manager import Pooling
 from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, Templates
-from sandlot.core.records.keys import ApiKeys
-from sandlot.core.records.register import SandboxRecorder
-from sandlot.core.runs.inherited import settle
-from sandlot.core.sandboxes import SandboxManager
-from sandlot.core.saved.forks import ForkManager
-from sandlot.core.saved.snapshots import SnapshotManager
+from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.service import Core
-from sandlot.core.volumes.mounts import MountManager
-from sandlot.core.volumes.volumes import VolumeManager, having
+from sandlot.core.snapshots.forks import ForkManager
+from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.core.volumes import VolumeManager, having
+from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver

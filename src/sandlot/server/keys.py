@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import SystemClock
-from sandlot.core.records.keys import ApiKeys
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.records import KeyRecord

@@ -10,14 +10,14 @@ from typing import Any
 
 import structlog
 
+from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.files.store import FileStore
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
-from sandlot.core.records.executions import ExecutionLog
-from sandlot.core.records.filestore import FileStore
-from sandlot.core.records.keys import ApiKeys
+from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.monthly import MonthlyExecutionCounter
 from sandlot.core.records.retention import Retention
+from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.model.ids import NodeId
 from sandlot.model.states import State
 from sandlot.model.storage import Blobs, Store

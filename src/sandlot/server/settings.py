@@ -15,8 +15,8 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
-from sandlot.core.node.capacity import OvercommitConfig
-from sandlot.core.pools.kinds import DEFAULT_WISHES, Wish, wishes
+from sandlot.core.node.reservations import OvercommitConfig
+from sandlot.core.pools.models import DEFAULT_WISHES, Wish, wishes
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.egress.outside.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin

@@ -3,7 +3,7 @@
 - Whoever reaches the unix socket is its owner or root: the socket is 0600 in a folder of 0700, and the kernel vouches for the
   peer's user id (SO_PEERCRED, unix(7)). No key is needed there.
 - Everybody else shows a key: ``Authorization: Bearer KEY``, ``X-API-Key: KEY`` or, as clients of a door do, by a header of ``KEY_HEADERS``.
-- One route takes neither, but a URL that was signed by this service (``core/content/signing.py``), whoever comes with it.
+- One route takes neither, but a URL that was signed by this service (``core/files/signed_urls.py``), whoever comes with it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Laws:
 - Nobody is answered, and no byte of a body is read, before the key was checked; a key that is revoked ends what is under way with it.
 - A body that is too large is answered with 413, one that is streamed and larger than its sender's quota with 429. The rest of it is read
   and thrown away within bounds first, because a client that is cut off while it sends seldom reads the answer.
-- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/node/budget.py``); where
+- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/node/buffer_budget.py``); where
   there is no memory for a body, it is answered with 503 in the same way.
 - A body of which nothing comes for two minutes is given up.
 - A defect is a 500 that tells nothing; where the answer had begun, the connection is cut, so that nobody takes half for whole.
@@ -24,9 +24,9 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandlot.core.node.budget import BufferBudget
+from sandlot.core.access.quotas import check_upload
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.quotas import check_upload
 from sandlot.core.service import Core
 from sandlot.model.access import UNBOUNDED
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sandlot.core.activity import ExecutionFollowers
+from sandlot.core.sandbox import ExecutionFollowers
 
 TURNS = 20
 """Turns of the event loop after which a wait of 0 s is over."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import SystemClock
-from sandlot.core.records.keys import ApiKeys
 from sandlot.model.access import Quota
 from sandlot.model.errors import HostError
 from sandlot.server.keys import ASIDE, FILE, take_over, with_keys

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.pools.kinds import PoolSizes, Wish
+from sandlot.core.pools.models import PoolSizes, Wish
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.settings import Settings
 

@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from sandlot.core.node.budget import BufferBudget
+from sandlot.core.manager import SandboxManager
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.sandboxes import SandboxManager
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.specs import MIB
 from sandlot.server.serve import answering

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from sandlot.core.runs.processes import STDOUT
+from sandlot.core.execution.processes import STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted

@@ -4,7 +4,7 @@ Laws:
 - Nothing is made while requests for sandboxes wait for a turn, while the host is short of memory, or within the pause that follows work or a
   failure: making costs a tenth of a second of a processor and more, and whoever waits goes first.
 - No more than ``max`` at once, those in the making included; no more in the making than :data:`AT_ONCE`.
-- No more than an owner's quota leaves beside what lives and what waits of his (:mod:`sandlot.core.pools.owners`).
+- No more than an owner's quota leaves beside what lives and what waits of his (:mod:`sandlot.core.pools.ownership`).
 - A pool grows by one for each request that found it empty, and shrinks by one in each :data:`COOL_S` without any request.
 - What is too old, or stale, is replaced: made anew first where there is room, then removed.
 - No pool takes the last place of a node: while it fills, room for one more sandbox of that size stays.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sandlot.core.pools.kinds import PoolSizes
+from sandlot.core.pools.models import PoolSizes
 
 AT_ONCE: Final = 2
 """In the making at once, of all pools together: as many as a small machine has processors."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.ledger import Reservations
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import policy
-from sandlot.core.pools.asleep import StartedWarmSandbox
-from sandlot.core.pools.kinds import PoolId, PoolSizes, PoolSpec
+from sandlot.core.pools.models import PoolId, PoolSizes, PoolSpec
+from sandlot.core.pools.warm import StartedWarmSandbox
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.ids import SandboxId

@@ -19,20 +19,18 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.node import capacity
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.ledger import Reservations
-from sandlot.core.pools import keys, policy
-from sandlot.core.pools.asleep import WarmSandboxFactory
-from sandlot.core.pools.keys import TemplateSnapshotSpec
-from sandlot.core.pools.kinds import PoolSpec
-from sandlot.core.pools.owners import PoolOwners, first_to_go, turn
+from sandlot.core.node.drivers import Supply
+from sandlot.core.node.reservations import Reservations, added
+from sandlot.core.pools import models, policy
+from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
+from sandlot.core.pools.ownership import PoolOwners, first_to_go, turn
 from sandlot.core.pools.pool import Pool, PreparedPoolEntry, Removals, WarmSandbox, holder_of
-from sandlot.core.pools.shelf import TemplateSnapshot
-from sandlot.core.pools.templates import TemplateSnapshotManager, failure
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
+from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, failure
+from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.supply import Supply
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
@@ -244,11 +242,11 @@ class PoolRefiller:
         kinds: dict[TemplateSnapshotSpec, bool] = {}
         for pool in self._pools():
             if pool.owner == LOCAL:
-                kinds[keys.snapshot_spec(pool.kind)] = kinds.get(keys.snapshot_spec(pool.kind), True) and pool.implied
+                kinds[models.snapshot_spec(pool.kind)] = kinds.get(models.snapshot_spec(pool.kind), True) and pool.implied
         for kind in self._implied:
-            kinds.setdefault(keys.snapshot_spec(kind), True)
+            kinds.setdefault(models.snapshot_spec(kind), True)
         theirs = [pool for pool in self._pools() if pool.owner != LOCAL]
-        await self._snapshots.keep(set(kinds), {keys.snapshot_spec(pool.kind) for pool in theirs} - kinds.keys())
+        await self._snapshots.keep(set(kinds), {models.snapshot_spec(pool.kind) for pool in theirs} - kinds.keys())
         for look, implied in kinds.items():
             if self._busy():
                 return
@@ -256,7 +254,7 @@ class PoolRefiller:
                 await self._write_one(look)
         self._writes_owners = True
         began_s = self._clock.monotonic_s()
-        for look in {keys.snapshot_spec(pool.kind): None for pool in theirs if self._owners.may_have(pool, self._pools())}:
+        for look in {models.snapshot_spec(pool.kind): None for pool in theirs if self._owners.may_have(pool, self._pools())}:
             now_s = self._clock.monotonic_s()
             if self._busy() or now_s < self._rest_until_s[True] or now_s - began_s > TICK_S:
                 return  # after one that took its time the node's are looked at first
@@ -314,12 +312,12 @@ class PoolRefiller:
             pool.error = f"It cannot wait frozen: {can.why_not(DriverCapability.PAUSE)}."
             return False
         if can.can(DriverCapability.SNAPSHOT):
-            return self._snapshots.at_hand(keys.snapshot_spec(pool.kind)) is not None
+            return self._snapshots.at_hand(models.snapshot_spec(pool.kind)) is not None
         return not pool.implied or await self._is_built(pool.kind.template)
 
     def _drop_stale(self, pool: Pool) -> None:
         """What was made from another snapshot than what would be used now goes."""
-        held = self._snapshots.at_hand(keys.snapshot_spec(pool.kind))
+        held = self._snapshots.at_hand(models.snapshot_spec(pool.kind))
         if held is None:
             return
         self.dispose(*(what for what in list(pool.everything()) if what.key not in {"", held.key} and pool.drop(what)))
@@ -335,7 +333,7 @@ class PoolRefiller:
 
     async def _fill(self, pool: Pool, id_: SandboxId) -> None:
         """Make one that waits."""
-        held = self._snapshots.at_hand(keys.snapshot_spec(pool.kind))
+        held = self._snapshots.at_hand(models.snapshot_spec(pool.kind))
 
         async def make(making: WarmSandboxFactory) -> None:
             asleep = await (making.boot(id_) if held is None else making.rehearse(id_, held.image))
@@ -352,7 +350,7 @@ class PoolRefiller:
 
     async def _fill_blank(self, pool: Pool, id_: SandboxId) -> None:
         """Prepare one with nothing in it, its runtime started."""
-        held = self._snapshots.at_hand(keys.snapshot_spec(pool.kind))
+        held = self._snapshots.at_hand(models.snapshot_spec(pool.kind))
 
         async def make(making: WarmSandboxFactory) -> None:
             prepared = await making.driver.prepare(making.shape, snapshot=None if held is None else held.image)
@@ -376,7 +374,7 @@ class PoolRefiller:
         try:
             base = await self._supply.base(kind.template)
             reading = await self._reservations.read_host()
-            room = capacity.added([takes, takes])  # for a sandbox of that size besides
+            room = added([takes, takes])  # for a sandbox of that size besides
             if not self._has_room(room, reading):
                 soon = pool.owner == LOCAL and self._displace(room, reading)
                 pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if soon else 2)

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from sandlot.core.lives.means import LifecycleDependencies, SupervisionEndedError, driver_step, extend_deadline, until_end
-from sandlot.core.lives.starts import Started, boot, mounted, restore, wake
+from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SupervisionEndedError, driver_step, extend_deadline, until_end
+from sandlot.core.lifecycle.start import Started, boot, mounted, restore, wake
 from sandlot.core.pools.pool import WarmSandbox
-from sandlot.core.pools.shelf import TemplateSnapshot
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
 from sandlot.model.ports import Attachment, Change, Instance, PreparedSandbox
 from sandlot.model.specs import SandboxSpec, Shape
 
 if TYPE_CHECKING:
-    from sandlot.core.lives.starts import Start
+    from sandlot.core.lifecycle.start import Start
 
 HOT, BLANK, DIRECT, BOOT = "hot", "blank", "direct", "boot"
 PATHS: Final = (HOT, BLANK, DIRECT, BOOT)

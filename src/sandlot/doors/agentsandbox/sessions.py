@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from sandlot.core.content import files
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
+from sandlot.core.files import files
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.agentsandbox import outputs, translate

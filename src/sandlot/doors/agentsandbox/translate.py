@@ -16,8 +16,8 @@ from datetime import datetime
 from typing import cast
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.records.filestore import check_media_type
-from sandlot.core.runs.outcomes import CommandResult
+from sandlot.core.execution.output import CommandResult
+from sandlot.core.files.store import check_media_type
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Mapping
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import ForkParams
 from sandlot.core.service import Core
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.pandastack import translate
 from sandlot.doors.pandastack.wire import (
     CreateBody,

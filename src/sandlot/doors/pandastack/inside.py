@@ -15,14 +15,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import structlog
 from starlette.requests import Request
 
-from sandlot.core.content import files
+from sandlot.core.execution import code, processes
+from sandlot.core.execution.code import CellSpec
+from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.files import files
 from sandlot.core.ports import Clock
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.records.logs import reading
-from sandlot.core.records.logs.reading import Missed, Over
-from sandlot.core.runs import code, processes
-from sandlot.core.runs.code import CellSpec
-from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.records import log_stream
+from sandlot.core.records.execution_log import ExecutionDescription
+from sandlot.core.records.log_stream import Missed, Over
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.pandastack import running, translate
@@ -107,7 +107,7 @@ async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:
 
 async def logs(core: Core, principal: Principal, sandbox: Sandbox, stream_: str) -> str:
     """What the runs of a sandbox wrote, as one text."""
-    entries, _ = await reading.read(core.executions, sandbox, principal, reading.CHANNELS[stream_])
+    entries, _ = await log_stream.read(core.executions, sandbox, principal, log_stream.CHANNELS[stream_])
     return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
 
 
@@ -183,7 +183,7 @@ async def _lines(core: Core, principal: Principal, sandbox: Sandbox, stream_: st
     """Lines as events; what has no end is told when its run ends, or when it is long."""
     rest: dict[tuple[str, int], str] = {}
     with suppress(UnavailableError):  # the service stops: the stream ends
-        async for item in reading.follow(core.executions, sandbox, principal, reading.CHANNELS[stream_]):
+        async for item in log_stream.follow(core.executions, sandbox, principal, log_stream.CHANNELS[stream_]):
             if isinstance(item, Over):
                 for key in [key for key in rest if key[0] == item.execution]:
                     yield _line(rest.pop(key))

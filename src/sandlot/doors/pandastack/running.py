@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from sandlot.core.runs.code import CodeExecutionResult
-from sandlot.core.runs.outcomes import CommandResult
+from sandlot.core.execution.code import CodeExecutionResult
+from sandlot.core.execution.output import CommandResult
 from sandlot.doors.pandastack.wire import ExecAnswer, RunAnswer
 from sandlot.link.types import Display
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, TimeoutExceededError

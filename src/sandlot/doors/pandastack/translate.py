@@ -14,10 +14,10 @@ from datetime import datetime
 from types import MappingProxyType
 
 from sandlot.core.admission import OWN, CreateSandboxParams
-from sandlot.core.lives.updates import UpdateSandboxParams
+from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes.volume import Volume
+from sandlot.core.volumes import Volume
 from sandlot.doors.pandastack.wire import (
     CreateBody,
     EntryAnswer,

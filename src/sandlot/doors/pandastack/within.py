@@ -7,8 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.content import files, listening
-from sandlot.core.runs import contexts
+from sandlot.core.execution import contexts
+from sandlot.core.files import files
+from sandlot.core.forwarding import listening
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import boxes, inside, translate
 from sandlot.doors.pandastack.wire import (

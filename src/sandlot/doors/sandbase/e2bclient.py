@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.lives.updates import UpdateSandboxParams
+from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.doors.e2bwords import NEXT, metadata_filter, told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import live, made, opened

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.hooks.messages import event_id
+from sandlot.core.webhooks.payload import event_id
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import WebhookRecord

@@ -19,10 +19,10 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.content import files
-from sandlot.core.content.files import FileDownload
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
+from sandlot.core.files import files
+from sandlot.core.files.files import FileDownload
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.lives.updates import UpdateSandboxParams
+from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sandlot.core.admission import OWN, CreateSandboxParams, check_own
-from sandlot.core.limits import Used
+from sandlot.core.execution.output import CommandResult
+from sandlot.core.lifecycle.update import Used
 from sandlot.core.ports import Template
-from sandlot.core.runs.outcomes import CommandResult
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody

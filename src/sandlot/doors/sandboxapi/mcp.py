@@ -19,8 +19,8 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from sandlot import __version__
-from sandlot.core.oneshot.batch import execute_batch
-from sandlot.core.oneshot.spec import OneShotParams
+from sandlot.core.oneshot.params import OneShotParams
+from sandlot.core.oneshot.runner import execute_batch
 from sandlot.core.service import Core
 from sandlot.doors.sandboxapi import sessions, translate
 from sandlot.doors.sandboxapi.wire import (

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sandlot.core.oneshot.execute import execute as run_once
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import code, installing
-from sandlot.core.runs.code import CellSpec
-from sandlot.core.runs.requirements import InstallParams, choose_manager
+from sandlot.core.execution import code, packages
+from sandlot.core.execution.code import CellSpec
+from sandlot.core.execution.requirements import InstallParams, choose_manager
+from sandlot.core.oneshot.runner import execute as run_once
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.sandboxapi import translate
@@ -101,7 +101,7 @@ async def install(core: Core, principal: Principal, session: str, body: InstallB
     asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
     try:
         return translate.install_answer(
-            asked, await installing.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
+            asked, await packages.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
         )
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None

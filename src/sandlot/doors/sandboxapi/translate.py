@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from sandlot.core.admission import LEAST_IDLE_S, CreateSandboxParams
-from sandlot.core.oneshot.results import KILLED, Result, Status
-from sandlot.core.oneshot.spec import OneShotParams
-from sandlot.core.runs.code import CodeExecutionResult
-from sandlot.core.runs.outcomes import CommandResult
-from sandlot.core.runs.requirements import InstallParams
+from sandlot.core.execution.code import CodeExecutionResult
+from sandlot.core.execution.output import CommandResult
+from sandlot.core.execution.requirements import InstallParams
+from sandlot.core.oneshot.params import OneShotParams
+from sandlot.core.oneshot.verdict import KILLED, Result, Status
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandboxapi.wire import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
 from sandlot.model.access import Principal

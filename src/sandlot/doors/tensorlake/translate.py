@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lives.updates import UpdateSandboxParams
-from sandlot.core.pools.pools import PoolStatus
+from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.pools.manager import PoolStatus
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import (
     CreateBody,

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.content import files
-from sandlot.core.content.files import FileDownload
+from sandlot.core.files import files
+from sandlot.core.files.files import FileDownload
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, while_connected

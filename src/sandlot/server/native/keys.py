@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.pools.owners import owner_of
-from sandlot.core.records.quotas import taken
+from sandlot.core.access.quotas import taken
+from sandlot.core.pools.ownership import owner_of
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.storage import Position

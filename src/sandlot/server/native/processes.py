@@ -7,13 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core import notes
-from sandlot.core.content import changes
-from sandlot.core.content.changes import Mark
-from sandlot.core.records.executions import ExecutionLog
-from sandlot.core.runs import inputs, processes
-from sandlot.core.runs.again import restarting
-from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.execution import process_details, processes
+from sandlot.core.execution import stdin as process_stdin
+from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.files import changes
+from sandlot.core.files.changes import Mark
+from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.processes import (
@@ -82,14 +81,14 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
 async def list_processes(sandbox: str, request: Request) -> Response:
     """List the processes that were started through the service."""
     box = sandbox_of(request, sandbox)
-    return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info, notes.of(box, info.process)) for info in await processes.listing(box)]))
+    return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info, process_details.of(box, info.process)) for info in await processes.listing(box)]))
 
 
 @router.get("/{process}", responses=also(ProcessAnswer, "What is known of it."))
 async def get(sandbox: str, process: str, request: Request) -> Response:
     """Look at one process."""
     box = sandbox_of(request, sandbox)
-    return reply(ProcessAnswer.of(info := await processes.look(box, process), notes.of(box, info.process)))
+    return reply(ProcessAnswer.of(info := await processes.look(box, process), process_details.of(box, info.process)))
 
 
 @router.get("/{process}/wait", responses=also(WaitAnswer, "It has ended, or the time is up."))
@@ -114,14 +113,14 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
 @router.post("/{process}/stdin", responses=also(StdinAnswer, "The sandbox has it."), openapi_extra=raw_body("What to write."))
 async def write_input(sandbox: str, process: str, query: Annotated[StdinQuery, Query()], request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
-    work = inputs.write(sandbox_of(request, sandbox), process, body_of(request), offset=query.offset)
+    work = process_stdin.write(sandbox_of(request, sandbox), process, body_of(request), offset=query.offset)
     return reply(StdinAnswer(stdin_bytes=await while_connected(request, work)))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
 async def close_input(sandbox: str, process: str, request: Request) -> Response:
     """End a process's standard input."""
-    await unless_gone(request, inputs.close(sandbox_of(request, sandbox), process))
+    await unless_gone(request, process_stdin.close(sandbox_of(request, sandbox), process))
     return Response(status_code=204)
 
 
@@ -135,7 +134,7 @@ async def send_signal(sandbox: str, process: str, body: SignalBody, request: Req
 @router.post("/{process}/restart", status_code=201, responses=also(StartedAnswer, "It runs, under another id.", 201))
 async def restart(sandbox: str, process: str, request: Request) -> Response:
     """Start a process again, in the background: it is killed where it still runs, and begins with what it was started with."""
-    id_, pid = await restarting.restart(sandbox_of(request, sandbox), process)
+    id_, pid = await processes.restart(sandbox_of(request, sandbox), process)
     return reply(StartedAnswer(process=id_, pid=pid), 201)
 
 

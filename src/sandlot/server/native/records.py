@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.core.records.logs import reading
-from sandlot.core.records.logs.reading import Entry, Missed, Over, Wrote
+from sandlot.core.records import log_stream
+from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
@@ -77,10 +77,10 @@ async def get_execution(execution: str, request: Request) -> Response:
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
     core, principal = core_of(request), principal_of(request)
-    box, channels = await core.manager.load(sandbox, principal), reading.CHANNELS[query.stream]
+    box, channels = await core.manager.load(sandbox, principal), log_stream.CHANNELS[query.stream]
     if streams.wanted(request):
-        return streams.events(request, _log_events(box.id, reading.follow(core.executions, box, principal, channels)), _nothing)
-    entries, more = await reading.read(core.executions, box, principal, channels)
+        return streams.events(request, _log_events(box.id, log_stream.follow(core.executions, box, principal, channels)), _nothing)
+    entries, more = await log_stream.read(core.executions, box, principal, channels)
     return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from sandlot.core.content import files
+from sandlot.core.files import files
 from sandlot.model.specs import User
 from sandlot.server.native.common import also, body_of, core_of, principal_of, raw_body, reply, sandbox_of, while_connected
 from sandlot.server.native.files import CONTENT, part_of, streamed

@@ -21,9 +21,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
 
-from sandlot.core.runs import processes, terminals
-from sandlot.core.runs.processes import ProcessExecution
-from sandlot.core.runs.terminals import TerminalInput
+from sandlot.core.execution import processes, terminals
+from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError

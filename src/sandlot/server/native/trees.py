@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.content import archives, watchers, watching
-from sandlot.core.content.watching import FolderWatch
+from sandlot.core.files import archives
+from sandlot.core.files import watch as folder_watch
+from sandlot.core.files.watch import FolderWatch
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.files import PathQuery
@@ -59,7 +60,7 @@ async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Re
 )
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
     """Watch a folder."""
-    beginning = watching.watch(sandbox_of(request, sandbox), query.path, user=User(query.user), recursive=query.recursive)
+    beginning = folder_watch.watch(sandbox_of(request, sandbox), query.path, user=User(query.user), recursive=query.recursive)
     watched = await unless_gone(request, beginning)
     return streams.events(request, _told(watched, query), watched.aclose)
 
@@ -67,27 +68,27 @@ async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Re
 @router.post("/watchers", status_code=201, responses=also(WatcherAnswer, "It is watched.", 201))
 async def create_watcher(sandbox: str, body: WatcherBody, request: Request) -> Response:
     """Watch a folder for whoever asks later: what happens is kept, 4,096 events of it, until it is asked for."""
-    making = watchers.create(sandbox_of(request, sandbox), body.path, user=User(body.user), recursive=body.recursive)
+    making = folder_watch.create(sandbox_of(request, sandbox), body.path, user=User(body.user), recursive=body.recursive)
     return reply(WatcherAnswer.of(await unless_gone(request, making)), 201)
 
 
 @router.get("/watchers", responses=also(WatchersAnswer, "Those that were not removed."))
 async def list_watchers(sandbox: str, request: Request) -> Response:
     """List the watchers of a sandbox."""
-    return reply(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in watchers.listing(sandbox_of(request, sandbox))]))
+    return reply(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in folder_watch.listing(sandbox_of(request, sandbox))]))
 
 
 @router.post("/watchers/{watcher}/events", responses=also(HappenedAnswer, "What has happened since the last time."))
 async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> Response:
     """Take what has happened in a watched folder, oldest first; it is told once. After `gone` there is no such watcher any more."""
-    happened = await watchers.take(sandbox_of(request, sandbox), watcher)
+    happened = await folder_watch.take(sandbox_of(request, sandbox), watcher)
     return reply(HappenedAnswer(events=[HappenedEventAnswer.of(event) for event in happened]))
 
 
 @router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
 async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Response:
     """Watch no more."""
-    watchers.remove(sandbox_of(request, sandbox), watcher)
+    folder_watch.remove(sandbox_of(request, sandbox), watcher)
     return Response(status_code=204)
 
 
@@ -96,11 +97,11 @@ async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[stream
     yield streams.event("watching", WatchingEvent.model_validate(begun).model_dump())
     async for event in watched:
         match event.kind:
-            case watching.GONE:
+            case folder_watch.GONE:
                 told = GoneEvent(path=event.path).model_dump()
-            case watching.OVERFLOW:
+            case folder_watch.OVERFLOW:
                 told = OverflowEvent().model_dump()
-            case watching.MOVED:
+            case folder_watch.MOVED:
                 told = MovedEvent.of(event).model_dump()
             case _:
                 told = FileEvent.of(event).model_dump()

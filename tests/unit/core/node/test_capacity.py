@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.node.capacity import (
+from sandlot.core.node.reservations import (
     LEAST_RESERVE,
     MOST_RESERVE,
     RETRY_AFTER_S,

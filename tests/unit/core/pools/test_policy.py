@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sandlot.core.pools import policy
-from sandlot.core.pools.kinds import PoolSizes
+from sandlot.core.pools.models import PoolSizes
 from sandlot.core.pools.policy import COOL_S, OLDEST_S, Step, Stock
 
 HANDS = policy.AT_ONCE

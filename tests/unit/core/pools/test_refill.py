@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools import policy, templates
+from sandlot.core.pools import policy, template_snapshots
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.specs import GIB, MIB
@@ -162,7 +162,7 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
 
 
 async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "FLEETING_S", 0.2)
+    monkeypatch.setattr(template_snapshots, "FLEETING_S", 0.2)
     async with open_node(NodeState(tmp_path)) as node:
         node.driver.hold("prepare")
         private = await private_pool(node, warm=1, gib=6)

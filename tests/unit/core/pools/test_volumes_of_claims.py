@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.pools.kinds import PoolSizes
+from sandlot.core.pools.models import PoolSizes
 from sandlot.core.pools.pool import Pool
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, Limits, VolumeMount
 from tests.support.node import Node, NodeState, open_node
-from tests.unit.core.volumes.test_volumes import Disks
+from tests.unit.core.test_volumes import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
 WITH_DATA = CreateSandboxParams(template="base", limits=LIMITS, volumes=(VolumeMount("data", "/data"),))

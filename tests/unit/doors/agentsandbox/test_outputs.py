@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from sandlot.core.content import files
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
+from sandlot.core.files import files
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs
 from sandlot.doors.agentsandbox.outputs import Before, Found

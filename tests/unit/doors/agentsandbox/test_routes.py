@@ -12,9 +12,9 @@ import httpx
 import pytest
 import structlog
 
-from sandlot.core.content import files
+from sandlot.core.files import files
+from sandlot.core.manager import SandboxManager
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.sandboxes import SandboxManager
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnavailableError

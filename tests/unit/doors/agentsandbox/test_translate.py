@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot.core.runs.outcomes import CommandResult, ProcessOutcome
+from sandlot.core.execution.output import CommandResult, ProcessOutcome
 from sandlot.doors.agentsandbox import translate
 from sandlot.doors.agentsandbox.outputs import Kept
 from sandlot.model.access import OwnerId, Principal, Quota

@@ -10,8 +10,8 @@ from e2b.sandbox.signature import get_signature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.content.watching import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, FileEvent
-from sandlot.core.runs.outcomes import ProcessOutcome
+from sandlot.core.execution.output import ProcessOutcome
+from sandlot.core.files.watch import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, FileEvent
 from sandlot.doors.e2b.envd import errors, signatures, translate
 from sandlot.doors.e2b.envd.wire import Input, StartMessage, WatcherMessage, WatchMessage
 from sandlot.link.types import Entry

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.runs.code import CodeExecutionStatus
+from sandlot.core.execution.code import CodeExecutionStatus
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.access import is_inside
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.node.budget import BufferBudget
-from sandlot.core.runs.code import CodeExecutionResult
-from sandlot.core.runs.code import CodeExecutionStatus as CellOutcome
-from sandlot.core.runs.outcomes import CommandResult, ProcessOutcome
+from sandlot.core.execution.code import CodeExecutionResult
+from sandlot.core.execution.code import CodeExecutionStatus as CellOutcome
+from sandlot.core.execution.output import CommandResult, ProcessOutcome
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core.node.idle import TICK_S
+from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason

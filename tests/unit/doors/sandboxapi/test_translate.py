@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.oneshot.results import Result, Status
-from sandlot.core.runs.code import CodeExecutionResult, CodeExecutionStatus
+from sandlot.core.execution.code import CodeExecutionResult, CodeExecutionStatus
+from sandlot.core.oneshot.verdict import Result, Status
 from sandlot.doors.sandboxapi import translate
 from sandlot.link.types import CellError
 from sandlot.model.access import OwnerId, Principal, Quota

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.node.budget import BufferBudget
-from sandlot.core.runs.outcomes import ProcessOutcome
+from sandlot.core.execution.output import ProcessOutcome
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import CreateBody
 from sandlot.doors.tensorlake.inside import translate as inner

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from sandlot.core.pools.kinds import GROWS_TO
+from sandlot.core.pools.models import GROWS_TO
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.service import Bench, tcp_client

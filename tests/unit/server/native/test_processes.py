@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from sandlot.core.content.programs import is_program
-from sandlot.core.runs import inputs
+from sandlot.core.execution import stdin
+from sandlot.core.execution.helpers import is_program
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.http import events, output, post, problem, told
@@ -287,7 +287,7 @@ async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, ht
 async def test_a_client_that_goes_away_while_its_input_is_not_read_leaves_the_turn(
     at: Bench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "PROMPT_S", 0.2)
+    monkeypatch.setattr(stdin, "PROMPT_S", 0.2)
     sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     started = {"command": "sleep 4361", "background": True, "stdin_open": True}
     process = f"{url}/processes/{(await http.post(url + '/processes', json=started)).json()['process']}"

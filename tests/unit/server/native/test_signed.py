@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandlot.core.records.keys import ApiKeys
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.model.access import Quota
 from sandlot.model.specs import MIB
 from sandlot.server import state

@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sandlot.core.runs import terminals as core_terminals
+from sandlot.core.execution import terminals as core_terminals
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.http import problem

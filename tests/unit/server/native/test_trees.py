@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from sandlot.core.content.programs import is_program
+from sandlot.core.execution.helpers import is_program
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from tests.support.archives import archive, entry

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core import notes
-from sandlot.core.content import watchers
-from sandlot.core.content.programs import is_program
+from sandlot.core.execution import process_details
+from sandlot.core.execution.helpers import is_program
+from sandlot.core.files import watch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from tests.support.http import problem
@@ -89,8 +89,8 @@ async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient,
 
 @pytest.mark.real_guest
 async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "MOST", 2)
-    monkeypatch.setattr(watchers, "EVENTS", 5)
+    monkeypatch.setattr(watch, "MOST", 2)
+    monkeypatch.setattr(watch, "EVENTS", 5)
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
     await watched(http, url)
@@ -120,7 +120,7 @@ async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncCli
 async def test_notes_are_bounded_and_those_of_what_has_ended_go_first(
     http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "MOST_BYTES", 1000)
+    monkeypatch.setattr(process_details, "MOST_BYTES", 1000)
     await http.post(f"{url}/processes", json={"command": "sleep 60", "tag": "runs", "background": True})
     for tag in ("a", "b", "c"):
         await http.post(f"{url}/processes", json={"command": "true", "tag": tag})

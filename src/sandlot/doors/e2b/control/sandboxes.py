@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.core.lives.updates import UpdateSandboxParams
+from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.e2b import translate

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.saved.forks import ForkParams
 from sandlot.core.service import Core
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
 from sandlot.doors.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unless_ended

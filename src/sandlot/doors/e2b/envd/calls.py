@@ -29,7 +29,7 @@ from sandlot.web.bodies import MOST_ERRORS
 from sandlot.web.streams import Stream
 
 FREE_BYTES = 64 * KIB
-"""Of a message that waits for its end: more is counted (``core/node/budget.py``)."""
+"""Of a message that waits for its end: more is counted (``core/node/buffer_budget.py``)."""
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Done = TypeVar("_Done")

@@ -14,9 +14,9 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
-from sandlot.core.content import files
-from sandlot.core.content.files import FileDownload
-from sandlot.core.records.quotas import check_upload
+from sandlot.core.access.quotas import check_upload
+from sandlot.core.files import files
+from sandlot.core.files.files import FileDownload
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b import access
 from sandlot.doors.e2b.envd import translate

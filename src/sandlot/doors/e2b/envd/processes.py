@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandlot.core import notes
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import inputs, processes, terminals
-from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.execution import process_details, processes, stdin, terminals
+from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
@@ -52,14 +51,14 @@ async def connect(call: Call, asked: SelectMessage) -> Told:
 async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
     running = [info for info in await processes.listing(call.sandbox) if info.running]
-    return {"processes": [translate.process(info, notes.of(call.sandbox, info.process)) for info in running]}
+    return {"processes": [translate.process(info, process_details.of(call.sandbox, info.process)) for info in running]}
 
 
 async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
     """Write to a command's standard input, or type."""
     found = await find(call.sandbox, asked.process)
     _check_kind(found, asked.input)
-    await inputs.write(call.sandbox, found.process, _one(asked.input.data))
+    await stdin.write(call.sandbox, found.process, _one(asked.input.data))
     return {}
 
 
@@ -78,7 +77,7 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
                 _check_kind(found, message.data.input)
                 yield message.data.input.data
 
-    await inputs.write(call.sandbox, found.process, pieces())
+    await stdin.write(call.sandbox, found.process, pieces())
 
 
 async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
@@ -86,7 +85,7 @@ async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
     found = await find(call.sandbox, asked.process)
     if found.pty:
         raise ConflictError("A terminal's input does not end.", code=ErrorCode.CONFLICT, hint="Type Ctrl+D (byte 4) in place of that.")
-    await inputs.close(call.sandbox, found.process)
+    await stdin.close(call.sandbox, found.process)
     return {}
 
 
@@ -114,7 +113,9 @@ async def find(sandbox: Sandbox, selector: Selector) -> ProcessInfo:
         NotFoundError: ``process_not_found``: none that runs.
     """
     for info in await processes.listing(sandbox):
-        if info.running and (info.pid == selector.pid or (selector.tag is not None and notes.of(sandbox, info.process).tag == selector.tag)):
+        if info.running and (
+            info.pid == selector.pid or (selector.tag is not None and process_details.of(sandbox, info.process).tag == selector.tag)
+        ):
             return info
     raise _absent(selector)
 

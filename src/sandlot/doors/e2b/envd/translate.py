@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sandlot.core.content import watching
-from sandlot.core.content.watching import FileEvent
-from sandlot.core.notes import ProcessDetails
-from sandlot.core.runs.outcomes import ProcessOutcome
-from sandlot.core.runs.processes import STDERR
+from sandlot.core.execution.output import ProcessOutcome
+from sandlot.core.execution.process_details import ProcessDetails
+from sandlot.core.execution.processes import STDERR
+from sandlot.core.files import watch
+from sandlot.core.files.watch import FileEvent
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
 from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
@@ -35,7 +35,7 @@ OTHER_TYPE = "FILE_TYPE_UNSPECIFIED"
 _NAMES: Mapping[int, str] = {0: "root", 1000: "user"}
 
 CREATE, WRITE, REMOVE, RENAME = (f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME"))
-_KINDS: Mapping[str, str] = {watching.CREATED: CREATE, watching.MODIFIED: WRITE, watching.REMOVED: REMOVE}
+_KINDS: Mapping[str, str] = {watch.CREATED: CREATE, watch.MODIFIED: WRITE, watch.REMOVED: REMOVE}
 """A changed mode is a modification here: EVENT_TYPE_CHMOD is never told."""
 
 _PART = re.compile(r"\.[0-9a-f]{32}\.part")
@@ -213,10 +213,10 @@ def happened(event: FileEvent, root: str) -> list[dict[str, Any]]:
     """
     if _PART.fullmatch(posixpath.basename(event.path)):
         return []
-    if event.kind == watching.MOVED and _PART.fullmatch(posixpath.basename(event.source or "")):
+    if event.kind == watch.MOVED and _PART.fullmatch(posixpath.basename(event.source or "")):
         name = _inside(event.path, root)
         return [{"name": name, "type": CREATE}, {"name": name, "type": WRITE}]
-    if event.kind == watching.MOVED:
+    if event.kind == watch.MOVED:
         return [{"name": _inside(event.source or "", root), "type": RENAME}, {"name": _inside(event.path, root), "type": CREATE}]
     kind = _KINDS.get(event.kind)
     return [] if kind is None else [{"name": _inside(event.path, root), "type": kind}]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
-from sandlot.core.content import watchers, watching
-from sandlot.core.content.watching import FileEvent, FolderWatch
+from sandlot.core.files import watch as folder_watch
+from sandlot.core.files.watch import FileEvent, FolderWatch
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.filesystem import entry_at
@@ -22,28 +22,28 @@ WITH_ENTRIES = "+entries"
 async def watch_dir(call: Call, asked: WatchMessage) -> Told:
     """Tell what happens in a folder, until it is gone."""
     path = translate.absolute(asked.path, call.user)
-    watch = await watching.watch(call.sandbox, path, user=call.user, recursive=asked.recursive)
+    watch = await folder_watch.watch(call.sandbox, path, user=call.user, recursive=asked.recursive)
     return Told(_told(call, watch, entries=asked.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
 
 
 async def create(call: Call, asked: WatchMessage) -> Mapping[str, Any]:
     """Watch a folder for who comes back."""
     path = translate.absolute(asked.path, call.user)
-    watcher = await watchers.create(call.sandbox, path, user=call.user, recursive=asked.recursive)
+    watcher = await folder_watch.create(call.sandbox, path, user=call.user, recursive=asked.recursive)
     return {"watcherId": watcher.id + (WITH_ENTRIES if asked.include_entry else "")}
 
 
 async def events(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """What has happened since the last time."""
     id_ = asked.watcher_id.removesuffix(WITH_ENTRIES)
-    root = watchers.find(call.sandbox, id_).root
-    happened = await watchers.take(call.sandbox, id_)
+    root = folder_watch.find(call.sandbox, id_).root
+    happened = await folder_watch.take(call.sandbox, id_)
     return {"events": [event async for event in _events(call, happened, root, entries=asked.watcher_id != id_)]}
 
 
 async def remove(call: Call, asked: WatcherMessage) -> Mapping[str, Any]:
     """Watch no more."""
-    watchers.remove(call.sandbox, asked.watcher_id.removesuffix(WITH_ENTRIES))
+    folder_watch.remove(call.sandbox, asked.watcher_id.removesuffix(WITH_ENTRIES))
     return {}
 
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.runs.code import CodeExecutionStatus
+from sandlot.core.execution.code import CodeExecutionStatus
 from sandlot.doors.e2bwords import moment
 from sandlot.link.types import CellError, Display
 from sandlot.web.streams import Event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.core.runs import contexts
+from sandlot.core.execution import contexts
 from sandlot.doors.e2b.access import box_of
 from sandlot.doors.e2b.interpreter import running
 from sandlot.doors.e2bwords import told

@@ -15,10 +15,10 @@ from typing import Any
 
 import structlog
 
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import code, contexts
-from sandlot.core.runs.code import CellSpec, CodeExecution
-from sandlot.core.runs.contexts import Context
+from sandlot.core.execution import code, contexts
+from sandlot.core.execution.code import CellSpec, CodeExecution
+from sandlot.core.execution.contexts import Context
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.e2b import translate

@@ -13,8 +13,8 @@ from uuid import UUID, uuid5
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.records.logs import reading
-from sandlot.core.records.logs.reading import Entry
+from sandlot.core.records import log_stream
+from sandlot.core.records.log_stream import Entry
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProcessesAnswer, LogsAnswer, LogsQuery
 from sandlot.doors.tensorlake.translate import milliseconds, refuse
@@ -57,7 +57,7 @@ async def processes(sandbox: str, request: Request) -> Response:
     box = await any_sandbox(request, sandbox)
     core, principal = core_of(request), principal_of(request)
     counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    records = [record for record in await core.executions.page(principal, sandbox=box.id, limit=reading.MOST_RUNS) if counted[record.id]]
+    records = [record for record in await core.executions.page(principal, sandbox=box.id, limit=log_stream.MOST_RUNS) if counted[record.id]]
     told = [
         LogProcess(
             processId=record.id,
@@ -75,7 +75,7 @@ async def processes(sandbox: str, request: Request) -> Response:
 
 
 async def _entries(request: Request, sandbox: Sandbox) -> Sequence[Entry]:
-    entries, _ = await reading.read(core_of(request).executions, sandbox, principal_of(request), reading.CHANNELS["both"])
+    entries, _ = await log_stream.read(core_of(request).executions, sandbox, principal_of(request), log_stream.CHANNELS["both"])
     return entries
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from sandlot.core.admission import AUTO, CreateSandboxParams
-from sandlot.core.pools.kinds import sizes
-from sandlot.core.pools.pools import PoolStatus
+from sandlot.core.pools.manager import PoolStatus
+from sandlot.core.pools.models import sizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.listing import ENDED, Wanted
+from sandlot.core.registry import ENDED, Wanted
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import ForkParams
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ArchiveAnswer,

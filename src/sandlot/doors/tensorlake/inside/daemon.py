@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from sandlot import __version__
-from sandlot.core.runs import processes
+from sandlot.core.execution import processes
 from sandlot.doors.tensorlake.inside.wire import HealthAnswer, InfoAnswer
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.web.bodies import reply

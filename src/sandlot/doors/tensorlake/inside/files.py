@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.content import files
+from sandlot.core.files import files
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, ListingAnswer, PathQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside

@@ -14,11 +14,9 @@ from datetime import datetime
 
 from fastapi import Request, Response
 
-from sandlot.core import notes
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import inputs, processes
-from sandlot.core.runs.again import restarting
-from sandlot.core.runs.processes import ProcessExecution
+from sandlot.core.execution import process_details, processes, stdin
+from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.lines import Lines
@@ -96,7 +94,7 @@ async def kill(process: str, request: Request) -> Response:
 async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
     sandbox = inside(request)
-    id_, _ = await restarting.restart(sandbox, (await find(sandbox, process)).process, description=_LABEL)
+    id_, _ = await processes.restart(sandbox, (await find(sandbox, process)).process, description=_LABEL)
     return reply(_answer(request, sandbox, await processes.look(sandbox, id_), core_of(request).clock.now()))
 
 
@@ -111,7 +109,7 @@ async def send_signal(process: str, body: SignalBody, request: Request) -> Respo
 async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
     sandbox = inside(request)
-    await while_connected(request, inputs.write(sandbox, (await find(sandbox, process)).process, body_of(request)))
+    await while_connected(request, stdin.write(sandbox, (await find(sandbox, process)).process, body_of(request)))
     return Response(status_code=204)
 
 
@@ -119,7 +117,7 @@ async def write_input(process: str, request: Request) -> Response:
 async def close_input(process: str, request: Request) -> Response:
     """End a process's standard input."""
     sandbox = inside(request)
-    await unless_gone(request, inputs.close(sandbox, (await find(sandbox, process)).process))
+    await unless_gone(request, stdin.close(sandbox, (await find(sandbox, process)).process))
     return Response(status_code=204)
 
 
@@ -151,7 +149,9 @@ async def find(sandbox: Sandbox, word: str) -> ProcessInfo:
     """
     pid = translate.pid_of(word)
     known = await processes.listing(sandbox)
-    found = [info for info in known if (info.pid == pid if pid is not None else word in {notes.of(sandbox, info.process).tag, info.process})]
+    found = [
+        info for info in known if (info.pid == pid if pid is not None else word in {process_details.of(sandbox, info.process).tag, info.process})
+    ]
     if not found:
         raise NotFoundError(
             f"There is no process {word[:64]!r} in sandbox {sandbox.id}.",
@@ -232,4 +232,4 @@ def _line(channel: int, text: str) -> streams.Event:
 
 
 def _answer(request: Request, sandbox: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
-    return translate.process(info, notes.of(sandbox, info.process), began_at, core_of(request).clock.now())
+    return translate.process(info, process_details.of(sandbox, info.process), began_at, core_of(request).clock.now())

@@ -20,10 +20,10 @@ from urllib.parse import parse_qs
 from fastapi import Request, Response, WebSocket
 from starlette.websockets import WebSocketState
 
-from sandlot.core.records.executions import ExecutionDescription
-from sandlot.core.runs import processes, terminals
-from sandlot.core.runs.processes import ProcessExecution
-from sandlot.core.runs.terminals import TerminalInput
+from sandlot.core.execution import processes, terminals
+from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.execution.terminals import TerminalInput
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.tensorlake.inside import translate

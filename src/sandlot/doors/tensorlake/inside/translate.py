@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sandlot.core.notes import ProcessDetails
-from sandlot.core.runs.outcomes import ProcessOutcome, finite
-from sandlot.core.runs.processes import STDERR, STDOUT
+from sandlot.core.execution.output import ProcessOutcome, finite
+from sandlot.core.execution.process_details import ProcessDetails
+from sandlot.core.execution.processes import STDERR, STDOUT
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
 from sandlot.link.types import Entry, ProcessInfo

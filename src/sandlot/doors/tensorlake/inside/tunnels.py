@@ -12,7 +12,7 @@ import asyncio
 from fastapi import WebSocket
 from starlette.websockets import WebSocketState
 
-from sandlot.core.content import tunnels
+from sandlot.core.forwarding import tunnels
 from sandlot.doors.tensorlake.inside.wire import TunnelQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import InvalidRequestError, SandlotError

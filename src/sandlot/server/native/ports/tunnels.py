@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response, WebSocket
 
-from sandlot.core.content import tunnels
+from sandlot.core.forwarding import tunnels
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.server.native.common import sandbox_of
 from sandlot.web import errors, sockets

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Header
 from pydantic import BaseModel
 
-from sandlot.core.records.once import check_key
+from sandlot.core.access.idempotency import check_key
 from sandlot.model.ids import ProcessId, SandboxId
 
 Key = Annotated[

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.runs import code
-from sandlot.core.runs.code import CodeExecution
-from sandlot.core.runs.processes import STDERR, STDOUT
+from sandlot.core.execution import code
+from sandlot.core.execution.code import CodeExecution
+from sandlot.core.execution.processes import STDERR, STDOUT
 from sandlot.link.types import CellError, CellStarted, Cleared, Display
 from sandlot.server.native.common import also, reply, sandbox_of, unless_gone
 from sandlot.server.native.runs.again import Key, named

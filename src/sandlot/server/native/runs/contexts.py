@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.core.runs import contexts
+from sandlot.core.execution import contexts
 from sandlot.server.native.common import PROBLEM, also, reply, sandbox_of, unless_gone
 from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.code import ContextAnswer, ContextBody, ContextsAnswer, InterruptedAnswer

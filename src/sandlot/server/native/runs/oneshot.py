@@ -12,12 +12,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 
 from sandlot.core.admission import AUTO
-from sandlot.core.oneshot import batch, execute
-from sandlot.core.oneshot.batch import BatchItem
-from sandlot.core.oneshot.grading import DEFAULT_TOLERANCE, Comparison
-from sandlot.core.oneshot.results import Result
-from sandlot.core.oneshot.spec import DEFAULT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, OneShotParams
-from sandlot.core.runs.outcomes import COPIES
+from sandlot.core.execution.output import COPIES
+from sandlot.core.oneshot import runner
+from sandlot.core.oneshot.comparison import DEFAULT_TOLERANCE, Comparison
+from sandlot.core.oneshot.params import DEFAULT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, OneShotParams
+from sandlot.core.oneshot.runner import BatchItem
+from sandlot.core.oneshot.verdict import Result
 from sandlot.core.service import Core
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
@@ -85,8 +85,8 @@ class OneShotBody(Body):
 class BatchBody(Body):
     """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
 
-    items: Annotated[list[dict[str, Any]], Field(max_length=batch.MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
-    concurrency: int = Field(default=batch.DEFAULT_CONCURRENCY, description=f"How many run at once, up to {batch.MAX_CONCURRENCY}.")
+    items: Annotated[list[dict[str, Any]], Field(max_length=runner.MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
+    concurrency: int = Field(default=runner.DEFAULT_CONCURRENCY, description=f"How many run at once, up to {runner.MAX_CONCURRENCY}.")
 
 
 class OneShotAnswer(Answer):
@@ -150,7 +150,7 @@ _BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/s
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = execute.execute(core_of(request).manager, principal_of(request), body.shot())
+    work = runner.execute(core_of(request).manager, principal_of(request), body.shot())
     return reply(OneShotAnswer.of(await unless_gone(request, work)))
 
 
@@ -161,8 +161,8 @@ async def run(body: OneShotBody, request: Request) -> Response:
 async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     core = core_of(request)
-    batch.check(len(body.items), body.concurrency)
-    runs = batch.execute_batch(core.manager, principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runner.check(len(body.items), body.concurrency)
+    runs = runner.execute_batch(core.manager, principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):
         return streams.lines(request, _told(runs, request_id), runs.aclose)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.core.runs import installing
+from sandlot.core.execution import packages
 from sandlot.server.native.common import also, principal_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.processes import told_of
 from sandlot.server.native.runs.again import Key, named
@@ -23,6 +23,6 @@ async def install(sandbox: str, body: PackagesBody, request: Request, idempotenc
     box, what, quota = sandbox_of(request, sandbox), body.asked(), principal_of(request).quota
     id_ = named(box.id, idempotency_key, body)
     if streams.wanted(request):
-        begun = await unless_gone(request, installing.start(box, what, quota, id=id_))
+        begun = await unless_gone(request, packages.start(box, what, quota, id=id_))
         return streams.events(request, told_of(begun.run), begun.close)
-    return reply(FinishedAnswer.finished(await unless_gone(request, installing.install(box, what, quota, id=id_)), None))
+    return reply(FinishedAnswer.finished(await unless_gone(request, packages.install(box, what, quota, id=id_)), None))

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sandlot.core.admission import check_own
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import MOST, SAME, ForkParams, Promoted, Tree
+from sandlot.core.snapshots.forks import MOST, SAME, ForkParams, Promoted, Tree
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words

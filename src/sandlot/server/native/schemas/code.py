@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from sandlot.core.runs import code, contexts
-from sandlot.core.runs.code import CellSpec
+from sandlot.core.execution import code, contexts
+from sandlot.core.execution.code import CellSpec
 from sandlot.link.types import CellError, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandlot.core.records.filestore import FOLDER, MAX_INJECTED
+from sandlot.core.files.store import FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
 from sandlot.server.native.schemas.files import EntryAnswer

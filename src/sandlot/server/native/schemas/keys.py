@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.records.quotas import Taken
+from sandlot.core.access.quotas import Taken
 from sandlot.model.access import UNBOUNDED, Principal, Quota
 from sandlot.model.records import KeyRecord
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text

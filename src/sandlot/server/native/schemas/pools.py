@@ -8,10 +8,10 @@ from datetime import datetime
 from pydantic import Field
 
 from sandlot.core.admission import AUTO, OWN, check_own
-from sandlot.core.pools.kinds import GROWS_TO, MOST, PoolSizes, sizes
-from sandlot.core.pools.pools import PoolStatus
+from sandlot.core.pools.manager import PoolStatus
+from sandlot.core.pools.models import GROWS_TO, MOST, PoolSizes, sizes
 from sandlot.core.pools.starts import PATHS
-from sandlot.core.pools.templates import made_at
+from sandlot.core.pools.template_snapshots import made_at
 from sandlot.model.access import LOCAL
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.server.native.schemas.base import Answer, Body, Text, Words

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sandlot.core.content.changes import FOLDERS, ChangedFile
-from sandlot.core.notes import ProcessDetails
-from sandlot.core.runs import outcomes
-from sandlot.core.runs.requirements import MAX_PACKAGES, InstallParams, Manager
+from sandlot.core.execution import output
+from sandlot.core.execution.process_details import ProcessDetails
+from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
+from sandlot.core.files.changes import FOLDERS, ChangedFile
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, SCREEN_MOST, ProcessSpec, User, shell_argv
@@ -113,7 +113,7 @@ class ExitedAnswer(Answer):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: outcomes.ProcessOutcome) -> ExitedAnswer:
+    def of(cls, outcome: output.ProcessOutcome) -> ExitedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome))
 
@@ -134,7 +134,7 @@ class EndedAnswer(ExitedAnswer):
     files_more: bool = Field(default=False, description="Whether there may be others; also where it could not be found out.")
 
     @classmethod
-    def with_files(cls, outcome: outcomes.ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> EndedAnswer:
+    def with_files(cls, outcome: output.ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> EndedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome), **changed_files(changed))
 
@@ -148,7 +148,7 @@ class FinishedAnswer(EndedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: outcomes.CommandResult, changed: tuple[Sequence[ChangedFile], bool] | None) -> FinishedAnswer:
+    def finished(cls, done: output.CommandResult, changed: tuple[Sequence[ChangedFile], bool] | None) -> FinishedAnswer:
         """What is told of it."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(changed))
 
@@ -231,7 +231,7 @@ class ProcessAnswer(Answer):
     @classmethod
     def of(cls, info: ProcessInfo, note: ProcessDetails) -> ProcessAnswer:
         """What is told of it."""
-        code = outcomes.exit_code(info.exit_code, info.signal) if not info.running else None
+        code = output.exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
             process=info.process,
             pid=info.pid,
@@ -240,7 +240,7 @@ class ProcessAnswer(Answer):
             reason=info.reason,
             exit_code=code,
             signal=info.signal,
-            duration=outcomes.finite(info.duration_s),
+            duration=output.finite(info.duration_s),
             pty=info.pty,
             stdin_open=info.stdin,
             stdin_bytes=info.stdin_bytes,
@@ -290,7 +290,7 @@ def captured(stdout: Capture, stderr: Capture) -> dict[str, Any]:
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
 
 
-def _exited(outcome: outcomes.ProcessOutcome) -> dict[str, Any]:
+def _exited(outcome: output.ProcessOutcome) -> dict[str, Any]:
     return {
         "process": outcome.process,
         "exit_code": outcome.exit_code,

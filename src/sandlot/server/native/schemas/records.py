@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sandlot.core.records.logs.reading import Entry
+from sandlot.core.records.log_stream import Entry
 from sandlot.model.records import EventRecord, ExecutionRecord
 from sandlot.server.native.schemas.base import Answer, Query, Text
 

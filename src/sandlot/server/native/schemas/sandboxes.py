@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, CreateSandboxParams, check_own
-from sandlot.core.limits import Used
-from sandlot.core.listing import ENDED, LIVE, Wanted, states_of
-from sandlot.core.lives.updates import UpdateSandboxParams
+from sandlot.core.lifecycle.update import UpdateSandboxParams, Used
+from sandlot.core.registry import ENDED, LIVE, Wanted, states_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of

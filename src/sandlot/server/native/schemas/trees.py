@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.core.content import watching
-from sandlot.core.content.archives import Unpacked
-from sandlot.core.content.signing import DEFAULT_S
-from sandlot.core.content.watchers import BufferedFolderWatch
+from sandlot.core.files import watch
+from sandlot.core.files.archives import Unpacked
+from sandlot.core.files.signed_urls import DEFAULT_S
+from sandlot.core.files.watch import BufferedFolderWatch
 from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
 
@@ -62,7 +62,7 @@ class FileEvent(Answer):
     kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
 
     @classmethod
-    def of(cls, event: watching.FileEvent) -> FileEvent:
+    def of(cls, event: watch.FileEvent) -> FileEvent:
         """What is told of it."""
         return cls(path=event.path, kind="directory" if event.folder else "file")
 
@@ -73,7 +73,7 @@ class MovedEvent(FileEvent):
     source: str = Field(description="Its path before.")
 
     @classmethod
-    def of(cls, event: watching.FileEvent) -> MovedEvent:
+    def of(cls, event: watch.FileEvent) -> MovedEvent:
         """What is told of it."""
         return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
 
@@ -123,7 +123,7 @@ class HappenedEventAnswer(Answer):
     source: str | None = Field(description="Its path before, of what was moved.")
 
     @classmethod
-    def of(cls, event: watching.FileEvent) -> HappenedEventAnswer:
+    def of(cls, event: watch.FileEvent) -> HappenedEventAnswer:
         """What is told of it."""
         told = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
         return cls.model_validate(told)

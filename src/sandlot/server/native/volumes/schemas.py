@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.volumes.volume import DEFAULT_BYTES, LEAST_BYTES, MOST_BYTES, Volume
+from sandlot.core.volumes import DEFAULT_BYTES, LEAST_BYTES, MOST_BYTES, Volume
 from sandlot.model.specs import VolumeMount
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 

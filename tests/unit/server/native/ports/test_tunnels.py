@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sandlot.core.content import tunnels
+from sandlot.core.forwarding import tunnels
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
 from sandlot.server.serve import answering

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core.sandboxes import SandboxManager
+from sandlot.core.manager import SandboxManager
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.server.settings import Settings

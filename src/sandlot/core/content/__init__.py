@@ -1,1 +1,0 @@
-"""What is in a sandbox: its files, whole trees of them, and what changes among them."""

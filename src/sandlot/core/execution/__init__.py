@@ -1,0 +1,1 @@
+"""Code, commands and terminals in running sandboxes."""

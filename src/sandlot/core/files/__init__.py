@@ -1,0 +1,1 @@
+"""Files of running sandboxes, and the file store."""

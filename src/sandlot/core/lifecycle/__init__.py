@@ -1,0 +1,1 @@
+"""Lifecycle of one sandbox: start, suspend, update, recover, end."""

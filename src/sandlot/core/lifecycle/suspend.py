@@ -1,0 +1,417 @@
+"""What a sandbox is asked for between its beginning and its end: to stand still, to sleep on the disk, to go on, to be written down.
+
+Each is a work for :mod:`sandlot.core.operations`: the sandbox's own life carries it out, one after the other.
+
+Laws:
+- What is half done is recorded before it is begun, where a start of the service would have to know; what is done is recorded before it is answered.
+  Whatever fails on the way leaves the sandbox as it was. A sandbox that cannot be paused again runs; one that cannot run again is ended.
+- A hibernated sandbox is its image; the image goes only once it is recorded that the sandbox runs again. A live one wins over its image.
+- While it stands still no deadline of its guest passes; what its service promised it for that time is its own (``keep_resting_s``).
+- What a sandbox did not take of the host any more is promised to others only once it was given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sandlot.core.lifecycle import mounts
+from sandlot.core.lifecycle.dependencies import (
+    SandboxSupervisor,
+    SupervisionDetachedError,
+    SupervisionEndedError,
+    check_end,
+    driver_step,
+    extend_deadline,
+    guest_deadline_s,
+    left_s,
+)
+from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake
+from sandlot.core.lifecycle.teardown import destroy
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.client import Link
+from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
+from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance
+from sandlot.model.states import SETTLEMENT, State
+
+REST_TIMEOUT_S = 30.0
+"""How long a guest may take to come to rest; a full pipe without a reader is no reason to wait longer."""
+
+WRITE_TIMEOUT_S = 600.0
+"""For writing an image: of many GiB to a slow disk (a disk of 100 MB/s writes 60 GB in it)."""
+
+SAME = -1.0
+"""In place of a timeout: what it had."""
+
+_log = structlog.get_logger("sandlot.core")
+
+
+async def pause(supervisor: SandboxSupervisor) -> None:
+    """Freeze it where it is; nothing where it rests already.
+
+    Raises:
+        UnsupportedError: Its driver cannot.
+        HostError: It cannot be recorded; it runs on.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    if sandbox.state is not State.RUNNING:
+        return
+    await _require(supervisor, DriverCapability.PAUSE, "be paused")
+    instance = _instance(sandbox)
+    await _intend(supervisor, State.PAUSING)
+    before = sandbox.expires_at, sandbox.deadline_monotonic_s
+    try:
+        extend_deadline(sandbox, dependencies.clock, dependencies.keep_resting_s)
+        await _both(_freeze(sandbox, instance), dependencies.recorder.rests(sandbox, State.PAUSED, "sandbox.paused"))
+    except BaseException as error:
+        sandbox.expires_at, sandbox.deadline_monotonic_s = before
+        if not isinstance(error, SandboxEndedError):
+            await _go_on(supervisor, instance)
+        raise
+    sandbox.become(State.PAUSED)
+    _log.info("sandbox.paused", sandbox=sandbox.id)
+
+
+async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) -> None:
+    """Let a paused one go on, or wake a hibernated one; one that runs does.
+
+    Args:
+        supervisor: It.
+        timeout_s: From now on; None is never, :data:`SAME` what it was asked for.
+
+    Raises:
+        UnavailableError: ``busy``: there is no room for a hibernated one; it sleeps on.
+        HostError: It cannot be restored, or recorded; it rests on.
+    """
+    sandbox = supervisor.sandbox
+    was = sandbox.spec
+    if timeout_s is None or timeout_s != SAME:
+        sandbox.spec = replace(was, timeout_s=timeout_s)
+    try:
+        if sandbox.state is State.PAUSED:
+            await _thaw(supervisor)
+        elif sandbox.state is State.HIBERNATED:
+            await _wake(supervisor)
+        elif sandbox.spec is not was:
+            await _say_deadline(supervisor)
+            await supervisor.dependencies.recorder.changed(sandbox, "timeout")
+    except BaseException:
+        sandbox.spec = replace(sandbox.spec, timeout_s=was.timeout_s)
+        raise
+    await mounts.settle(supervisor)
+
+
+async def hibernate(supervisor: SandboxSupervisor) -> None:
+    """Write it to the disk and give its memory back; nothing where that is so already.
+
+    Raises:
+        UnsupportedError: Its driver cannot.
+        SandlotError: It cannot be written, or recorded; it goes on as it was.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    if sandbox.state is State.HIBERNATED:
+        return
+    await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
+    instance, was = _instance(sandbox), sandbox.state
+    await _intend(supervisor, State.HIBERNATING)
+    await dependencies.images.remove(sandbox.id)  # from here on an image that is there is the one that is written here
+    try:
+        if was is State.PAUSED:
+            await driver_step("resume", instance.resume())
+        await (await _linked(supervisor, instance)).quiesce(REST_TIMEOUT_S)
+        into = await dependencies.images.make(sandbox.id)
+        size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
+    except BaseException as error:
+        if isinstance(error, SandboxEndedError) and sandbox.link is not None:
+            raise  # the life notices it by the link
+        if was is State.PAUSED:
+            extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)  # it runs, until it is paused again
+        if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.images.image(sandbox.id).is_dir):
+            await dependencies.images.remove(sandbox.id)
+            if was is State.PAUSED:
+                with contextlib.suppress(SandlotError):
+                    await pause(supervisor)
+            raise
+        # It took longer than anybody waits, and was done all the same: the image is all that there is of it.
+        size_bytes = await asyncio.to_thread(_size, dependencies.images.image(sandbox.id))
+    extend_deadline(sandbox, dependencies.clock, dependencies.keep_resting_s)
+    sandbox.become(State.HIBERNATED)
+    # Where this fails it is found as what was intended, with an image that is whole: it sleeps.
+    await dependencies.recorder.moved(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
+    await _give_back(supervisor, size_bytes)
+    _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
+
+
+async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: bool = True) -> int:
+    """Write its memory and files into a folder that does not exist; it goes on as it was. How many bytes they are.
+
+    Args:
+        supervisor: It: running, paused or hibernated.
+        into: Where to.
+        durable: Whether it is to survive a loss of power.
+
+    Raises:
+        UnsupportedError: Its driver cannot.
+        SandlotError: It cannot be written; it goes on all the same.
+
+    A paused sandbox that cannot be frozen again afterwards runs, also where its snapshot was written; see :func:`_pause_again`.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    await _require(supervisor, DriverCapability.SNAPSHOT, "be written to a snapshot")
+    if sandbox.state is State.HIBERNATED:
+        return await dependencies.images.copy(dependencies.images.image(sandbox.id), into)
+    instance, was = _instance(sandbox), sandbox.state
+    await _intend(supervisor, State.SNAPSHOTTING)
+    try:
+        if was is State.PAUSED:
+            await driver_step("resume", instance.resume())
+        async with _armed(await _linked(supervisor, instance), stays=was is State.PAUSED):
+            return await driver_step("write", instance.snapshot(into, keep_running=True, durable=durable), WRITE_TIMEOUT_S)
+    finally:
+        if not (supervisor.exits is not None and supervisor.exits.done()):
+            if was is State.PAUSED:
+                await _pause_again(supervisor, instance)
+            else:
+                sandbox.become(was)
+
+
+async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
+    """What becomes of one that an earlier service of this node hibernated, or was about to wake: it sleeps on.
+
+    Whether it can be woken here shows when it is: what does not fit today, such as a build of the runtime that was put away, may tomorrow.
+
+    Raises:
+        ConflictError: It has no image, so that nothing is left of it.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    image = dependencies.images.image(sandbox.id)
+    if not await asyncio.to_thread(image.is_dir):
+        raise ConflictError(f"Sandbox {sandbox.id} cannot be woken: its image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
+    if sandbox.state is not State.HIBERNATED:
+        sandbox.become(State.HIBERNATED)
+    dependencies.rested(sandbox, await asyncio.to_thread(_size, image))
+
+
+async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> None:
+    """Freeze a paused sandbox that was thawed for its snapshot.
+
+    A sandbox that cannot be frozen must not be shown as paused: its processes run, while its guest counts no time and its timeout stands
+    still. It is resumed instead, with its timeout anew, and its owner gets the event of a resume.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    try:
+        await driver_step("pause", instance.pause())
+    except SandboxEndedError:
+        return
+    except SandlotError as error:
+        _log.warning("sandbox.not_paused_again", sandbox=sandbox.id, error=str(error))
+        extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+        await _go_on(supervisor, instance, "sandbox.resumed")
+        await mounts.settle(supervisor)
+    else:
+        sandbox.become(State.PAUSED)
+
+
+async def _thaw(supervisor: SandboxSupervisor) -> None:
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    instance = _instance(sandbox)
+    before = sandbox.expires_at, sandbox.deadline_monotonic_s
+    await driver_step("resume", instance.resume())
+    try:
+        link = await _linked(supervisor, instance)
+        extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+        await _both(_goes_on(sandbox, link), dependencies.recorder.rests(sandbox, State.RUNNING, "sandbox.resumed"))
+    except BaseException as error:
+        sandbox.expires_at, sandbox.deadline_monotonic_s = before
+        if not isinstance(error, SandboxEndedError):
+            with contextlib.suppress(SandlotError):
+                await _freeze(sandbox, instance)
+            await dependencies.recorder.moved(sandbox)
+        raise
+    sandbox.become(State.RUNNING)
+    _log.info("sandbox.resumed", sandbox=sandbox.id)
+
+
+async def _wake(supervisor: SandboxSupervisor) -> None:
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    image = dependencies.images.image(sandbox.id)
+    if supervisor.going:
+        await asyncio.wait(supervisor.going)
+    await dependencies.claim(sandbox)
+    before = sandbox.expires_at, sandbox.deadline_monotonic_s
+    sandbox.become(State.WAKING)
+    try:
+        started = await MemoryImageStart(image)(sandbox, dependencies, supervisor.holdings)
+        supervisor.exits = started.exits
+        await _say_deadline(supervisor)
+        await dependencies.recorder.rests(sandbox, State.RUNNING, "sandbox.woken")
+    except (SupervisionEndedError, SupervisionDetachedError):
+        raise
+    except BaseException:
+        sandbox.expires_at, sandbox.deadline_monotonic_s = before
+        sandbox.become(State.HIBERNATED)
+        await _give_back(supervisor, await asyncio.to_thread(_size, image))
+        await dependencies.recorder.moved(sandbox)
+        raise
+    sandbox.become(State.RUNNING)
+    _tell_woken(sandbox)
+    await dependencies.images.remove(sandbox.id)
+    _log.info("sandbox.woken", sandbox=sandbox.id)
+
+
+async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, what: str) -> None:
+    can = await supervisor.dependencies.can(ability)
+    if not can.can(ability):
+        reason = can.why_not(ability)
+        raise UnsupportedError(
+            f"This sandbox cannot {what}: {reason}.",
+            code=ErrorCode.UNSUPPORTED,
+            hint="Use another isolation for it; 'sandlot doctor' says what each can do here.",
+            fields={"reason": reason, "isolation": supervisor.sandbox.spec.isolation},
+        )
+
+
+async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
+    """Record what is about to be done, where the next start of the service would make something else of it than of what it is.
+
+    Raises:
+        SandlotError: It cannot be recorded, and nothing is done.
+        Ended: It was asked to end.
+    """
+    sandbox = supervisor.sandbox
+    check_end(sandbox)
+    if SETTLEMENT[state] is not SETTLEMENT[sandbox.state]:
+        await supervisor.dependencies.recorder.rests(sandbox, state)
+        check_end(sandbox)
+    sandbox.become(state)
+
+
+@contextlib.asynccontextmanager
+async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
+    """Around a checkpoint that the guest outlives; ``stays``: it is about to be frozen again."""
+    await driver_step("stand still", link.checkpoint(armed=True))
+    try:
+        yield
+    finally:
+        if not stays:
+            with contextlib.suppress(SandboxEndedError):
+                await driver_step("go on", link.checkpoint(armed=False))
+
+
+async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, None]) -> None:
+    """Do something, and record at the same time that it is done; both to their ends, whatever becomes of the other.
+
+    A service that is killed in between finds a record of what was not done yet, which is what it makes of it then.
+    """
+    for result in await asyncio.gather(work, record, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
+    # Armed, it counts the time until it is told otherwise as none that it lived: no timeout inside passes.
+    await driver_step("stand still", _link(sandbox).checkpoint(armed=True))
+    await driver_step("pause", instance.pause())
+
+
+async def _goes_on(sandbox: Sandbox, link: Link) -> None:
+    # In this order on the link, and answered together.
+    deadline_s = guest_deadline_s(sandbox.spec.timeout_s)
+    await asyncio.gather(driver_step("go on", link.checkpoint(armed=False)), driver_step("go on", link.set_deadline(deadline_s)))
+
+
+async def _say_deadline(supervisor: SandboxSupervisor) -> None:
+    """Begin its timeout anew, in its guest first."""
+    sandbox = supervisor.sandbox
+    await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(sandbox.spec.timeout_s)))
+    extend_deadline(sandbox, supervisor.dependencies.clock, sandbox.spec.timeout_s)
+
+
+async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
+    """Its link; made where it has none, because an earlier service of this node froze it."""
+    sandbox = supervisor.sandbox
+    if sandbox.link is None or sandbox.link.closed:
+        sandbox.link = await driver_step("answer", reconnect_guest(sandbox, supervisor.dependencies, instance))
+    return sandbox.link
+
+
+async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
+    """Let a sandbox run again after a work on it failed. A sandbox that lives and cannot run again is ended.
+
+    Args:
+        supervisor: The sandbox.
+        instance: Its instance.
+        event: Type of the event to record, where clients were told that the sandbox did not run.
+
+    Returns:
+        False if the sandbox had ended already.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    try:
+        await driver_step("resume", instance.resume())
+        if sandbox.link is not None and sandbox.link.asleep:
+            await driver_step("answer", wake(sandbox, dependencies, sandbox.link, await dependencies.base(sandbox.spec)))
+        else:
+            try:
+                link = await _linked(supervisor, instance)
+                await driver_step("go on", link.checkpoint(armed=False))
+                await driver_step("go on", link.set_deadline(guest_deadline_s(left_s(sandbox, dependencies.clock))))
+            except UnavailableError:  # it did not come to rest in time, and this link takes no calls any more
+                if sandbox.link is not None:
+                    await sandbox.link.aclose()
+                await _linked(supervisor, instance)
+    except SandboxEndedError:
+        if sandbox.link is None:  # by which the life would notice it
+            sandbox.request_end(Exit(ExitReason.CRASHED, "its guest cannot be reached"))
+        return False
+    except SandlotError as error:
+        sandbox.request_end(Exit(ExitReason.CRASHED, f"it could not be made to run again: {error.message}"))
+        return True
+    sandbox.become(State.RUNNING)
+    _tell_woken(sandbox)
+    sandbox.deadline_changed.set()
+    await dependencies.recorder.moved(sandbox, event)
+    return True
+
+
+async def _give_back(supervisor: SandboxSupervisor, size_bytes: int) -> None:
+    """Give back all that it has of the host, off the path of who waits; what it keeps is so many bytes on the disk."""
+    sandbox, holdings = supervisor.sandbox, supervisor.holdings[:]
+    supervisor.holdings.clear()
+    if supervisor.exits is not None:
+        supervisor.exits.cancel()
+        supervisor.exits = None
+    link, sandbox.link, sandbox.instance = sandbox.link, None, None
+    if link is not None:
+        await link.aclose()
+    task = asyncio.ensure_future(destroy(sandbox, holdings, supervisor.dependencies.disposer, asyncio.Event()))
+    supervisor.going.add(task)
+    task.add_done_callback(supervisor.going.discard)
+    task.add_done_callback(lambda _: supervisor.dependencies.rested(sandbox, size_bytes))
+
+
+def _tell_woken(sandbox: Sandbox) -> None:
+    if sandbox.woken is not None:
+        sandbox.woken()
+
+
+def _instance(sandbox: Sandbox) -> Instance:
+    if sandbox.instance is None:
+        raise sandbox.ended_error()
+    return sandbox.instance
+
+
+def _link(sandbox: Sandbox) -> Link:
+    if sandbox.link is None:
+        raise sandbox.ended_error()
+    return sandbox.link
+
+
+def _size(image: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in image.iterdir()) if image.is_dir() else 0

@@ -1,1 +1,0 @@
-"""What runs write, as it is logged, read back and followed."""

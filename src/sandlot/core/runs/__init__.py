@@ -1,1 +1,0 @@
-"""What runs in a sandbox: processes and cells, followed or left alone, and what they gave."""

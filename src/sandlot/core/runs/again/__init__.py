@@ -1,1 +1,0 @@
-"""Runs that are begun again."""

@@ -1,1 +1,0 @@
-"""Volumes: files that outlive the sandboxes that have them."""

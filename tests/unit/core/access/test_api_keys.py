@@ -1,0 +1,180 @@
+"""Keys: shown once, kept as digests, checked in memory, and seen when another process changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+
+import pytest
+
+from sandlot.core.access import api_keys as module
+from sandlot.core.access.api_keys import PREFIX, ApiKeys
+from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
+from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
+from sandlot.model.records import KeyRecord
+from sandlot.store.database import SqlStore
+from tests.support.clock import START, ManualClock
+from tests.support.node import settled
+from tests.support.until import until
+
+
+@pytest.fixture
+def api_keys(store: SqlStore) -> ApiKeys:
+    return ApiKeys(store.keys, ManualClock())
+
+
+async def test_a_key_is_known_until_it_is_revoked(api_keys: ApiKeys) -> None:
+    record, secret = await api_keys.create("ci")
+    assert secret.startswith(PREFIX)
+    assert len(secret) == len(PREFIX) + 43  # 256 bits, base64
+    found = api_keys.verify(secret)
+    assert found is not None
+    assert (found.owner, found.name, found.operator, found.quota) == (record.id, "ci", False, Quota())
+    for wrong in (secret[:-1], secret + "x", secret.removeprefix(PREFIX), "", "\ud800", "ä"):
+        assert api_keys.verify(wrong) is None
+    assert list(await api_keys.list()) == [record]
+    assert (await api_keys.revoke("ci")).id == record.id
+    assert api_keys.verify(secret) is None
+    assert await api_keys.list() == []
+    with pytest.raises(NotFoundError, match="There is no key 'ci'"):
+        await api_keys.revoke("ci")
+
+
+async def test_only_a_digest_is_kept(api_keys: ApiKeys, store: SqlStore) -> None:
+    _, secret = await api_keys.create("ci")
+    (record,) = await store.keys.all()
+    assert record.sha256 == hashlib.sha256(secret.encode()).hexdigest()
+    assert record.created_at == START
+
+
+async def test_an_operator_is_bound_by_nothing_unless_it_is_said(api_keys: ApiKeys) -> None:
+    _, secret = await api_keys.create("boss", operator=True)
+    found = api_keys.verify(secret)
+    assert found is not None
+    assert (found.operator, found.quota) == (True, UNBOUNDED)
+    record, _ = await api_keys.create("bound", operator=True, quota=Quota(cpus=1))
+    assert api_keys.quota_of(record.id) == Quota(cpus=1)
+    assert api_keys.quota_of(LOCAL) == api_keys.quota_of(OwnerId("nobody")) == UNBOUNDED
+
+
+async def test_names_and_quotas_that_are_none_are_refused(api_keys: ApiKeys) -> None:
+    await api_keys.create("a.b-c_1")
+    with pytest.raises(ConflictError):
+        await api_keys.create("a.b-c_1")
+    for name in ("", " ", "-a", "x" * 64, "ä", "a\n"):
+        with pytest.raises(InvalidRequestError, match="not a name"):
+            await api_keys.create(name)
+    for quota in (Quota(cpus=-1), Quota(lifetime_s=float("nan")), Quota(memory_bytes=-1), Quota(lifetime_s=float("inf"))):
+        with pytest.raises(InvalidRequestError, match="must be 0 or more"):
+            await api_keys.create("b", quota=quota)
+    assert [record.name for record in await api_keys.list()] == ["a.b-c_1"]
+
+
+async def test_what_another_process_changes_is_seen_by_the_next_look(store: SqlStore) -> None:
+    service, elsewhere = ApiKeys(store.keys, ManualClock()), ApiKeys(store.keys, ManualClock())
+    looking = asyncio.create_task(service.run())
+    try:
+        record, secret = await elsewhere.create("late")
+        await until(lambda: service.verify(secret) is not None)
+        assert service.principal_of(record.id) == service.verify(secret)
+        await elsewhere.revoke("late")
+        await until(lambda: service.verify(secret) is None)
+        assert module.LOOK_S <= 0.5, "a look and the wait before it take less than a second"
+    finally:
+        looking.cancel()
+        await asyncio.wait({looking})
+
+
+class Slow:
+    """A table that answers with what it had when it was asked, when it is told to; or refuses."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._table = store.keys
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.refusing = False
+
+    async def add(self, record: KeyRecord) -> None:
+        await self._table.add(record)
+
+    async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
+        return await self._table.revoke(name_or_id, at)
+
+    async def all(self) -> Sequence[KeyRecord]:
+        if self.refusing:
+            self.asked.set()
+            raise UnavailableError("The database does not answer.", code=ErrorCode.SERVICE_UNAVAILABLE)
+        found = await self._table.all()
+        self.asked.set()
+        await self.go_on.wait()
+        return found
+
+
+async def test_a_look_from_before_a_change_does_not_take_it_back(store: SqlStore) -> None:
+    table = Slow(store)
+    api_keys = ApiKeys(table, ManualClock())
+    gone, secret = await api_keys.create("gone")
+    look = asyncio.create_task(api_keys.look())
+    await table.asked.wait()
+    _, fresh = await api_keys.create("fresh")
+    await api_keys.revoke(gone.id)
+    table.go_on.set()
+    await look
+    assert api_keys.verify(secret) is None
+    assert api_keys.verify(fresh) is not None
+
+
+async def test_revoking_a_key_ends_its_other_requests_as_unauthenticated(api_keys: ApiKeys) -> None:
+    record, _ = await api_keys.create("ci")
+
+    async def request() -> None:
+        with api_keys.working_for(record.id):
+            await asyncio.Event().wait()
+
+    other = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    with api_keys.working_for(record.id):
+        await api_keys.revoke("ci")
+        await settled(other.done)
+
+    with pytest.raises(AuthenticationError):
+        await other
+
+
+async def test_while_the_store_does_not_answer_the_keys_seen_last_hold(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    table = Slow(store)
+    table.go_on.set()
+    api_keys = ApiKeys(table, ManualClock())
+    _, secret = await api_keys.create("a")
+    table.refusing = True
+    looking = asyncio.create_task(api_keys.run())
+    try:
+        for _ in range(3):
+            table.asked.clear()
+            await table.asked.wait()
+        assert api_keys.verify(secret) is not None
+        table.refusing = False
+        await store.keys.revoke("a", START)
+        await until(lambda: api_keys.verify(secret) is None)
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+
+
+async def test_every_key_is_compared_whichever_matches(api_keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [await api_keys.create(f"k{number}") for number in range(5)]
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    for secret in (made[0][1], made[4][1], "wrong"):
+        compared.clear()
+        api_keys.verify(secret)
+        assert compared == [bytes.fromhex(record.sha256) for record, _ in made]

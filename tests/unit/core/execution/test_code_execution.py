@@ -1,0 +1,95 @@
+"""Who is there for a cell: several that asked for it, those who come back for it, and nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandlot.core.execution import code, unattended
+from sandlot.core.execution.code import CellSpec
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.ids import new_process_id
+from sandlot.sdk import retries
+from tests.support.service import Bench
+from tests.support.until import until
+
+SLOW = CellSpec("import time\nfor n in range(8):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('end')", timeout_s=None)
+ENDLESS = CellSpec("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.1)", timeout_s=None)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "AWAY_S", 0.3)
+
+
+@pytest.mark.usefixtures("short")
+async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, sandbox: Sandbox) -> None:
+    id_ = new_process_id()
+    first = await code.start(sandbox, SLOW, id=id_)
+    second = asyncio.create_task(code.execute(sandbox, SLOW, id=id_))
+    await until(lambda: sandbox.present[id_].people == 2)
+    await first.close()
+    done = await second
+    assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
+    await until(lambda: not sandbox.present)
+    await until(lambda: sandbox.activity.held == 0)
+    record = await at.service.core.executions.get(OPERATOR, id_)
+    assert (record.status, record.stdout) == ("ok", done.stdout.text())
+
+
+@pytest.mark.usefixtures("short")
+async def test_whoever_follows_it_meanwhile_counts(sandbox: Sandbox) -> None:
+    id_ = new_process_id()
+    first = await code.start(sandbox, SLOW, id=id_)
+    followed = await code.follow(sandbox, id_)
+    await first.close()
+    async for _ in followed:
+        pass
+    assert (await followed.outcome()).status == "ok"
+    await followed.close()
+
+
+@pytest.mark.usefixtures("short")
+async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, sandbox: Sandbox) -> None:
+    await code.execute(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
+    id_ = new_process_id()
+    first, second = [await code.start(sandbox, ENDLESS, id=id_) for _ in range(2)]
+    await second.close()
+    await first.close()
+    await until(lambda: not sandbox.present)
+    done = await code.collected(sandbox, id_, wait_s=None)
+    assert done.outcome.status == "error"
+    await until(lambda: sandbox.activity.held == 0)
+    assert (await at.service.core.executions.get(OPERATOR, id_)).status == "killed"
+
+
+async def test_one_that_nobody_can_ask_for_again_is_interrupted_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "AWAY_S", 3600.0)
+    running = await code.start(sandbox, ENDLESS)
+    await running.close()
+    assert (await code.collected(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
+
+
+async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
+    assert sandbox.execution_counter is not None
+    id_, before = new_process_id(), sandbox.execution_counter.used(sandbox.owner)
+    first, second = await asyncio.gather(*(code.execute(sandbox, SLOW, id=id_) for _ in range(2)))
+    third = await code.execute(sandbox, SLOW, id=id_)
+    assert first.stdout.text() == second.stdout.text() == third.stdout.text()
+    assert sandbox.execution_counter.used(sandbox.owner) == before + 1
+    waiting = new_process_id()
+    assert [await code.begin(sandbox, CellSpec("1"), id=waiting) for _ in range(2)] == [waiting] * 2
+    await until(lambda: not sandbox.background)
+    assert await code.begin(sandbox, CellSpec("1"), id=waiting) == waiting
+    assert sandbox.execution_counter.used(sandbox.owner) == before + 2
+    page = await at.service.core.executions.page(OPERATOR)
+    assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
+
+
+def test_clients_repeat_a_call_before_its_cell_is_interrupted() -> None:
+    waits_s = [retries.cut_wait_s(tries, once=True, luck=0.0) or 0.0 for tries in range(1, retries.MAX_TRIES)]
+    assert waits_s == sorted(waits_s)
+    assert sum(waits_s[:2]) < code.AWAY_S, "a connection broke, and the service is there"
+    assert max(waits_s) < unattended.BACK_S, "the service was started again, and the client may just have begun its longest wait"

@@ -1,0 +1,104 @@
+"""What a cell gave, collected: displays that are updated and cleared, and bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.execution import output
+from sandlot.core.execution.output import COPIES, CodeOutputCollector, display_bytes
+from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
+from sandlot.model.specs import MIB
+
+
+def collected(*events: Output | Lost | CellStarted | Display | Cleared | CellError) -> CodeOutputCollector:
+    results = CodeOutputCollector(BufferBudget(64 * MIB))
+    for event in events:
+        results.add(event)
+    return results
+
+
+def shown(text: str, *, id_: str | None = None, update: bool = False, main: bool = False) -> Display:
+    return Display({"text/plain": text}, main, display_id=id_, update=update)
+
+
+def texts(results: CodeOutputCollector) -> list[str | bytes]:
+    return [display.data["text/plain"] for display in results.shown]
+
+
+def test_everything_has_its_place() -> None:
+    error = CellError("ValueError", "no", ())
+    results = collected(CellStarted(1), Output(1, 0, b"out"), Output(2, 0, b"err"), shown("a"), error)
+    assert (results[1].text(), results[2].text(), texts(results), results.error) == ("out", "err", ["a"], error)
+
+
+def test_an_update_takes_the_place_of_what_had_the_name() -> None:
+    results = collected(shown("a", id_="x", main=True), shown("b"), shown("c", id_="x"), shown("d", id_="x", update=True))
+    assert texts(results) == ["d", "b", "d"]
+    assert [display.main for display in results.shown] == [True, False, False]
+
+
+def test_an_update_of_what_another_cell_has_shown_is_there() -> None:
+    assert texts(collected(shown("d", id_="elsewhere", update=True))) == ["d"]
+
+
+def test_what_is_cleared_is_not_there() -> None:
+    assert texts(collected(shown("a"), Cleared(wait=False), shown("b"))) == ["b"]
+    assert texts(collected(shown("a"), Cleared(wait=True))) == ["a"]
+    assert texts(collected(shown("a"), Cleared(wait=True), shown("b"), shown("c"))) == ["b", "c"]
+
+
+def test_room_is_given_back_by_what_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3 * display_bytes(shown("x" * 100)))
+    events = [event for _ in range(100) for event in (Cleared(wait=False), shown("x" * 100))]
+    results = collected(*events)
+    assert (len(results.shown), results.omitted) == (1, 0)
+    assert collected(*[shown("x" * 100)] * 4).omitted == 1
+
+
+def test_a_budget_that_is_used_up_leaves_results_out() -> None:
+    buffers = BufferBudget(10_000)
+    results = CodeOutputCollector(buffers)
+    for _ in range(10):
+        results.add(shown("x" * 1000))
+    assert 0 < len(results.shown) < 10
+    assert results.omitted == 10 - len(results.shown)
+    results.close()
+    assert buffers.taken_bytes == 0
+
+
+def test_an_animation_needs_the_budget_of_one_frame() -> None:
+    buffers = BufferBudget(4 * COPIES * display_bytes(shown("x" * 1000)))
+    for updates in (True, False):
+        results = CodeOutputCollector(buffers)
+        for number in range(100):
+            if not updates:
+                results.add(Cleared(wait=True))
+            results.add(shown(f"{number}" + "x" * 1000, id_="a", update=updates))
+        assert (len(results.shown), results.omitted) == (1, 0)
+        assert str(texts(results)[0]).startswith("99x")
+        assert buffers.taken_bytes == COPIES * display_bytes(results.shown[0])
+        results.close()
+        assert buffers.taken_bytes == 0
+
+
+def test_an_update_that_is_too_large_leaves_what_was_there() -> None:
+    buffers = BufferBudget(3 * COPIES * display_bytes(shown("x" * 1000)))
+    results = CodeOutputCollector(buffers)
+    for text in ("a", "b" * 5000, "c"):
+        results.add(shown(text, id_="a", update=True))
+    assert (texts(results), results.omitted) == (["c"], 1)
+    results.close()
+    assert buffers.taken_bytes == 0
+
+
+def test_one_that_is_too_large_takes_no_room_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3000)
+    results = collected(shown("x" * 10_000), shown("small"))
+    assert (texts(results), results.omitted) == (["small"], 1)
+
+
+def test_metadata_counts() -> None:
+    small = Display({"text/plain": "a"}, main=False)
+    large = Display({"text/plain": "a"}, main=False, metadata={"k": ["x" * 1000, {"deep": "y" * 1000}]})
+    assert display_bytes(large) > display_bytes(small) + 2000

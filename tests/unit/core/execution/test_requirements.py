@@ -1,0 +1,132 @@
+"""Words for packages: what is let through to a package manager, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager, choose_manager
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import User
+
+GOOD = {
+    Manager.PIP: (
+        "requests",
+        "requests>=2.31,<3",
+        "requests == 2.31.0",
+        "uvicorn[standard]==0.30.*",
+        "Foo.Bar_baz[a,b-c] ~= 1.0",
+        "tomli>=1; python_version < '3.11' and platform_system == \"Linux\"",
+        "torch===2.3.0+cpu",
+        "a!=1!2.0.dev1",
+    ),
+    Manager.NPM: (
+        "lodash",
+        "lodash@4.17.21",
+        "lodash@^4",
+        "lodash@>=4 <5 || 3.x",
+        "lodash@latest",
+        "@types/node",
+        "@types/node@~20.1",
+        "JSONStream",
+        "lodash@*",
+    ),
+    Manager.APT: ("tree", "g++", "libc6:amd64", "tree=2.1.0-1", "tree:amd64=1:2.1.0-1~bpo12+1", "libstdc++6", "0ad"),
+}
+BAD = {
+    Manager.PIP: (
+        "",
+        "-r requirements.txt",
+        "foo.zip",
+        "foo-1.0-py3-none-any.whl",
+        "foo.TGZ[extra]",
+        "--",
+        ".",
+        "./package",
+        "package.whl @ file:///tmp/package.whl",
+        "requests @ https://example.com/requests.whl",
+        "git+https://example.com/repository",
+        "file:///etc/passwd",
+        "requests --no-deps",
+        "requests flask",
+        "requests\nflask",
+        "requests;",
+        "requests\u200b",
+        "$(reboot)",
+        "requests>=2.31;os_nonsense=='a'",
+        "a" * 501,
+    ),
+    Manager.NPM: (
+        "",
+        "--global",
+        "--",
+        ".",
+        "./here",
+        "~/x",
+        "user/repository",
+        "git+ssh://git@example.com/x.git",
+        "file:x",
+        "lodash@file:x",
+        "lodash@npm:other",
+        "lodash@x/y",
+        "lodash@",
+        "@types",
+        "@/node",
+        "_private",
+        "lodash;reboot",
+        "a" * 215,
+    ),
+    Manager.APT: (
+        "",
+        "-y",
+        "--",
+        "tree-",
+        "./tree.deb",
+        "tree/bookworm-backports",
+        "^tree$",
+        "Tree",
+        "task^",
+        "tree=",
+        "tree\nbash",
+        "t",
+    ),
+}
+
+
+@pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in GOOD.items() for word in words])
+def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manager, word: str) -> None:
+    argv = InstallParams(manager, (word,)).spec().argv
+    assert argv[:2] == ("/bin/sh", "-c")
+    assert argv[3:] == (f"install-{manager}", word)
+    assert argv[2].rstrip().endswith('-- "$@"')
+
+
+@pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in BAD.items() for word in words])
+def test_what_names_none_is_refused_with_what_to_give_instead(manager: Manager, word: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        InstallParams(manager, ("fine", word))
+    assert refused.value.fields["field"] == "packages"
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("manager", Manager)
+def test_a_nul_is_refused(manager: Manager) -> None:
+    with pytest.raises(InvalidRequestError, match="NUL"):
+        InstallParams(manager, ("a\0b",))
+
+
+@pytest.mark.parametrize("count", [0, MAX_PACKAGES + 1])
+def test_how_many_are_installed_at_once_is_bounded(count: int) -> None:
+    with pytest.raises(InvalidRequestError, match=str(count)):
+        InstallParams(Manager.PIP, ("a",) * count)
+
+
+def test_only_apt_runs_as_root_unasked() -> None:
+    assert [InstallParams(manager, ("ab",)).spec().user for manager in Manager] == [User.USER, User.USER, User.ROOT]
+    assert InstallParams(Manager.PIP, ("ab",), user=User.ROOT).spec().user is User.ROOT
+
+
+def test_an_unknown_manager_is_refused_with_those_that_there_are() -> None:
+    assert choose_manager("npm") is Manager.NPM
+    with pytest.raises(InvalidRequestError) as refused:
+        choose_manager("cargo")
+    assert "pip, npm, apt" in refused.value.hint

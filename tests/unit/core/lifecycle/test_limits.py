@@ -1,0 +1,334 @@
+"""Limits of a sandbox that runs: both keepers and the ledger move together, or none of them does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.execution import processes
+from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.pools.models import PoolSizes
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.client import Link
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    InternalError,
+    InvalidRequestError,
+    LimitError,
+    SandboxEndedError,
+    TimeoutExceededError,
+    UnavailableError,
+)
+from sandlot.model.ports import Change, HostReading, Resources
+from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
+from sandlot.server.settings import Settings
+from sandlot.testing.memory.driver import MemoryInstance
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, BOUNDLESS, Bench, bench
+from tests.support.until import until
+
+PIDS = 20_000
+"""Many, because the guest's limit counts the users of the whole machine where nothing isolates them."""
+LIMITS = Limits(pids=PIDS)
+
+
+@pytest.fixture
+async def sandbox(at: Bench) -> Sandbox:
+    return await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)
+
+
+async def inside(sandbox: Sandbox) -> int:
+    """Return the limit of processes that the guest was given."""
+    assert isinstance(sandbox.instance, MemoryInstance)
+    return sandbox.instance.guest.pids
+
+
+async def promised(at: Bench) -> Resources:
+    return (await at.sandboxes.capacity()).promised
+
+
+async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Bench, sandbox: Sandbox) -> None:
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB, cpus=0.5)))
+    assert sandbox.spec.limits == replace(LIMITS, memory_bytes=2 * GIB, cpus=0.5)
+    (driver,) = at.driver.booted
+    assert driver.changes == [Change(memory_bytes=2 * GIB, cpus=0.5, pids=PIDS, disk_bytes=LIMITS.disk_bytes)]
+    assert (await promised(at)).memory_bytes == 2 * GIB
+    for same in (Change(), Change(memory_bytes=2 * GIB), Change(disk_bytes=LIMITS.disk_bytes)):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=same))
+    assert len(driver.changes) == 1
+
+
+@pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
+async def test_the_guest_and_the_host_are_both_told(at: Bench, sandbox: Sandbox, pids: int) -> None:
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=pids)))
+    assert await inside(sandbox) == sandbox.spec.limits.pids == pids
+    assert [change.pids for change in at.driver.booted[0].changes] == [pids]
+    used = await at.sandboxes.usage(sandbox.id, OPERATOR)
+    assert used.limits.pids == pids
+    assert used.pids is not None
+    assert used.usage.pids == 3
+
+
+@pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
+async def test_what_the_host_refuses_is_changed_nowhere(at: Bench, sandbox: Sandbox, pids: int) -> None:
+    before = await promised(at)
+    at.driver.faults.raises["configure"] = [ConflictError("It holds more.", code=ErrorCode.CONFLICT)]
+    with pytest.raises(ConflictError, match="holds more"):
+        await at.sandboxes.update(
+            sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=pids, memory_bytes=2 * GIB), metadata={"a": "b"}, timeout_s=10)
+        )
+    assert (await inside(sandbox), sandbox.spec.limits, dict(sandbox.metadata), sandbox.spec.timeout_s) == (PIDS, LIMITS, {}, BASE.timeout_s)
+    assert await promised(at) == before
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=pids)))
+    assert await inside(sandbox) == pids
+
+
+async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, sandbox: Sandbox) -> None:
+    before = await promised(at)
+    for _ in range(20):
+        await processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
+    with pytest.raises(ConflictError, match=r"2\d processes and threads run"):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=16, memory_bytes=2 * GIB)))
+    assert (await inside(sandbox), sandbox.spec.limits, at.driver.booted[0].changes) == (PIDS, LIMITS, [])
+    assert await promised(at) == before
+    assert (await at.sandboxes.usage(sandbox.id, OPERATOR)).pids in {20, 21}  # the kernel that is kept ready may be there by now
+
+
+async def test_what_fails_after_it_is_taken_back(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sandbox.link is not None
+
+    async def fail(_: float | None) -> None:
+        raise InternalError("no deadline")
+
+    monkeypatch.setattr(type(sandbox.link), "set_deadline", lambda _, seconds: fail(seconds))
+    for pids in (PIDS + 100, PIDS - 100):
+        with pytest.raises(InternalError, match="no deadline"):
+            await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=pids), timeout_s=50))
+        assert (await inside(sandbox), sandbox.spec.limits) == (PIDS, LIMITS)
+    assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
+
+
+async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sandbox.link is not None
+
+    async def silent() -> None:
+        raise TimeoutExceededError("silent")
+
+    monkeypatch.setattr(type(sandbox.link), "set_limits", lambda _, pids: silent() if pids else None)
+    monkeypatch.setattr(type(sandbox.link), "info", lambda _: asyncio.Event().wait())
+    monkeypatch.setattr("sandlot.core.lifecycle.update.COUNT_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutExceededError):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=PIDS + 1)))
+    assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 1, PIDS]
+    used = await at.sandboxes.usage(sandbox.id, OPERATOR)
+    assert (used.pids, used.usage.pids) == (None, 3)
+
+
+async def test_memory_is_given_only_once_the_guest_has_agreed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sandbox.link is not None
+
+    async def refuse() -> None:
+        raise ConflictError("no", code=ErrorCode.CONFLICT)
+
+    monkeypatch.setattr(type(sandbox.link), "set_limits", lambda _, pids: refuse() if pids else None)
+    with pytest.raises(ConflictError, match="no"):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=PIDS + 1, memory_bytes=32 * GIB)))
+    assert at.driver.booted[0].changes
+    assert {change.memory_bytes for change in at.driver.booted[0].changes} == {LIMITS.memory_bytes}
+    assert (sandbox.spec.limits, (await promised(at)).memory_bytes) == (LIMITS, LIMITS.memory_bytes)
+
+
+async def test_limits_whose_change_failed_on_the_host_are_set_again(at: Bench, sandbox: Sandbox) -> None:
+    at.driver.faults.raises["configure"] = [OSError(5, "Input/output error")]
+
+    with pytest.raises(OSError, match="Input/output error"):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB)))
+
+    assert [change.memory_bytes for change in at.driver.booted[0].changes] == [LIMITS.memory_bytes]
+    assert sandbox.spec.limits == LIMITS
+    assert (await promised(at)).memory_bytes == LIMITS.memory_bytes
+
+
+@pytest.mark.parametrize("failure", [ConflictError("It holds more.", code=ErrorCode.CONFLICT), OSError(16, "busy")], ids=["refused", "failed"])
+async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
+    at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """It fills what it was given, and then its guest refuses the rest of the change."""
+    assert sandbox.link is not None
+
+    async def refuse() -> None:
+        at.driver.faults.raises["configure"] = [failure]
+        raise InternalError("no deadline")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sandbox.link), "set_deadline", lambda _, seconds: refuse() if seconds else None)
+        with pytest.raises(InternalError, match="no deadline"):
+            await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB), timeout_s=50))
+    assert sandbox.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
+    assert (await promised(at)).memory_bytes == 3 * GIB
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=GIB)))  # later it can be
+    assert at.driver.booted[0].changes[-1].memory_bytes == GIB
+    assert (await promised(at)).memory_bytes == GIB
+
+
+async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_back(
+    at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sandbox.link is not None
+    real = type(sandbox.link).set_limits
+
+    async def raise_only(link: Link, *, pids: int, memory_bytes: int | None = None) -> None:
+        if pids < sandbox.spec.limits.pids + 100:
+            raise ConflictError("more run", code=ErrorCode.CONFLICT)
+        await real(link, pids=pids, memory_bytes=memory_bytes)
+
+    async def fail() -> None:
+        raise InternalError("no deadline")
+
+    monkeypatch.setattr(type(sandbox.link), "set_limits", raise_only)
+    monkeypatch.setattr(type(sandbox.link), "set_deadline", lambda _, seconds: fail() if seconds else None)
+    with pytest.raises(InternalError, match="no deadline"):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50))
+    assert sandbox.spec.limits == replace(LIMITS, pids=PIDS + 100)
+    assert at.driver.booted[0].changes[-1] == Change(memory_bytes=GIB, cpus=LIMITS.cpus, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
+    assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
+
+
+async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(tmp_path: Path) -> None:
+    looks = threading.Semaphore(1)
+
+    def look() -> HostReading:
+        looks.acquire()
+        return BOUNDLESS
+
+    clock = ManualClock()
+    async with bench(tmp_path, clock=clock, read_host=look) as at:
+        sandbox = await at.sandbox()
+        clock.advance(2)
+        waiting = asyncio.create_task(at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB))))
+        await asyncio.sleep(0)
+        await at.sandboxes.kill(sandbox.id, OPERATOR)
+        await until(lambda: at.sandboxes.held == 0)
+        looks.release()
+        with pytest.raises(SandboxEndedError, match="killed by request"):
+            await waiting
+
+
+async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, sandbox: Sandbox) -> None:
+    release = at.driver.faults.hold("boot")
+    creating = asyncio.create_task(at.sandboxes.create(replace(BASE, name="new"), OPERATOR))
+    await at.driver.faults.reach("boot")
+    (new,) = (each for each in at.sandboxes.list(OPERATOR) if each.name == "new")
+    with pytest.raises(ConflictError, match="still being created"):
+        await at.sandboxes.update(new.id, OPERATOR, UpdateSandboxParams(limits=Change(cpus=0.5)))
+    release.set()
+    await creating
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    with pytest.raises(SandboxEndedError):
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(cpus=0.5)))
+
+
+class TestAQuota:
+    """Two sandboxes of one core and 1 GiB each, of a key that may have four of both."""
+
+    WHO = Principal(OwnerId("a" * 12), "alice", quota=Quota(cpus=4.0, memory_bytes=4 * GIB))
+
+    async def test_two_changes_at_once_take_no_more_than_one_may(self, at: Bench) -> None:
+        sandboxes = [await at.sandboxes.create(replace(BASE, limits=LIMITS), self.WHO) for _ in range(2)]
+        changes = [
+            at.sandboxes.update(sandbox.id, self.WHO, UpdateSandboxParams(limits=Change(cpus=3.0, memory_bytes=3 * GIB))) for sandbox in sandboxes
+        ]
+        ends = await asyncio.gather(*changes, return_exceptions=True)
+        refused = [end for end in ends if isinstance(end, LimitError)]
+        assert [error.code for error in refused] == [ErrorCode.QUOTA_EXCEEDED]
+        assert sorted(sandbox.spec.limits.cpus for sandbox in sandboxes) == [1.0, 3.0]
+
+    async def test_what_a_change_gives_up_or_takes_is_claimed_until_it_is_done(self, at: Bench) -> None:
+        one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        release = at.driver.faults.hold("configure")
+        less = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=GIB))))
+        await at.driver.faults.reach("configure")
+        more = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB))))
+        with pytest.raises(LimitError):
+            await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=2 * GIB)), self.WHO)
+        async with asyncio.timeout(60):
+            release.set()
+            await less
+            await more
+        assert one.counted_limits == one.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
+
+    async def test_a_change_that_waited_is_measured_against_what_there_is_by_then(self, at: Bench) -> None:
+        one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        await at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=GIB)))
+        async with one.change_lock:
+            waiting = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB))))
+            await asyncio.sleep(0)
+            await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        with pytest.raises(LimitError):
+            await waiting
+        assert one.spec.limits.memory_bytes == GIB
+
+
+async def test_new_limits_are_recorded_before_they_are_answered(at: Bench, sandbox: Sandbox) -> None:
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(cpus=2.0, memory_bytes=2 * GIB)))
+    record = await at.service.store.sandboxes.get(sandbox.id)
+    assert record is not None
+    assert record.spec.limits == sandbox.spec.limits == replace(LIMITS, cpus=2.0, memory_bytes=2 * GIB)
+
+
+class TestAFullNode:
+    """A host of 4 GiB for two sandboxes of 1 GiB."""
+
+    @pytest.fixture
+    async def at(self, tmp_path: Path) -> AsyncIterator[Bench]:
+        has = replace(BOUNDLESS.has, memory_bytes=4 * GIB)
+        settings = Settings(memory_reserve_bytes=0)
+        async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as here:
+            yield here
+
+    async def test_more_than_is_left_is_refused_for_now_and_more_than_there_is_for_good(self, at: Bench, sandbox: Sandbox) -> None:
+        other = await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)
+        with pytest.raises(UnavailableError) as busy:
+            await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB + MIB)))
+        assert busy.value.code is ErrorCode.BUSY
+        assert busy.value.fields["retry_after_s"] > 0
+        with pytest.raises(InvalidRequestError, match="memory"):
+            await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=5 * GIB)))
+        assert (sandbox.spec.limits, at.driver.booted[0].changes) == (LIMITS, [])
+        # What one gives up is the other's to have.
+        await at.sandboxes.update(other.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=512 * MIB)))
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB + MIB)))
+        assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
+
+    async def test_what_only_waits_gives_way_to_one_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
+        made = await at.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        await until(lambda: len(made.pool.ready) == 2)
+        await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
+        assert (sandbox.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
+
+    async def test_what_a_quota_refuses_makes_nothing_go(self, at: Bench) -> None:
+        principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
+        one = await at.sandboxes.create(replace(BASE, limits=LIMITS), principal)
+        made = await at.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        await until(lambda: len(made.pool.ready) == 2)
+        with pytest.raises(LimitError):
+            await at.sandboxes.update(one.id, principal, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
+        assert len(made.pool.ready) == 2
+
+    async def test_a_change_under_way_counts_as_the_larger_of_both(self, at: Bench, sandbox: Sandbox) -> None:
+        release = at.driver.faults.hold("configure")
+        changing = asyncio.create_task(at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=4 * GIB))))
+        await at.driver.faults.reach("configure")
+        with pytest.raises(UnavailableError):
+            await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)
+        release.set()
+        await changing
+        with pytest.raises(UnavailableError):
+            await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)

@@ -1,0 +1,88 @@
+"""Detaching volumes from a sandbox that runs. Real file systems and guests are in ``tests/service/test_mounts.py``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.lifecycle import mounts
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes import LEAST_BYTES
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.specs import VolumeMount
+from tests.support.node import Node, NodeState, open_node
+from tests.unit.core.test_volumes import Disks
+
+
+class GuestPlaces:
+    """The guest's part: it puts volumes into their places and lets go of them.
+
+    Attributes:
+        requests: All requests, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+
+    async def ask(self, _sandbox: Sandbox, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        self.requests.append(request)
+        return {}
+
+    @property
+    def rounds(self) -> list[int]:
+        """How often each request made the guest's kernel let go."""
+        return [request["free"][0][-1] for request in self.requests if "free" in request]
+
+
+@pytest.fixture
+def guest(monkeypatch: pytest.MonkeyPatch) -> GuestPlaces:
+    guest = GuestPlaces()
+    monkeypatch.setattr(mounts, "ask", guest.ask)
+    return guest
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(NodeState(tmp_path)) as node:
+        node.core.volumes._disks = Disks()  # noqa: SLF001 - in place of file systems
+        yield node
+
+
+@pytest.fixture
+async def sandbox(node: Node, guest: GuestPlaces) -> Sandbox:
+    """A sandbox with one volume."""
+    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    await node.core.volumes.create(OPERATOR, name="data", size_bytes=LEAST_BYTES)
+    await node.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
+    guest.requests.clear()
+    return sandbox
+
+
+def refuse(node: Node, times: int) -> None:
+    """Let the host's kernel refuse the next detaches."""
+    node.driver.fail_next("configure", *[ConflictError("It is busy.", code=ErrorCode.CONFLICT)] * times)
+
+
+async def test_detach_asks_the_guest_in_three_rounds(node: Node, guest: GuestPlaces, sandbox: Sandbox) -> None:
+    refuse(node, 3)
+
+    await node.core.mounts.detach(sandbox.id, OPERATOR, "/data")
+
+    assert guest.rounds == [4, 8, 24]
+    assert sandbox.spec.volumes == ()
+    assert node.instance(sandbox).volumes == {}
+
+
+async def test_failed_detach_attaches_the_volume_again(node: Node, guest: GuestPlaces, sandbox: Sandbox) -> None:
+    refuse(node, 4)
+
+    with pytest.raises(ConflictError, match="in use"):
+        await node.core.mounts.detach(sandbox.id, OPERATOR, "/data")
+
+    assert [(mount.path, mount.moving) for mount in sandbox.spec.volumes] == [("/data", False)]
+    assert [place[1] for place in guest.requests[-1]["there"]] == ["/data"]

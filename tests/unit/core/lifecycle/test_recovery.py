@@ -1,0 +1,319 @@
+"""What a start of the service makes of the sandboxes of the one before: on a driver that outlives both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.execution import code, processes
+from sandlot.core.execution.code import CellSpec
+from sandlot.core.files import files
+from sandlot.core.lifecycle.recovery import AWAY, EXPIRED, FORSAKEN, ONE_RUN, UNBORN, UNFINISHED, USE_WORD, over
+from sandlot.core.registry import ENDED, LIVE, Wanted
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ids import NodeId, SandboxId
+from sandlot.model.ports import ExitReason
+from sandlot.model.records import SandboxRecord
+from sandlot.model.specs import GIB, ProcessSpec, SandboxSpec, User
+from sandlot.model.states import State
+from sandlot.server.compose import Service
+from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.clock import START, ManualClock
+from tests.support.node import NodeState, open_node, settled
+from tests.support.service import BASE, serving
+
+ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
+
+
+async def output(service: Service, id_: str, *argv: str) -> str:
+    sandbox = service.sandboxes.find(id_, OPERATOR)
+    return (await processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
+
+
+async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
+        await code.execute(sandbox, CellSpec("x = 41"))
+        process, _ = await processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
+
+        async def content() -> AsyncIterator[bytes]:
+            yield b"kept"
+
+        await files.write(sandbox, "/workspace/a", content(), user=User.USER)
+    async with serving(tmp_path, driver, keep=True) as second:
+        again = second.sandboxes.find(sandbox.id, ALICE)
+        assert again is not sandbox
+        assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, sandbox.created_at, ALICE.owner)
+        assert (await code.execute(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
+        assert await output(second, sandbox.id, "sh", "-c", "cat /workspace/a; echo $A") == "keptof the sandbox\n"
+        outcome, stdout, _ = await processes.kept(again, process, stdout_from=0, stderr_from=0)
+        assert (outcome, stdout.text()) == (None, "before\n")
+        with pytest.raises(NotFoundError):
+            second.sandboxes.find(sandbox.id, BOB)
+        await second.sandboxes.kill(sandbox.id, ALICE)
+    async with serving(tmp_path, driver) as third:
+        assert third.sandboxes.list(OPERATOR) == []
+        with pytest.raises(SandboxEndedError):
+            await output(third, sandbox.id, "true")
+
+
+async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+    release = driver.faults.hold("adopt")
+    async with serving(tmp_path, driver) as second:
+        call = asyncio.create_task(output(second, sandbox.id, "echo", "hi"))
+        await driver.faults.reach("adopt")
+        await asyncio.sleep(0.05)
+        assert not call.done()
+        assert second.sandboxes.find(sandbox.id, ALICE).state is State.RUNNING
+        assert driver.kept_in_sweeps[1:] == [], "nothing is removed before everything is taken over"
+        release.set()
+        assert await call == "hi\n"
+
+
+async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
+    async with serving(tmp_path, driver, clock=clock, keep=True) as first:
+        dead = await first.sandboxes.create(BASE, ALICE)
+        late = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
+        lives = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
+    driver.booted[0].crash()
+    await driver.booted[0].wait()
+    clock.advance(101)
+    async with serving(tmp_path, driver, clock=clock, keep=True) as second:
+        for sandbox in (dead, late):
+            await second.sandboxes.find(sandbox.id, ALICE).ended.wait()
+        found, more = await second.sandboxes.page(ALICE, Wanted(states=ENDED), after=None, limit=10)
+        assert not more
+        reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
+        assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, AWAY), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
+        assert await output(second, lives.id, "echo", "still") == "still\n"
+        assert second.sandboxes.find(lives.id, ALICE).expires_at is None
+
+
+async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
+    async with serving(tmp_path, driver, clock=clock, keep=True) as first:
+        sandbox = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
+    clock.advance(60)
+    async with serving(tmp_path, driver, clock=clock, keep=True) as second:
+        again = second.sandboxes.find(sandbox.id, ALICE)
+        await again.wait_reachable()
+        assert again.expires_at == sandbox.expires_at
+        clock.advance(39)
+        assert await output(second, sandbox.id, "echo", "yet") == "yet\n"
+        clock.advance(2)
+        await again.ended.wait()
+        assert again.exit is not None
+        assert again.exit.detail == EXPIRED
+
+
+async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobody_else(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandboxes = [await first.sandboxes.create(BASE, ALICE) for _ in range(2)]
+    driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
+    async with serving(tmp_path, driver) as second:
+        results = await asyncio.gather(*(output(second, sandbox.id, "echo", "hi") for sandbox in sandboxes), return_exceptions=True)
+        assert sorted(type(result).__name__ for result in results) == ["SandboxEndedError", "str"]
+
+
+async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+    driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
+    async with serving(tmp_path, driver) as second:
+        assert await output(second, sandbox.id, "echo", "hi") == "hi\n"
+
+
+async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        silent = [await first.sandboxes.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
+        speaks = await first.sandboxes.create(BASE, BOB)
+    for instance in driver.booted[:-1]:
+        instance.guest.is_silent = True
+    async with serving(tmp_path, driver, keep=True) as second:
+        assert await output(second, speaks.id, "echo", "hi") == "hi\n"
+        assert (await second.sandboxes.create(BASE, BOB)).state is State.RUNNING
+        await second.sandboxes.kill(silent[0].id, ALICE)
+    for instance in driver.instances:
+        instance.guest.is_silent = False
+    async with serving(tmp_path, driver) as third:
+        assert await output(third, silent[1].id, "echo", "again") == "again\n"
+
+
+async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
+        async with sandbox.connection() as link:
+            await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
+    async with serving(tmp_path, driver) as second:
+        await second.sandboxes.find(sandbox.id, ALICE).wait_reachable()
+        assert [call["deadline_s"] for call in driver.booted[0].guest.requests("guest.deadline")] == [1.0, None]
+
+
+async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+        await first.sandboxes.aclose(keep=True)
+        assert [each.id for each in first.sandboxes.list(ALICE)] == [sandbox.id]
+        for call in (output(first, sandbox.id, "true"), first.sandboxes.kill(sandbox.id, ALICE)):
+            with pytest.raises(UnavailableError) as told:
+                await call
+            assert told.value.code is ErrorCode.SERVICE_STOPPING
+    async with serving(tmp_path, driver) as second:
+        assert await output(second, sandbox.id, "echo", "on") == "on\n"
+
+
+async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_creator_told(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        driver.faults.hold("connect")
+        creating = asyncio.create_task(first.sandboxes.create(BASE, ALICE))
+        await driver.faults.reach("connect")
+        first.sandboxes.refuse()
+        closing = asyncio.create_task(first.sandboxes.aclose(keep=True))
+        with pytest.raises(SandlotError) as told:
+            await creating
+        assert told.value.retryable
+        await closing
+    driver.faults.release("connect")
+    assert driver.leftovers() == []
+    async with serving(tmp_path, driver) as second:
+        assert second.sandboxes.list(OPERATOR) == []
+
+
+async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_goes_on(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+        spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
+        running = asyncio.create_task(processes.run(sandbox, spec))
+        async with asyncio.timeout(30):
+            while not [info for info in await processes.listing(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
+                await asyncio.sleep(0.01)
+        await first.sandboxes.aclose(keep=True)
+        with pytest.raises(SandlotError) as told:
+            await running
+        assert told.value.code is ErrorCode.SERVICE_STOPPING
+        assert not told.value.retryable, "it was begun"
+    async with serving(tmp_path, driver) as second:
+        assert await output(second, sandbox.id, "sh", "-c", "sleep 0.6; cat /workspace/proof") == "done\n"
+
+
+async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+        record = await first.store.sandboxes.get(sandbox.id)
+        assert record is not None
+    async with serving(tmp_path, driver, keep=True) as second:
+        await second.sandboxes.find(sandbox.id, ALICE).wait_reachable()
+        half = replace(
+            record, spec=replace(record.spec, id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")), state=State.CREATING, ref=None, idempotency_key="k"
+        )
+        await second.store.sandboxes.save(half)
+    async with serving(tmp_path, driver, keep=True) as third:
+        settled = await third.store.sandboxes.get(half.id)
+        assert settled is not None
+        assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, UNBORN, None)
+        await third.store.sandboxes.save(replace(record, state=State.STOPPING))
+    async with serving(tmp_path, driver) as fourth:
+        ended = await fourth.sandboxes.load(sandbox.id, ALICE)
+        assert ended.exit is not None
+        assert (ended.state, ended.exit.detail) == (State.STOPPED, UNFINISHED)
+        assert ended.spec.env == {}
+
+
+async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+    driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
+    async with serving(tmp_path, driver) as second:
+        again = second.sandboxes.find(sandbox.id, ALICE)
+        await again.wait_reachable()
+        assert again.spec.limits == driver.booted[0].limits
+        assert (await second.sandboxes.capacity()).promised.memory_bytes == GIB // 2
+        assert driver.booted[0].guest.pids == 30000
+
+
+async def start_without_driver(state: NodeState) -> None:
+    """Run a service that does not have the driver of the sandboxes, until it has swept."""
+    name, state.driver.name = state.driver.name, "another"
+    sweeps = len(state.driver.kept_in_sweeps)
+    async with open_node(state, keep_sandboxes=True):
+        await settled(lambda: len(state.driver.kept_in_sweeps) > sweeps)
+    state.driver.name = name
+
+
+async def test_running_sandbox_of_a_missing_driver_is_kept(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+
+    await start_without_driver(state)
+
+    async with open_node(state) as node:
+        assert await output(node.service, sandbox.id, "echo", "hi") == "hi\n"
+    assert state.driver.leftovers() == []
+
+
+async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    await start_without_driver(state)
+
+    async with open_node(state) as node:
+        woken = await node.sandboxes.resume(sandbox.id, OPERATOR)
+        assert woken.state is State.RUNNING
+    assert state.driver.leftovers() == []
+
+
+async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", metadata={USE_WORD: ONE_RUN}), OPERATOR)
+
+    async with open_node(state, keep_sandboxes=True) as node:
+        await settled(lambda: node.sandboxes.count == 0)
+        ended = await node.sandboxes.load(sandbox.id, OPERATOR)
+        assert ended.exit is not None
+        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, FORSAKEN)
+    assert state.driver.leftovers() == []
+
+
+async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, ALICE)
+    async with serving(tmp_path, driver) as second:
+        await second.sandboxes.find(sandbox.id, ALICE).wait_reachable()
+        await second.sandboxes.kill(sandbox.id, ALICE)
+        told = await second.store.events.page(owner=ALICE.owner, sandbox=sandbox.id, after=0, limit=10)
+    assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
+    assert sorted(each.sequence for each in told) == [each.sequence for each in told]
+
+
+@pytest.mark.parametrize(
+    "state, reason, expired, becomes, detail",
+    [
+        (State.CREATING, None, False, State.FAILED, UNBORN),
+        (State.STOPPING, None, False, State.STOPPED, UNFINISHED),
+        (State.STOPPING, "oom", False, State.FAILED, "told"),
+        (State.STOPPING, "killed", True, State.STOPPED, "told"),
+        (State.RUNNING, None, True, State.STOPPED, EXPIRED),
+        (State.RUNNING, None, False, State.FAILED, AWAY),
+    ],
+)
+def test_how_what_does_not_live_is_said_to_have_ended(state: State, reason: str | None, expired: bool, becomes: State, detail: str) -> None:  # noqa: FBT001
+    spec = SandboxSpec(id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"))
+    record = SandboxRecord(
+        spec=spec, node=NodeId("aaaa"), owner=ALICE.owner, name=None, state=state, created_at=START, exit_reason=reason, exit_detail="told"
+    )
+    why, after = over(record, expired)
+    assert (after, why.detail) == (becomes, detail)
+    assert after in ENDED
+    assert after not in LIVE

@@ -1,0 +1,263 @@
+"""The life of one sandbox: every way that it can end, at every step, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from sandlot.core.execution import code, processes
+from sandlot.core.lifecycle.supervisor import state_after
+from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.node.disposer import FIRST_PAUSE_S, LAST_PAUSE_S
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    HostError,
+    InternalError,
+    SandboxEndedError,
+)
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import ProcessSpec
+from sandlot.model.states import State
+from tests.support.clock import ManualClock
+from tests.support.service import Bench
+from tests.support.until import until
+
+PATIENCE_S = 30
+"""For what would otherwise never return."""
+
+
+async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+    clock.advance(200)
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=200))
+    assert sandbox.expires_at is not None
+    assert (sandbox.expires_at - clock.now()).total_seconds() == 200
+    clock.advance(150)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert is_in(sandbox, State.RUNNING)
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=1))
+    clock.advance(1)
+    await sandbox.ended.wait()
+    assert is_in(sandbox, State.STOPPED)
+
+
+async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sandbox) -> None:
+    running = asyncio.create_task(processes.run(sandbox, ProcessSpec(("sleep", "100"))))
+    executing = asyncio.create_task(code.execute(sandbox, code.CellSpec("import time; time.sleep(100)")))
+    await asyncio.sleep(0.2)
+    at.driver.booted[0].crash()
+    for task in (running, executing):
+        with pytest.raises(SandboxEndedError) as ended:
+            await task
+        assert ended.value.fields["reason"] == "killed"
+    await sandbox.ended.wait()
+    assert sandbox.exit is not None
+    assert sandbox.exit.detail.startswith("status")
+
+
+async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, sandbox: Sandbox) -> None:
+    other = await at.sandbox()
+    running = asyncio.create_task(processes.run(sandbox, ProcessSpec(("sleep", "100"))))
+    await asyncio.sleep(0.01)
+    at.driver.booted[0].guest.send_garbage()
+    with pytest.raises(SandboxEndedError, match="laws of the link"):
+        await running
+    await sandbox.ended.wait()
+    assert is_in(sandbox, State.FAILED)
+    assert sandbox.exit is not None
+    assert sandbox.exit.reason is ExitReason.CRASHED
+    assert "laws of the link" in sandbox.exit.detail
+    assert (await processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
+
+
+async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, sandbox: Sandbox) -> None:
+    assert sandbox.link is not None
+    await sandbox.link.shutdown()
+    await sandbox.ended.wait()
+    assert sandbox.exit is not None
+    assert sandbox.exit.reason is ExitReason.EXITED
+    assert is_in(sandbox, State.STOPPED)
+    await _held(at, 0)
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_a_step_that_fails_is_told_and_leaves_nothing(at: Bench, step: str) -> None:
+    at.driver.faults.raises[step] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY, hint="Free one.")]
+    with pytest.raises(HostError, match="no more loop devices"):
+        await at.sandbox()
+    await _held(at, 0)
+    assert at.driver.leftovers() == []
+    assert (await at.sandbox()).state is State.RUNNING
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_a_defect_in_a_step_tells_nothing_of_itself(at: Bench, step: str) -> None:
+    at.driver.faults.raises[step] = [KeyError("secret")]
+    with pytest.raises(InternalError) as failed, capture_logs():  # which renders no traceback: that takes a second
+        await at.sandbox()
+    assert "secret" not in str(failed.value)
+    await _held(at, 0)
+
+
+async def test_an_error_of_the_kernel_names_the_step(at: Bench) -> None:
+    at.driver.faults.raises["boot"] = [OSError(28, "No space left on device")]
+    with pytest.raises(HostError, match="start the sandbox: No space left on device"):
+        await at.sandbox()
+
+
+async def test_a_guest_that_ends_at_once_is_told(at: Bench) -> None:
+    release = at.driver.hold("connect")
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach("connect")
+    at.driver.booted[0].crash()
+    release.set()
+    with pytest.raises(HostError, match="ended while it was starting") as failed:
+        await creating
+    assert failed.value.hint
+    await _held(at, 0)
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
+    release = at.driver.faults.hold(step)
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach(step)
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    with pytest.raises(ConflictError, match="being created"):
+        sandbox.require_link()
+    killing = asyncio.create_task(at.sandboxes.kill(sandbox.id, OPERATOR))
+    await asyncio.sleep(0)
+    release.set()
+    await killing
+    with pytest.raises(SandboxEndedError):
+        await creating
+    assert is_in(sandbox, State.STOPPED)
+    await _held(at, 0)
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_a_creator_that_goes_away_leaves_nothing(at: Bench, step: str) -> None:
+    release = at.driver.faults.hold(step)
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach(step)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    release.set()
+    await _held(at, 0)
+    assert at.driver.leftovers() == []
+
+
+async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -> None:
+    release = at.driver.faults.hold("prepare")
+    first = [asyncio.create_task(at.sandbox()) for _ in range(4)]
+    await at.driver.faults.reach("prepare")
+    waiting = asyncio.create_task(at.sandbox())
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await _held(at, 4)
+    release.set()
+    await asyncio.gather(*first)
+
+
+async def test_a_clean_up_that_fails_is_tried_again(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+    at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await until(lambda: not at.driver.faults.raises["clean"])
+    assert at.sandboxes.held == 1
+    clock.advance(FIRST_PAUSE_S)
+    await _held(at, 0)
+    assert at.driver.leftovers() == []
+
+
+class Repair(asyncio.Event):
+    """Set once resources can be destroyed; moves the clock past the pause before the next attempt."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def set(self) -> None:
+        super().set()
+        self._clock.advance(LAST_PAUSE_S)
+
+
+@pytest.fixture
+def broken(at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repair]:
+    """Nothing can be destroyed until this is set."""
+    repair = Repair(clock)
+
+    async def fail_until(step: str) -> None:
+        if step == "destroy" and not repair.is_set():
+            raise OSError(5, "Input/output error")
+        await at_step(step)
+
+    at_step = at.driver.faults.at
+    monkeypatch.setattr(at.driver.faults, "at", fail_until)
+    yield repair
+    repair.set()
+
+
+async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(at: Bench, broken: Repair) -> None:
+    at.driver.faults.raises["boot"] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(HostError, match="no more loop devices"):
+            await at.sandbox()
+    assert at.sandboxes.held == 1
+    assert (await at.sandboxes.capacity()).sandboxes == 1
+    broken.set()
+    await _held(at, 0)
+
+
+async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
+    at: Bench, sandbox: Sandbox, broken: Repair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown() -> Exit:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(at.driver.booted[0], "wait", unknown)
+    async with asyncio.timeout(PATIENCE_S):
+        await at.sandboxes.kill(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.STOPPED)
+    assert at.sandboxes.held == 1
+    broken.set()
+    await _held(at, 0)
+
+
+async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.core.lifecycle.teardown.STEP_TIMEOUT_S", 0.5)
+    release = at.driver.faults.hold("destroy")
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(HostError, match="no"):
+            await at.sandbox()
+    assert at.sandboxes.held == 1
+    release.set()
+    await _held(at, 0)
+
+
+def test_a_sandbox_fails_only_by_what_nobody_asked_for() -> None:
+    assert {reason: state_after(Exit(reason)) for reason in ExitReason} == {
+        ExitReason.EXITED: State.STOPPED,
+        ExitReason.KILLED: State.STOPPED,
+        ExitReason.OOM: State.FAILED,
+        ExitReason.DISK: State.FAILED,
+        ExitReason.CRASHED: State.FAILED,
+    }
+
+
+async def _held(at: Bench, count: int) -> None:
+    await until(lambda: at.sandboxes.held == count)
+
+
+def is_in(sandbox: Sandbox, state: State) -> bool:
+    return sandbox.state is state

@@ -1,0 +1,238 @@
+"""Pausing, hibernating and waking in core: late writes, releases that take long, and failures. ``tests/service`` has what the runtime saves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.execution import processes
+from sandlot.core.lifecycle.idle import TICK_S
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
+from sandlot.model.ports import DriverCapability
+from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
+from sandlot.model.states import State
+from tests.support.node import Node, NodeState, open_node, settled
+
+BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
+
+
+@pytest.fixture
+async def sandbox(node: Node) -> Sandbox:
+    sandbox: Sandbox = await node.sandboxes.create(BASE, OPERATOR)
+    return sandbox
+
+
+async def hibernated(node: Node, sandbox: Sandbox) -> None:
+    """Hibernate a sandbox and wait until its resources are released."""
+    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await settled(lambda: node.driver.leftovers() == [])
+
+
+def is_in(sandbox: Sandbox, state: State) -> bool:
+    return sandbox.state is state
+
+
+async def test_process_of_a_paused_sandbox_gets_no_time(node: Node, sandbox: Sandbox) -> None:
+    process, _ = await processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    assert node.instance(sandbox).is_paused
+    node.clock.advance(60)
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert (await processes.look(sandbox, process)).running
+
+    node.clock.advance(10)
+    outcome = await processes.wait(sandbox, process, 5)
+    assert outcome is not None
+    assert outcome.exit_code == 0
+
+
+async def test_concurrent_requests_resume_a_paused_sandbox_once(node: Node, sandbox: Sandbox) -> None:
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+
+    runs = await asyncio.gather(*(processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
+
+    assert [run.stdout.text() for run in runs] == [f"{number}\n" for number in range(5)]
+    page = await node.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
+    assert [each.event.type for each in page] == ["sandbox.created", "sandbox.paused", "sandbox.resumed"]
+
+
+async def test_sandbox_that_cannot_be_hibernated_at_its_timeout_is_paused(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path, abilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})) as node:
+        sandbox = await node.sandboxes.create(replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE), OPERATOR)
+        node.clock.advance(51)
+        await settled(lambda: is_in(sandbox, State.PAUSED))
+
+
+async def test_idle_sandbox_is_paused_if_the_request_says_so(node: Node) -> None:
+    sandbox = await node.sandboxes.create(replace(BASE, idle_timeout_s=60, on_timeout=OnTimeout.PAUSE), OPERATOR)
+    await node.clock.pass_s(90, TICK_S)
+    await settled(lambda: is_in(sandbox, State.PAUSED))
+
+
+@pytest.mark.parametrize("step", ["pause", "resume"])
+async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: Node, sandbox: Sandbox, step: str) -> None:
+    if step == "resume":
+        await node.sandboxes.pause(sandbox.id, OPERATOR)
+    before = sandbox.state
+    node.driver.fail_next(step, OSError("no"))
+
+    with pytest.raises(HostError):
+        await getattr(node.sandboxes, step)(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, before)
+    assert (await processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
+
+
+async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: NodeState) -> None:
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(BASE, OPERATOR)
+        await processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
+        await node.sandboxes.pause(sandbox.id, OPERATOR)
+    async with open_node(state) as node:
+        again = node.core.manager.find(sandbox.id, OPERATOR)
+        await again.recovered.wait()
+        assert is_in(again, State.PAUSED)
+        assert node.instance(again).is_paused
+        assert (await processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
+        assert is_in(again, State.RUNNING)
+
+
+async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: Node, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = node.instance(sandbox)
+    write = instance.snapshot
+
+    async def write_late(into: Path, *, keep_running: bool) -> int:
+        await write(into, keep_running=keep_running)
+        raise TimeoutError
+
+    monkeypatch.setattr(instance, "snapshot", write_late)
+    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.HIBERNATED)
+
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.RUNNING)
+    assert not instance.guest.is_frozen
+
+
+async def test_failed_hibernation_leaves_a_running_sandbox_running(node: Node, sandbox: Sandbox) -> None:
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("usage", HostError("the usage cannot be read"))
+
+    with pytest.raises(HostError, match="the disk is broken"):
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, State.RUNNING)
+    assert not node.guest(sandbox).is_frozen
+    await hibernated(node, sandbox)
+    assert is_in(sandbox, State.HIBERNATED)
+
+
+async def test_failed_hibernation_leaves_a_paused_sandbox_paused(node: Node, sandbox: Sandbox) -> None:
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("usage", HostError("the usage cannot be read"))
+
+    with pytest.raises(HostError, match="the disk is broken"):
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, State.PAUSED)
+    assert node.guest(sandbox).is_frozen
+
+
+async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated_nor_paused_again(node: Node) -> None:
+    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+
+    with pytest.raises(HostError, match="the disk is broken"):
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, State.RUNNING)
+    assert sandbox.deadline_monotonic_s == node.clock.monotonic_s() + 100
+
+
+@pytest.mark.parametrize("work", ["pause", "hibernate"])
+async def test_sandbox_that_cannot_run_again_after_a_failed_work_ends_with_the_reason(node: Node, sandbox: Sandbox, work: str) -> None:
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("resume", HostError("cannot thaw"))
+
+    with pytest.raises(SandlotError):
+        await getattr(node.sandboxes, work)(sandbox.id, OPERATOR)
+    await settled(sandbox.ended.is_set)
+
+    assert is_in(sandbox, State.FAILED)
+    assert sandbox.exit is not None
+    assert sandbox.exit.detail == "it could not be made to run again: cannot thaw"
+
+
+async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_reached(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as first:
+        paused: Sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        await first.sandboxes.pause(paused.id, OPERATOR)
+    async with open_node(state) as second:
+        sandbox = second.core.manager.find(paused.id, OPERATOR)
+        await sandbox.recovered.wait()
+        closed = SandboxEndedError("The link is closed.", code=ErrorCode.SANDBOX_ENDED)
+        second.driver.fail_next("connect", closed, closed)
+
+        with pytest.raises(SandboxEndedError):
+            await second.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await settled(sandbox.ended.is_set)
+
+        assert sandbox.exit is not None
+        assert sandbox.exit.detail == "its guest cannot be reached"
+
+
+async def test_wake_waits_until_the_hibernation_has_released_its_resources(node: Node, sandbox: Sandbox) -> None:
+    release = node.driver.hold("clean")
+    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+    try:
+        await node.driver.faults.reach("clean")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert is_in(sandbox, State.HIBERNATED)
+    finally:
+        release.set()
+    await waking
+
+    assert is_in(sandbox, State.RUNNING)
+    assert (await node.reservations.reserved()).memory_bytes == GIB
+
+
+@pytest.mark.parametrize("step", ["prepare", "restore", "connect"])
+async def test_failed_wake_keeps_the_image(node: Node, sandbox: Sandbox, step: str) -> None:
+    await hibernated(node, sandbox)
+    node.driver.fail_next(step, HostError("no more loop devices"))
+
+    with pytest.raises(HostError, match="no more loop devices"):
+        await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.HIBERNATED)
+
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.RUNNING)
+
+
+async def test_wake_that_the_store_refuses_keeps_the_image(node: Node, sandbox: Sandbox) -> None:
+    await hibernated(node, sandbox)
+    release = node.driver.hold("restore")
+    waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+    await node.driver.faults.reach("restore")  # what was intended is recorded
+    node.state.database.faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
+    release.set()
+
+    with pytest.raises(HostError, match="cannot be written"):
+        await waking
+    assert is_in(sandbox, State.HIBERNATED)
+
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.RUNNING)

@@ -1,0 +1,67 @@
+"""Changes of a deadline: the guest agrees first, and a change that fails leaves both sides as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import HostError
+from tests.support.node import Node, settled
+
+GRACE_S = 60.0
+"""Seconds by which the guest's deadline is later than the service's."""
+
+
+@pytest.fixture
+async def sandbox(node: Node) -> Sandbox:
+    """A sandbox with a timeout of 100 s."""
+    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", timeout_s=100), OPERATOR)
+    return sandbox
+
+
+async def set_timeout(node: Node, sandbox: Sandbox, timeout_s: float) -> None:
+    await node.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=timeout_s))
+
+
+def deadlines(node: Node, sandbox: Sandbox) -> list[float | None]:
+    """Return the deadlines that the guest was given after its start, oldest first."""
+    return [request["deadline_s"] for request in node.guest(sandbox).requests("guest.deadline")]
+
+
+async def test_guest_has_a_minute_more_than_the_service(node: Node, sandbox: Sandbox) -> None:
+    assert [wake["deadline_s"] for wake in node.guest(sandbox).requests("guest.wake")] == [100 + GRACE_S]
+
+    await set_timeout(node, sandbox, 200)
+
+    assert deadlines(node, sandbox) == [200 + GRACE_S]
+
+
+async def test_update_counts_a_new_deadline_once_the_guest_has_it(node: Node, sandbox: Sandbox) -> None:
+    before = sandbox.expires_at
+    hold = node.guest(sandbox).hold("guest.deadline")
+
+    updating = asyncio.create_task(set_timeout(node, sandbox, 200))
+    await hold.reached.wait()
+    assert sandbox.expires_at == before
+
+    hold.release()
+    await updating
+    assert sandbox.expires_at == node.clock.now() + timedelta(seconds=200)
+
+
+async def test_failed_update_sets_the_old_deadline_in_the_guest_again(node: Node, sandbox: Sandbox) -> None:
+    before = sandbox.expires_at
+    node.state.database.faults.fail_next("sandboxes.save", HostError("The disk is full."))
+
+    with pytest.raises(HostError, match="disk is full"):
+        await set_timeout(node, sandbox, 200)
+
+    await settled(lambda: len(deadlines(node, sandbox)) == 2)
+    assert deadlines(node, sandbox) == [200 + GRACE_S, 100 + GRACE_S]
+    assert sandbox.expires_at == before

@@ -1,0 +1,75 @@
+"""The memory that is held for clients: never more than it may, and no sandbox takes all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.execution.output import COPIES, CommandOutputCollector
+from sandlot.core.node.buffer_budget import PART, BufferBudget
+from sandlot.link.types import Lost, Output
+from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
+from sandlot.model.errors import ErrorCode, UnavailableError
+
+
+def test_it_gives_what_it_has_and_takes_it_back() -> None:
+    buffers = BufferBudget(100)
+    buffers.take(60)
+    assert not buffers.try_take(41)
+    with pytest.raises(UnavailableError) as busy:
+        buffers.take(41)
+    assert (busy.value.code, busy.value.retryable, busy.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 1)
+    assert buffers.taken_bytes == 60
+    buffers.give(20)
+    buffers.take(60)
+    assert buffers.taken_bytes == 100
+
+
+def test_what_is_there_already_is_counted_whether_there_is_room_or_not() -> None:
+    buffers = BufferBudget(10)
+    buffers.take_anyway(15)
+    assert not buffers.try_take(1)
+    buffers.give(15)
+    assert buffers.try_take(10)
+
+
+def test_a_part_is_bounded_by_itself_and_by_the_whole() -> None:
+    whole = BufferBudget(100)
+    parts = [whole.part() for _ in range(PART + 1)]
+    assert not parts[0].has(100 // PART + 1)
+    for part in parts[:PART]:
+        part.take(100 // PART)
+    assert whole.taken_bytes == 100
+    assert not parts[PART].has(1)
+    parts[0].give(1)
+    assert parts[PART].has(1)
+
+
+def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
+    buffers = BufferBudget(10 * COPIES)
+    output = CommandOutputCollector(buffers, (1, 2))
+    output.add(Output(1, 0, b"12345678"))
+    output.add(Output(2, 0, b"abc"))
+    output.add(Output(2, 3, b"de"))
+    assert (output[1].content(), output[1].omitted) == (b"12345678", 0)
+    assert output[2].omitted == 3
+    assert output[2].content().endswith(b"de")
+    assert buffers.taken_bytes == 10 * COPIES
+    assert not output.try_take(1)
+    output.add(Lost(1, 5, 8))
+    assert output[1].omitted == 5
+    output.close()
+    output.close()
+    assert buffers.taken_bytes == 0
+
+
+def test_a_flood_takes_no_more_than_is_kept_of_it() -> None:
+    buffers = BufferBudget(1 << 30)
+    output = CommandOutputCollector(buffers, (1,))
+    for number in range(64):
+        output.add(Output(1, number << 16, bytes(1 << 16)))
+    assert output[1].held_bytes == HEAD_BYTES + TAIL_BYTES
+    assert buffers.taken_bytes == COPIES * output[1].held_bytes
+    assert output.try_take(100)
+    assert output[1].omitted == (64 << 16) - HEAD_BYTES - TAIL_BYTES
+    output.close()
+    assert buffers.taken_bytes == 0

@@ -1,0 +1,195 @@
+"""One program in a sandbox of its own: what it is given, what is told of it, and that nothing stays, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.execution import processes
+from sandlot.core.execution.output import ProcessOutcome
+from sandlot.core.lifecycle import recovery
+from sandlot.core.oneshot.params import OneShotParams
+from sandlot.core.oneshot.runner import execute
+from sandlot.core.oneshot.verdict import Observation, Result, Status, graded
+from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ids import new_process_id
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import Limits
+from sandlot.server.settings import Settings
+from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.service import BASE, Bench, bench, serving
+from tests.support.until import until
+
+LIMITS = Limits(pids=32768)
+
+pytestmark = pytest.mark.real_guest  # programs and their limits are what these are about
+
+
+def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # noqa: ANN401 - the fields of OneShot
+    return OneShotParams(language, code, template="base", limits=LIMITS, **more)
+
+
+async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
+    return await execute(at.sandboxes, OPERATOR, shot(code, language, **more))
+
+
+async def test_without_input_there_is_an_end_of_it(at: Bench) -> None:
+    assert (await run(at, "import sys; print(repr(sys.stdin.read()))")).stdout == "''\n"
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_it_is_killed_when_it_writes_too_much_and_what_it_may_is_there(at: Bench, stream: int) -> None:
+    done = await run(at, f"yes >&{stream}", "bash", output_bytes=100_001)
+    assert done.status is Status.OUTPUT_LIMIT
+    assert (len(done.stdout), len(done.stderr)) == ((100_001, 0) if stream == 1 else (0, 100_001))
+    assert "100001 bytes" in done.detail
+    assert done.signal == 9
+
+
+async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(at: Bench) -> None:
+    done = await run(at, "setsid yes & sleep 60", "bash", output_bytes=1000)
+    assert (done.status, len(done.stdout)) == (Status.OUTPUT_LIMIT, 1000)
+
+
+def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_graded() -> None:
+    seen = Observation(stdout="1", outcome=ProcessOutcome(new_process_id(), 0, None, "exited", 1.0), oom_kills=1)
+    assert graded(shot("x", expected_output="1"), seen).status is Status.COMPLETED
+    assert graded(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
+    seen.outcome = ProcessOutcome(new_process_id(), 1, None, "exited", 1.0)
+    assert graded(shot("x"), seen).status is Status.MEMORY_EXCEEDED
+
+
+async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -> None:
+    for moment in (0.0, 0.05, 0.3):
+        leaving = asyncio.create_task(run(at, "sleep 60", "bash"))
+        await asyncio.sleep(moment)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    await until(lambda: at.sandboxes.held == 0)
+    assert at.driver.leftovers() == []
+
+
+async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) -> None:
+    task = asyncio.create_task(run(at, "sleep 60", "bash", timeout_s=60, metadata={"whose": "mine"}))
+    await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    assert dict(sandbox.metadata) == {"whose": "mine", recovery.USE_WORD: recovery.ONE_RUN}
+    assert (sandbox.spec.timeout_s, str(sandbox.spec.network)) == (120, "none")
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_sandbox_that_ran_out_of_memory_is_a_result(at: Bench) -> None:
+    task = asyncio.create_task(run(at, "echo before; sleep 60", "bash"))
+    await _writing(at)
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    sandbox.request_end(Exit(ExitReason.OOM, "it took too much"))
+    done = await task
+    assert (done.status, done.stdout, done.exit_code, done.signal) == (Status.MEMORY_EXCEEDED, "before\n", 137, 9)
+    assert str(LIMITS.memory_bytes) in done.detail
+
+
+async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) -> None:
+    below = tmp_path / "driver"
+    below.mkdir()
+    driver = MemoryDriver()
+    async with serving(tmp_path, driver, keep=True) as service:
+        stays = await service.sandboxes.create(BASE, OPERATOR)
+        task = asyncio.create_task(execute(service.sandboxes, OPERATOR, shot("sleep 60", "bash")))
+        await until(lambda: sum(sandbox.is_announced for sandbox in service.sandboxes.list(OPERATOR)) == 2)
+    with pytest.raises(SandboxEndedError, match="the service was stopped"):
+        await task
+    async with serving(tmp_path, driver) as service:
+        assert [sandbox.id for sandbox in service.sandboxes.list(OPERATOR)] == [stays.id]
+        await service.sandboxes.find(stays.id, OPERATOR).wait_reachable()
+    assert driver.leftovers() == []
+
+
+async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = asyncio.create_task(run(at, "sleep 0.5; kill -9 $$", "bash"))
+    await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
+    (sandbox,) = at.sandboxes.list(OPERATOR)
+    assert sandbox.instance is not None
+    used = await sandbox.instance.usage()
+
+    async def usage(*_: object) -> object:
+        return replace(used, oom_kills=1)
+
+    monkeypatch.setattr(type(sandbox.instance), "usage", usage)
+    done = await task
+    assert (done.status, done.exit_code) == (Status.MEMORY_EXCEEDED, 137)
+
+
+async def test_where_there_is_no_room_it_waits_for_some_and_not_for_ever(tmp_path: Path) -> None:
+    async with bench(tmp_path, Settings(max_sandboxes=1)) as here:
+        first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
+        await until(lambda: here.sandboxes.held == 1)
+        with pytest.raises(UnavailableError):
+            await execute(here.sandboxes, OPERATOR, shot("echo 2", "bash"), patience_s=0)
+        assert (await run(here, "echo 2", "bash")).stdout == "2\n"
+        assert (await first).stdout == "1\n"
+
+
+async def test_no_sandbox_is_made_for_a_run_that_may_not_begin(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at.service.core.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
+    with pytest.raises(LimitError) as refused:
+        await run(at, "echo 1", "bash")
+    assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
+    assert at.sandboxes.list(OPERATOR, ended=True) == []
+
+
+async def test_a_service_that_stops_is_not_waited_for(at: Bench) -> None:
+    at.sandboxes.refuse()
+    async with asyncio.timeout(60):
+        with pytest.raises(UnavailableError) as refused:
+            await execute(at.sandboxes, OPERATOR, shot("echo 1", "bash"), patience_s=3600)
+    assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+
+
+async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> None:
+    principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
+    assert (await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    with pytest.raises(LimitError, match="30 seconds"):
+        await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=31))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"timeout_s": 3601},
+        {"output_bytes": 0},
+        {"output_bytes": 1 << 24},
+        {"tolerance": -1},
+        {"env": {"a=b": "c"}},
+        {"files": {"main.py": b""}},
+        {"files": {"sub/../main.py": b""}},
+        {"files": {"/workspace//main.py": b""}},
+        {"files": {"a\0b": b""}},
+        {"files": {f"{n}": b"" for n in range(101)}},
+        {"code": "a\0b"},
+        {"code": "\ud800"},
+        {"code": "x" * ((4 << 20) + 1)},
+    ],
+)
+def test_what_could_not_be_run_is_refused_before_anything_is_made(more: dict[str, Any]) -> None:
+    with pytest.raises(SandlotError):
+        OneShotParams(**{"language": "python", "code": "", **more})
+
+
+async def _writing(at: Bench) -> None:
+    """Wait until the only run has written something."""
+    await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
+
+    async def written() -> bool:
+        (sandbox,) = at.sandboxes.list(OPERATOR)
+        return any(info.stdout_bytes for info in await processes.listing(sandbox))
+
+    await until(written)

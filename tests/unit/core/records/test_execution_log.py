@@ -1,0 +1,296 @@
+"""The log of runs: what it says of each, that nothing waits for it, and what becomes of it where the store fails or the service ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import structlog
+
+from sandlot.core.execution import code, processes
+from sandlot.core.execution.code import CellSpec
+from sandlot.core.node.buffer_budget import PART, BufferBudget
+from sandlot.core.records import write_behind
+from sandlot.core.records.execution_log import OUTPUT_BYTES, ExecutionDescription, ExecutionLog
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Lost, Output
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
+from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
+from sandlot.model.states import State
+from sandlot.store.database import SqlStore
+from sandlot.store.executions import Executions
+from tests.support.clock import ManualClock
+from tests.support.service import Bench
+from tests.support.until import until
+
+SOMEBODY = Principal(owner=OwnerId("0123456789ab"), name="somebody")
+
+
+@pytest.fixture
+async def still(clock: ManualClock) -> Sandbox:
+    """A sandbox of which only its owner, its id and its state matter."""
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    return Sandbox(spec, owner=SOMEBODY.owner, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
+
+
+class Failing(Executions):
+    """The store's table, which refuses to save for as long as it is told to."""
+
+    def __init__(self, store: SqlStore) -> None:
+        super().__init__(store.executions._database)  # noqa: SLF001 - the same table, but for its failures
+        self.error: Exception | None = None
+
+    async def save(self, records: Sequence[ExecutionRecord]) -> None:
+        if self.error is not None:
+            raise self.error
+        await super().save(records)
+
+
+def journal_of(table: Executions, clock: ManualClock) -> tuple[ExecutionLog, Metrics]:
+    metrics = Metrics()
+    return ExecutionLog(table, NodeId("aaaa"), clock, metrics), metrics
+
+
+def disk_full() -> HostError:
+    return HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
+
+
+async def logged(at: Bench, id_: str) -> ExecutionRecord:
+    return await at.service.core.executions.get(OPERATOR, id_)
+
+
+async def test_a_cell_is_logged_with_what_it_wrote_and_raised(at: Bench, sandbox: Sandbox) -> None:
+    done = await code.execute(sandbox, CellSpec("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
+    found = await logged(at, done.outcome.execution)
+    assert (found.kind, found.language, found.status, found.origin) == ("code", "python", "error", "native")
+    assert (found.stdout, found.stderr, found.error) == ("out\n", "err\n", "ZeroDivisionError: division by zero")
+    assert (found.owner, found.sandbox, found.argv, found.exit_code) == (sandbox.owner, sandbox.id, None, None)
+    assert found.duration_s == done.outcome.duration_s
+
+
+async def test_a_command_is_logged_with_its_exit_and_its_label(at: Bench, sandbox: Sandbox) -> None:
+    done = await processes.run(sandbox, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
+    found = await logged(at, done.outcome.process)
+    assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
+    description = ExecutionDescription(origin="agentsandbox", language="bash", code="echo ho")
+    done = await processes.run(sandbox, ProcessSpec(argv=("sh", "/tmp/x")), description=description)
+    at.service.core.executions.tell_files(done.outcome.process, 2)
+    found = await logged(at, done.outcome.process)
+    assert (found.kind, found.language, found.code, found.argv, found.origin) == ("code", "bash", "echo ho", None, "agentsandbox")
+    assert found.files == 2
+
+
+async def test_one_whose_client_goes_away_is_logged_as_killed(at: Bench, sandbox: Sandbox) -> None:
+    run = await processes.start(sandbox, ProcessSpec(argv=("sleep", "1000")))
+    await run.close()
+    assert (await logged(at, run.id)).status == "killed"
+    execution = await code.start(sandbox, CellSpec("print('x', flush=True); import time; time.sleep(1000)"))
+    async for event in execution:
+        if isinstance(event, Output):
+            break
+    await execution.close()
+    found = await logged(at, execution.id)
+    assert (found.status, found.stdout) == ("killed", "x\n")
+
+
+async def test_the_services_own_processes_are_not_logged(at: Bench, sandbox: Sandbox) -> None:
+    await processes.run(sandbox, ProcessSpec(argv=("true",), hidden=True))
+    assert await at.service.core.executions.page(OPERATOR) == []
+
+
+async def test_much_output_is_kept_as_head_and_tail(at: Bench, sandbox: Sandbox) -> None:
+    done = await processes.run(sandbox, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end")))
+    found = await logged(at, done.outcome.process)
+    assert found.stdout.startswith("beginx")
+    assert found.stdout.endswith("xend")
+    assert found.stdout_omitted_bytes == 3_000_008 - OUTPUT_BYTES
+    assert len(found.stdout) < OUTPUT_BYTES + 100
+
+
+async def test_the_log_is_seen_by_its_owner_and_paged_newest_first(at: Bench, sandbox: Sandbox) -> None:
+    execution_log = at.service.core.executions
+    made = [(await processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
+    assert {str(record.id) for record in await execution_log.page(OPERATOR, sandbox=sandbox.id)} == set(made)
+    assert len(await execution_log.page(OPERATOR, limit=2)) == 2
+    assert await execution_log.page(SOMEBODY) == []
+    for principal, id_ in ((SOMEBODY, made[0]), (OPERATOR, "f" * 32), (OPERATOR, "../x"), (OPERATOR, "x" * 5000)):
+        with pytest.raises(NotFoundError) as refused:
+            await execution_log.get(principal, id_)
+        assert refused.value.code is ErrorCode.EXECUTION_NOT_FOUND
+
+
+async def test_lines_wait_while_the_store_fails_and_are_written_once_it_does_not(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    table = Failing(store)
+    execution_log, metrics = journal_of(table, clock)
+    table.error = disk_full()
+    line = execution_log.command(still, new_process_id(), ("true",))
+    with structlog.testing.capture_logs() as said:
+        assert not await execution_log.flush()
+    assert [entry["event"] for entry in said] == ["executions.not_written"]
+    line.add(Output(1, 0, b"x"))
+    line.end("exited", exit_code=0)
+    table.error = None
+    assert await execution_log.flush()
+    assert [(record.status, record.stdout) for record in await table.page(owner=None, sandbox=None, before=None, limit=9)] == [("exited", "x")]
+    assert execution_log.held_bytes == 0
+    assert b'sandlot_store_failures_total{what="executions"} 1.0' in metrics.text()
+
+
+async def test_what_does_not_fit_is_lost_with_a_warning_and_never_a_run(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandlot.core.records.execution_log.MAX_LINES", 3 * PART)
+    table = Failing(store)
+    execution_log, metrics = journal_of(table, clock)
+    table.error = disk_full()
+    for _ in range(5):
+        execution_log.command(still, new_process_id(), ("true",)).end("exited", exit_code=0)
+    with structlog.testing.capture_logs() as said:
+        await execution_log.aclose()
+    assert [entry["lines"] for entry in said if entry["event"] == "executions.lost"] == [4, 3]
+    assert execution_log.held_bytes == 0
+    assert b"sandlot_executions_lost_total 7.0" in metrics.text()
+
+
+async def test_one_that_the_store_will_never_take_is_lost_alone(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Failing(store)
+    execution_log, metrics = journal_of(table, clock)
+    ids = [ExecutionId(new_process_id()) for _ in range(5)]
+    save = table.save
+
+    async def refuse(records: Sequence[ExecutionRecord]) -> None:
+        if any(record.id == ids[2] for record in records):
+            raise InternalError("It refused a statement.")
+        await save(records)
+
+    monkeypatch.setattr(table, "save", refuse)
+    for id_ in ids:
+        execution_log.command(still, ProcessId(id_), ("true",))
+    assert await execution_log.flush()
+    found = await store.executions.page(owner=None, sandbox=None, before=None, limit=9)
+    assert {record.id for record in found} == set(ids) - {ids[2]}
+    assert b"sandlot_executions_lost_total 1.0" in metrics.text()
+    assert execution_log.held_bytes == 0
+
+
+@pytest.mark.parametrize("bound", ["lines", "bytes"])
+async def test_one_owners_lines_leave_room_for_others(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    if bound == "lines":
+        monkeypatch.setattr("sandlot.core.records.execution_log.MAX_LINES", 4 * PART)
+    else:
+        monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 40_000)
+    table = Failing(store)
+    execution_log, _ = journal_of(table, clock)
+    table.error = disk_full()
+    for _ in range(100):
+        entry = execution_log.command(still, new_process_id(), ("true",))
+        entry.add(Output(1, 0, b"x" * 10_000))
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    other = Sandbox(spec, owner=OwnerId("b" * 12), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
+    last = new_process_id()
+    entry = execution_log.command(other, last, ("true",))
+    entry.add(Output(1, 0, b"theirs"))
+    entry.end("exited", exit_code=0)
+    table.error = None
+    assert await execution_log.flush()
+    found = await store.executions.get(ExecutionId(last))
+    assert found is not None
+    assert (found.status, found.stdout) == ("exited", "theirs")
+
+
+async def test_output_beyond_the_bound_is_counted_and_not_kept(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 100_000 * PART)
+    execution_log, _ = journal_of(store.executions, clock)
+    lines = [execution_log.command(still, new_process_id(), ("true",)) for _ in range(10)]
+    for entry in lines:
+        for _ in range(20):
+            entry.add(Output(1, 0, b"x" * 10_000))
+            assert execution_log.held_bytes <= 100_000 + 20_000
+        entry.add(Lost(channel=2, bytes=7, offset=0))
+    for entry in lines:
+        entry.end("exited", exit_code=0)
+        assert await execution_log.flush()
+    found = await store.executions.page(owner=None, sandbox=None, before=None, limit=99)
+    assert {(record.stdout.count("x") + record.stdout_omitted_bytes, record.stderr_omitted_bytes) for record in found} == {(200_000, 7)}
+    assert execution_log.held_bytes == 0
+
+
+async def test_a_line_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
+    execution_log, table = at.service.core.executions, at.service.store.executions
+    entry = execution_log.command(sandbox, new_process_id(), ("true",))
+
+    async def there() -> bool:
+        return await table.get(ExecutionId(entry.id)) is not None
+
+    await until(there)  # by itself: nobody has read the log
+    assert write_behind.FLUSH_S < 1
+    entry.leave()
+
+
+def leave(sandbox: Sandbox) -> None:
+    sandbox.detaching.set()
+
+
+def hibernate(sandbox: Sandbox) -> None:
+    sandbox.state = State.HIBERNATED
+
+
+@pytest.mark.parametrize("rest", [leave, hibernate], ids=["leaving", "hibernated"])
+async def test_run_that_the_next_service_continues_has_no_end_in_the_log(
+    store: SqlStore, still: Sandbox, clock: ManualClock, rest: Callable[[Sandbox], None]
+) -> None:
+    execution_log, _ = journal_of(store.executions, clock)
+    still.state = State.RUNNING
+    killed, continued, ended = [execution_log.command(still, new_process_id(), ("true",)) for _ in range(3)]
+
+    killed.cut()
+    rest(still)
+    continued.cut()
+    still.request_end(Exit(ExitReason.KILLED))
+    ended.cut()
+
+    await execution_log.flush()
+    found = [await store.executions.get(ExecutionId(entry.id)) for entry in (killed, continued, ended)]
+    assert [record and record.status for record in found] == ["killed", "running", "killed"]
+
+
+async def test_runs_of_other_nodes_are_not_taken_over(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    execution_log, _ = journal_of(store.executions, clock)
+    ours = ExecutionRecord(
+        id=ExecutionId(new_process_id()),
+        owner=still.owner,
+        sandbox=still.id,
+        kind="command",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        status="running",
+    )
+    theirs = replace(ours, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(NodeId("bbbb")))
+    await store.executions.save([ours, theirs])
+    assert await execution_log.unfinished() == [ours]
+
+
+async def test_a_run_is_not_slowed_by_a_store_that_hangs(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = asyncio.Event()
+
+    async def hang(_records: Sequence[ExecutionRecord]) -> None:
+        await hangs.wait()
+
+    monkeypatch.setattr(at.service.store.executions, "save", hang)
+    for _ in range(3):
+        assert (await processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
+        await asyncio.sleep(write_behind.FLUSH_S / 2)
+    hangs.set()

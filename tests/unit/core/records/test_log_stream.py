@@ -1,0 +1,155 @@
+"""What runs wrote: read back in order, also while they go on, and followed to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandlot.core.execution import processes
+from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.records import log_followers, log_stream
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Lost, Output
+from sandlot.model.access import OPERATOR, OwnerId
+from sandlot.model.errors import UnavailableError
+from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
+from tests.support.clock import ManualClock
+from tests.support.service import Bench
+from tests.support.until import until
+
+BOTH = log_stream.CHANNELS["both"]
+
+
+@pytest.fixture
+def execution_log(at: Bench) -> ExecutionLog:
+    return at.service.core.executions
+
+
+@pytest.fixture
+async def still(clock: ManualClock) -> Sandbox:
+    """A sandbox of which only its id and its state matter."""
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
+
+
+async def run(sandbox: Sandbox, command: str, clock: ManualClock) -> None:
+    await processes.run(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
+    clock.advance(0.001)
+
+
+class Followed:
+    """What one who follows has been told."""
+
+    def __init__(self, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> None:
+        self.items: list[Entry | Wrote | Missed | Over] = []
+        self.task = asyncio.create_task(self._take(told))
+
+    async def _take(self, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> None:
+        async for item in told:
+            self.items.append(item)
+
+    def text(self, channel: int = 1) -> str:
+        return "".join(item.text for item in self.items if isinstance(item, Entry | Wrote) and item.channel == channel)
+
+
+async def test_what_is_told_at_once_is_bounded(
+    sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        await run(sandbox, f"echo {number}", clock)
+    monkeypatch.setattr(log_stream, "PAGE", 2)
+    assert [entry.text for entry in (await log_stream.read(execution_log, sandbox, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
+    monkeypatch.setattr(log_stream, "MOST_CHARS", 5)
+    entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
+    assert ([entry.text for entry in entries], more) == (["3\n", "4\n"], True)
+    monkeypatch.setattr(log_stream, "MOST_CHARS", 1000)
+    monkeypatch.setattr(log_stream, "MOST_RUNS", 3)
+    entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
+    assert (len(entries), more) == (4, True)
+
+
+async def test_who_follows_is_told_each_byte_once(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
+    await run(sandbox, "echo before", clock)
+    process = await processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
+    pieces = aiter(process)
+    await process.type(b"half a ")
+    await anext(pieces)
+    followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
+    await until(lambda: followed.text() == "before\nhalf a ")
+    await process.type(b"line \xc3")
+    await anext(pieces)
+    await process.type(b"\xa4\n")
+    await anext(pieces)
+    await until(lambda: followed.text() == "before\nhalf a line ä\n")
+    process.end_input()
+    async for _ in pieces:
+        pass
+    await process.outcome()
+    await process.close()
+    await run(sandbox, "echo after; echo bad >&2", clock)
+    await until(lambda: followed.text() == "before\nhalf a line ä\nafter\n")
+    await until(lambda: followed.text(2) == "bad\n")
+    await until(lambda: sum(isinstance(item, Over) for item in followed.items) == 2)
+    sandbox.request_end(Exit(ExitReason.KILLED, "a test"))
+    await followed.task
+    assert not execution_log.log_followers.followed
+
+
+@pytest.mark.real_guest
+async def test_a_process_in_the_background_is_told_once_it_has_ended(sandbox: Sandbox, execution_log: ExecutionLog) -> None:
+    followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
+    process = await processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
+    await anext(aiter(process))
+    await until(lambda: followed.text() == "seen\n")
+    await process.type(b"unseen\n")
+    await process.detach()  # its output is read again, from the beginning
+    await until(lambda: followed.text() == "seen\nunseen\n")
+    followed.task.cancel()
+
+
+async def test_who_is_too_slow_is_told_how_much_was_lost(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_followers, "MOST_BYTES", 10)
+    told = log_stream.follow(execution_log, sandbox, OPERATOR, BOTH)
+    follower = asyncio.ensure_future(anext(told))
+    await until(lambda: execution_log.log_followers.followed)
+    entry = execution_log.command(sandbox, new_process_id(), ["x"])
+    for offset in range(0, 30, 5):
+        entry.add(Output(1, offset, b"12345"))
+    entry.add(Lost(1, 7, 30))
+    entry.end("exited", exit_code=0)
+    assert isinstance(first := await follower, Wrote)
+    rest = [await anext(told) for _ in range(2)]
+    assert isinstance(gap := rest[0], Missed)
+    assert (len(first.text) + gap.bytes, rest[1]) == (37, Over(entry.id))
+    await told.aclose()  # type: ignore[attr-defined]
+
+
+async def test_what_waits_for_one_who_follows_is_counted(still: Sandbox, execution_log: ExecutionLog) -> None:
+    tail = execution_log.log_followers.follow(still.id, still.buffers)
+    entry = execution_log.command(still, new_process_id(), ["x"])
+    entry.add(Output(1, 0, bytes(1000)))
+    held = still.buffers.taken_bytes
+    assert held >= 1000
+    entry.add(Output(1, 1000, bytes(MIB)))  # more than there is for one
+    assert still.buffers.taken_bytes < held + 1000
+    assert [type(piece.event) for piece in tail.take()] == [Output, Lost]
+    assert still.buffers.taken_bytes == 0
+    entry.add(Output(1, 1000 + MIB, b"x"))
+    tail.close()
+    tail.close()
+    entry.add(Output(1, 1001 + MIB, b"x"))
+    assert still.buffers.taken_bytes == 0
+
+
+async def test_a_service_that_leaves_says_so(still: Sandbox, execution_log: ExecutionLog) -> None:
+    followed = Followed(log_stream.follow(execution_log, still, OPERATOR, BOTH))
+    await until(lambda: execution_log.log_followers.followed)
+    still.detaching.set()
+    with pytest.raises(UnavailableError):
+        await followed.task

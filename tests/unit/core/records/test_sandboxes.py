@@ -1,0 +1,157 @@
+"""What is recorded of a sandbox, in which order, and what becomes of it where nothing can be recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.lifecycle.update import UpdateSandboxParams
+from sandlot.core.records import sandboxes
+from sandlot.core.records.sandboxes import record_of, revived
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.states import State
+from sandlot.testing.memory.store import MemorySandboxRepository as Table
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, Bench, bench
+from tests.support.until import until
+
+ALICE = Principal(OwnerId("a" * 12), "alice")
+Fails = Callable[[SandboxRecord], bool]
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fails]]:
+    """What was saved, and what is not: a disk that is full for some records."""
+    done: list[SandboxRecord] = []
+    fails: list[Fails] = []
+    really = Table.save
+
+    async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        if any(each(record) for each in fails):
+            raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
+        await really(table, record, event)
+        done.append(record)
+
+    monkeypatch.setattr(Table, "save", save)
+    return done, fails
+
+
+async def test_every_state_is_recorded_before_it_is_told(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
+    assert saved[0][-1].ref == at.driver.booted[0].ref
+    await at.sandboxes.kill(sandbox.id, ALICE)
+    assert [record.state for record in saved[0]][2:] == [State.STOPPING, State.STOPPED]
+    assert [record.spec.env for record in saved[0]] == [{"TOKEN": "secret"}] * 3 + [{}]
+
+
+@pytest.mark.parametrize("state", [State.CREATING, State.RUNNING])
+async def test_what_cannot_be_recorded_is_not_created(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], state: State) -> None:
+    saved[1].append(lambda record: record.state is state)
+    with pytest.raises(HostError):
+        await at.sandboxes.create(BASE, ALICE)
+    assert at.sandboxes.list(ALICE) == []
+    assert at.driver.leftovers() == []
+    saved[1].clear()
+    assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
+
+
+async def test_what_cannot_be_recorded_is_removed_all_the_same(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    sandbox = await at.sandboxes.create(BASE, ALICE)
+    saved[1].append(lambda _record: True)
+    await at.sandboxes.kill(sandbox.id, ALICE)
+    assert at.sandboxes.find(sandbox.id, ALICE).state is State.STOPPED
+
+
+async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = await at.sandboxes.create(BASE, ALICE)
+    really, answers = Table.save, asyncio.Event()
+
+    async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        await answers.wait()
+        await really(table, record, event)
+
+    monkeypatch.setattr(Table, "save", save)
+    monkeypatch.setattr("sandlot.core.lifecycle.supervisor.RECORD_PATIENCE_S", 0.05)
+    await at.sandboxes.kill(sandbox.id, ALICE)
+    assert at.driver.leftovers() == []
+    answers.set()
+    while (record := await at.service.store.sandboxes.get(sandbox.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
+        await asyncio.sleep(0.01)
+
+
+async def test_an_end_that_could_not_be_recorded_is_recorded_later(
+    at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxes, "AGAIN_S", 0.05)
+    sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    tries: list[State] = []
+
+    def fails(record: SandboxRecord) -> bool:
+        tries.append(record.state)
+        return True
+
+    saved[1].append(fails)
+    await at.sandboxes.kill(sandbox.id, ALICE)
+    await until(lambda: tries.count(State.STOPPED) > 2)
+    kept = await at.service.store.sandboxes.get(sandbox.id)
+    assert kept is not None
+    assert kept.state is State.RUNNING
+    saved[1].clear()
+    await until(lambda: saved[0][-1].state is State.STOPPED)
+    ended = await at.service.store.sandboxes.get(sandbox.id)
+    assert ended is not None
+    assert (ended.state, ended.spec.env, ended.exit_detail) == (State.STOPPED, {}, "it was killed by request")
+    events = await at.service.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
+    assert [each.event.type for each in events] == ["sandbox.created", "sandbox.ended"]
+
+
+async def test_a_service_that_ends_tries_once_more(tmp_path: Path, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    async with bench(tmp_path) as at:
+        sandbox = await at.sandboxes.create(BASE, ALICE)
+        saved[1].append(lambda _record: True)
+        await at.sandboxes.kill(sandbox.id, ALICE)
+        saved[1].clear()
+    assert [(record.id, record.state) for record in saved[0][2:]] == [(sandbox.id, State.STOPPED)]
+
+
+async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = await at.sandboxes.create(BASE, ALICE)
+    really, slow, began = Table.save, asyncio.Event(), asyncio.Event()
+
+    async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        if event is not None and event.type == "sandbox.updated":
+            began.set()
+            await slow.wait()
+        await really(table, record, event)
+
+    monkeypatch.setattr(Table, "save", save)
+    changing = asyncio.create_task(at.sandboxes.update(sandbox.id, ALICE, UpdateSandboxParams(metadata={"a": "1"})))
+    await began.wait()
+    killing = asyncio.create_task(at.sandboxes.kill(sandbox.id, ALICE))
+    await until(sandbox.end_requested.is_set)
+    slow.set()
+    async with asyncio.timeout(60):
+        await changing
+        await killing
+    record = await at.service.store.sandboxes.get(sandbox.id)
+    assert record is not None
+    assert (record.state, record.spec.metadata) == (State.STOPPED, {"a": "1"})
+    events = await at.service.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
+    assert [each.event.type for each in events] == ["sandbox.created", "sandbox.updated", "sandbox.ended"]
+
+
+async def test_a_record_and_its_sandbox_say_the_same(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+    await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
+    record = record_of(sandbox, at.service.node)
+    assert await at.service.store.sandboxes.get(sandbox.id) == record
+    again = revived(record, sandbox.buffers, clock)
+    assert record_of(again, at.service.node) == record
+    assert again.deadline_monotonic_s == sandbox.deadline_monotonic_s

@@ -1,0 +1,163 @@
+"""Runs of a month: counted in memory, given back where nothing began, written behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+
+from sandlot.core.records import write_behind
+from sandlot.core.records.usage import MonthlyExecutionCounter, left_s, month_of
+from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
+from sandlot.model.errors import ErrorCode, LimitError, UnavailableError
+from sandlot.store.database import SqlStore
+from tests.support.clock import START, ManualClock
+from tests.support.until import until
+
+DAY_S = 86_400
+OWNER = OwnerId("0123456789ab")
+
+
+def monthly(store: SqlStore, clock: ManualClock, quota: int | None = None) -> MonthlyExecutionCounter:
+    return MonthlyExecutionCounter(store.executions, clock, lambda _owner: UNBOUNDED if quota is None else Quota(executions_per_month=quota))
+
+
+def begin(counts: MonthlyExecutionCounter, owner: OwnerId = OWNER, times: int = 1) -> None:
+    for _ in range(times):
+        with counts.count(owner):
+            pass
+
+
+async def test_what_begins_counts_until_the_quota_and_again_in_the_next_month(store: SqlStore, clock: ManualClock) -> None:
+    counts = monthly(store, clock, quota=3)
+    begin(counts, times=3)
+    with pytest.raises(LimitError) as refused:
+        begin(counts)
+    assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
+    assert refused.value.status == 429
+    assert dict(refused.value.fields) == {"quota": "executions_per_month", "limit": 3, "used": 3, "asked": 1, "retry_after_s": 31 * DAY_S}
+    begin(counts, LOCAL)  # everybody's is their own
+    clock.advance(31 * DAY_S)
+    assert counts.used(OWNER) == 0
+    begin(counts)
+    assert counts.used(OWNER) == 1
+    await counts.flush()
+    assert await store.executions.counts("2026-01") == {OWNER: 3, LOCAL: 1}
+    assert await store.executions.counts("2026-02") == {OWNER: 1}
+
+
+async def test_a_quota_of_none_never_helps_to_wait_for(store: SqlStore, clock: ManualClock) -> None:
+    with pytest.raises(LimitError) as refused:
+        begin(monthly(store, clock, quota=0))
+    assert "retry_after_s" not in refused.value.fields
+
+
+async def test_what_could_not_begin_is_given_back_also_while_it_is_written(store: SqlStore, clock: ManualClock) -> None:
+    counts = monthly(store, clock, quota=1)
+    with contextlib.suppress(KeyError), counts.count(OWNER):
+        assert counts.used(OWNER) == 1
+        raise KeyError
+    assert counts.used(OWNER) == 0
+    with contextlib.suppress(KeyError), counts.count(OWNER):
+        await counts.flush()
+        assert await store.executions.counts("2026-01") == {OWNER: 1}
+        raise KeyError
+    assert counts.used(OWNER) == 0
+    await counts.flush()
+    assert await store.executions.counts("2026-01") == {OWNER: 0}
+    begin(counts)
+
+
+async def test_the_next_service_goes_on_counting_and_nodes_count_together(store: SqlStore, clock: ManualClock) -> None:
+    first = monthly(store, clock)
+    begin(first, times=2)
+    await first.aclose()
+    second = monthly(store, clock, quota=3)
+    await second.open()
+    assert second.used(OWNER) == 2
+    begin(first)  # another node of the same database
+    await first.flush()
+    await second.flush()
+    assert second.used(OWNER) == 3
+    with pytest.raises(LimitError):
+        begin(second)
+
+
+async def test_counts_are_written_behind_by_themselves(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert write_behind.FLUSH_S <= 0.5, "gathering and writing take less than a second"
+    monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
+    counts = monthly(store, clock)
+    running = asyncio.create_task(counts.run())
+    try:
+        begin(counts, times=5)
+        while await store.executions.counts("2026-01") != {OWNER: 5}:  # noqa: ASYNC110 - another task's doing
+            await asyncio.sleep(0.001)
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_what_the_store_does_not_take_waits(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_month: str, _more: Mapping[OwnerId, int]) -> None:
+        raise UnavailableError("The database does not answer.", code=ErrorCode.SERVICE_UNAVAILABLE)
+
+    counts = monthly(store, clock, quota=3)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(store.executions, "count", refuse)
+        begin(counts)
+        assert not await counts.flush()
+        begin(counts)
+        assert counts.used(OWNER) == 2
+        assert not await counts.flush()
+    monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
+    running = asyncio.create_task(counts.run())
+    try:
+        await until(lambda: written(store))
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+    assert counts.used(OWNER) == 2
+
+
+async def test_a_stop_in_the_middle_of_a_commit_counts_nothing_twice(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed, told = asyncio.Event(), asyncio.Event()
+    count = store.executions.count
+
+    async def slow(month: str, more: Mapping[OwnerId, int]) -> None:
+        await count(month, more)
+        committed.set()
+        await told.wait()
+
+    monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
+    monkeypatch.setattr(store.executions, "count", slow)
+    counts = monthly(store, clock)
+    running = asyncio.create_task(counts.run())
+    begin(counts)
+    await committed.wait()
+    running.cancel()
+    closing = asyncio.create_task(counts.aclose())
+    await asyncio.sleep(0)
+    told.set()
+    await asyncio.wait({running, closing})
+    assert await store.executions.counts("2026-01") == {OWNER: 1}
+
+
+async def written(store: SqlStore) -> bool:
+    return await store.executions.counts("2026-01") == {OWNER: 2}
+
+
+@pytest.mark.parametrize(
+    "moment, month, left",
+    [
+        (START, "2026-01", 31 * DAY_S),
+        (datetime(2026, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "2026-12", 1),
+        (datetime(2028, 2, 1, tzinfo=UTC), "2028-02", 29 * DAY_S),
+        (datetime.fromisoformat("2026-12-01T00:30:00+01:00"), "2026-11", 1800),
+    ],
+)
+def test_months_are_those_of_utc(moment: datetime, month: str, left: int) -> None:
+    assert month_of(moment) == month
+    assert left_s(moment) == left

@@ -1,0 +1,173 @@
+"""Forks as a whole: what children inherit, idempotency, all or none, and the trees that they grow into."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.snapshots.forks import ForkParams
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.model.specs import MIB, Limits, Network, OnTimeout
+from sandlot.model.states import State
+from tests.support.node import Node, NodeState, open_node, settled
+
+ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
+LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
+BASE = CreateSandboxParams(template="base", limits=LIMITS, network="none")
+PARENT = replace(
+    BASE,
+    name="root",
+    env={"FIRST": "1", "BOTH": "1"},
+    metadata={"a": "b", "sandlot.door": "x"},
+    on_timeout=OnTimeout.PAUSE,
+    idle_timeout_s=1000.0,
+)
+
+
+@pytest.fixture
+async def parent(node: Node) -> Sandbox:
+    sandbox: Sandbox = await node.sandboxes.create(PARENT, OPERATOR)
+    return sandbox
+
+
+async def fork(node: Node, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **fields: Any) -> list[Sandbox]:  # noqa: ANN401
+    return list(await node.core.forks.fork(sandbox.id, principal, ForkParams(count, **fields), key=key))
+
+
+async def kill(node: Node, *sandboxes: Sandbox) -> None:
+    await asyncio.gather(*(node.sandboxes.kill(sandbox.id, OPERATOR) for sandbox in sandboxes))
+
+
+def live(node: Node) -> set[str]:
+    return {sandbox.id for sandbox in node.sandboxes.list(OPERATOR)}
+
+
+async def no_image_is_left(state: NodeState) -> None:
+    saved = state.data_dir / "saved"
+    await settled(lambda: not saved.is_dir() or not list(saved.iterdir()))
+
+
+async def test_children_inherit_from_their_parent_and_get_what_the_request_names(node: Node, state: NodeState, parent: Sandbox) -> None:
+    children = await fork(node, parent, 3, env={"BOTH": "2"}, name="child", timeout_s=77.0)
+    for number, child in enumerate(children, 1):
+        assert (child.spec.parent, child.spec.restored, child.spec.snapshot, child.name) == (parent.id, "memory", None, f"child-{number}")
+        assert (child.spec.limits, child.spec.network, child.spec.on_timeout, child.idle_timeout_s) == (LIMITS, Network.NONE, OnTimeout.PAUSE, 1000.0)
+        assert dict(child.metadata) == {"a": "b"}, "the service's own metadata is not copied"
+        assert (child.owner, child.spec.timeout_s, child.state) == (parent.owner, 77.0, State.RUNNING)
+        assert dict(child.spec.env).items() >= {"FIRST": "1", "BOTH": "2"}.items()
+    assert parent.state is State.RUNNING
+    await no_image_is_left(state)
+
+
+async def test_fork_leaves_a_resting_parent_at_rest(node: Node, parent: Sandbox) -> None:
+    for rest, state in ((node.sandboxes.pause, State.PAUSED), (node.sandboxes.hibernate, State.HIBERNATED)):
+        await rest(parent.id, OPERATOR)
+        (child,) = await fork(node, parent)
+        assert (parent.state, child.state) == (state, State.RUNNING)
+        assert child.spec.timeout_s == parent.spec.timeout_s
+
+
+async def test_repeated_request_forks_once(node: Node, parent: Sandbox) -> None:
+    first, again = await asyncio.gather(*(fork(node, parent, 2, key="k") for _ in range(2)))
+    assert [each.id for each in first] == [each.id for each in again]
+    assert live(node) == {parent.id, *(each.id for each in first)}
+    with pytest.raises(ConflictError, match="Another request"):
+        await fork(node, parent, 3, key="k")
+    await kill(node, *first)
+    assert [each.id for each in await fork(node, parent, 2, key="k")] == [each.id for each in first], "also when they have ended"
+    await kill(node, parent)
+    assert [each.id for each in await fork(node, parent, 2, key="k")] == [each.id for each in first], "also when their parent has"
+
+
+async def test_incomplete_batch_of_an_earlier_service_is_replaced_when_the_request_is_repeated(node: Node, parent: Sandbox) -> None:
+    made = await fork(node, parent, 3, key="half")
+    await kill(node, made[1])
+    await settled(lambda: made[1].id not in live(node))
+    await node.store.sandboxes.forget(ended_before=node.core.clock.now().replace(year=9999))  # as if it had never been recorded
+    again = await fork(node, parent, 3, key="half")
+    assert {each.id for each in made} & {each.id for each in again} == set()
+    assert live(node) == {parent.id, *(each.id for each in again)}
+
+
+async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=2048 * MIB) as node:
+        parent = await node.sandboxes.create(PARENT, OPERATOR)
+        with pytest.raises(LimitError) as over:
+            await fork(node, parent, 3, replace(OPERATOR, quota=Quota(sandboxes=3)))
+        assert dict(over.value.fields) == {"quota": "sandboxes", "limit": 3, "used": 1, "asked": 3, "retry_after_s": 5}
+        # The node can give 1536 MiB to its sandboxes, of which the parent has 256.
+        with pytest.raises(UnavailableError) as full:
+            await fork(node, parent, 6)
+        assert full.value.code is ErrorCode.BUSY
+        assert full.value.fields["needed"] > full.value.fields["free"]
+        with pytest.raises(InvalidRequestError, match="7 of these at once are more than this node can ever hold") as never:
+            await fork(node, parent, 7)
+        assert never.value.fields["field"] == "count"
+        assert never.value.fields["needed"] > never.value.fields["capacity"]
+        assert (await node.reservations.reserved()).memory_bytes == 256 * MIB, "nothing is reserved for what was refused"
+        assert live(node) == {parent.id}
+        await no_image_is_left(state)
+        assert parent.state is State.RUNNING
+
+
+async def test_child_that_cannot_start_ends_its_siblings(node: Node, state: NodeState, parent: Sandbox) -> None:
+    node.driver.fail_next("restore", UnavailableError("The host is short of memory.", code=ErrorCode.BUSY))
+    with pytest.raises(UnavailableError, match="memory"):
+        await fork(node, parent, 3)
+    await settled(lambda: live(node) == {parent.id})
+    await no_image_is_left(state)
+    assert parent.state is State.RUNNING
+    assert len(await fork(node, parent, 3)) == 3
+
+
+async def test_cancelled_fork_leaves_no_child(node: Node, state: NodeState, parent: Sandbox) -> None:
+    for step in ("snapshot", "prepare", "restore"):
+        node.driver.hold(step)
+        forking = asyncio.create_task(fork(node, parent, 3))
+        await node.driver.faults.reach(step)
+        forking.cancel()
+        await asyncio.sleep(0)
+        node.driver.faults.release(step)
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        await settled(lambda: live(node) == {parent.id})
+        await no_image_is_left(state)
+    assert parent.state is State.RUNNING
+
+
+async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: Node) -> None:
+    forks, root, lone = node.core.forks, await node.sandboxes.create(BASE, OPERATOR), await node.sandboxes.create(BASE, OPERATOR)
+    node.clock.advance(1.0)  # the tree is listed by age
+    a, b, c = await fork(node, root, 3)
+    (a1, a2), (b1,) = await fork(node, a, 2), await fork(node, b, 1, metadata={"set": "2"})
+    (b11,) = await fork(node, b1)
+    everybody = {each.id for each in (root, a, b, c, a1, a2, b1, b11)}
+    for member in (root, b11, c):
+        tree = await forks.tree(member.id, OPERATOR)
+        assert (tree.root, tree.sandboxes[0].id, {each.id for each in tree.sandboxes}) == (root.id, root.id, everybody)
+    assert [each.id for each in (await forks.tree(lone.id, OPERATOR)).sandboxes] == [lone.id]
+
+    await kill(node, b)  # its own forks live on, and end with its siblings all the same
+    with pytest.raises(SandboxEndedError):
+        await forks.promote(b.id, OPERATOR)
+    assert (await forks.promote(a.id, OPERATOR, among={"set": "none"})).ended == ()
+    promoted = await forks.promote(a.id, OPERATOR)
+    assert (promoted.kept, set(promoted.ended), promoted.failed) == (a.id, {c.id, b1.id, b11.id}, {})
+    assert (await forks.promote(a.id, OPERATOR)).ended == ()
+    assert live(node) == {root.id, lone.id, a.id, a1.id, a2.id}
+    states = {each.id: each.state for each in (await forks.tree(a2.id, OPERATOR)).sandboxes}
+    assert {id_ for id_, each in states.items() if each is State.RUNNING} == {root.id, a.id, a1.id, a2.id}
+    assert {id_ for id_, each in states.items() if each is State.STOPPED} == {b.id, c.id, b1.id, b11.id}, "ended ones are remembered"
+    for stranger in (root, lone):
+        with pytest.raises(ConflictError, match="nobody's fork"):
+            await forks.promote(stranger.id, OPERATOR)
+    with pytest.raises(NotFoundError):
+        await forks.tree(root.id, ALICE)
+    with pytest.raises(NotFoundError):
+        await forks.promote(a.id, ALICE)

@@ -1,0 +1,183 @@
+"""All sandboxes together: found, listed, bounded, remembered, changed, and ended with the service."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core import registry
+from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR, OwnerId
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    HostError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
+from sandlot.model.ports import HostReading, Resources
+from sandlot.model.specs import GIB, Limits
+from sandlot.model.states import State
+from sandlot.server.settings import Settings
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, Bench, bench
+from tests.support.until import until
+
+
+async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REMEMBERED", 2)
+    sandboxes = []
+    for number in range(3):
+        sandbox = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
+        await at.sandboxes.kill(sandbox.id, OPERATOR)
+        sandboxes.append(sandbox)
+    await until(lambda: at.sandboxes.held == 0)
+    with pytest.raises(NotFoundError):
+        at.sandboxes.find(sandboxes[0].id, OPERATOR)
+    for sandbox in sandboxes[1:]:
+        assert at.sandboxes.find(sandbox.id, OPERATOR).spec.env == {}
+        assert at.sandboxes.find(sandbox.id, OPERATOR).metadata
+        assert (sandbox.instance, sandbox.link) == (None, None)
+
+
+async def test_sandbox_that_could_not_be_created_is_not_remembered(at: Bench) -> None:
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    with pytest.raises(HostError):
+        await at.sandbox()
+    await until(lambda: at.sandboxes.held == 0)
+    assert at.sandboxes.list(OPERATOR, ended=True) == []
+
+
+async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_path: Path) -> None:
+    async with bench(tmp_path, Settings(max_sandboxes=2)) as at:
+        first = await at.sandbox()
+        release = at.driver.faults.hold("prepare")
+        second = asyncio.create_task(at.sandbox())
+        await at.driver.faults.reach("prepare")
+        with pytest.raises(UnavailableError) as full:
+            await at.sandbox()
+        assert full.value.code is ErrorCode.BUSY
+        release.set()
+        await second
+        removing = at.driver.faults.hold("clean")
+        await at.sandboxes.kill(first.id, OPERATOR)
+        with pytest.raises(UnavailableError):
+            await at.sandbox()
+        removing.set()
+        await until(lambda: at.sandboxes.held == 1)
+        assert (await at.sandbox()).state is State.RUNNING
+
+
+async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
+    at.driver.faults.reason = "runsc is not installed."
+    for _ in range(2):
+        with pytest.raises(HostError):
+            await at.sandbox()
+    at.driver.faults.reason = ""
+    assert (await at.sandbox()).state is State.RUNNING
+    at.driver.faults.reason = "not asked any more"
+    assert (await at.sandbox()).state is State.RUNNING
+
+
+async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_an_owner(at: Bench, clock: ManualClock) -> None:
+    named = replace(BASE, name="worker", unique_name=True)
+    made = await asyncio.gather(*(at.sandboxes.create(named, OPERATOR) for _ in range(3)), return_exceptions=True)
+    assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
+    (sandbox,) = [each for each in made if isinstance(each, Sandbox)]
+    assert at.sandboxes.named("worker", OPERATOR) is sandbox
+    other = replace(OPERATOR, owner=OwnerId("0" * 12), operator=False)
+    with pytest.raises(NotFoundError):
+        at.sandboxes.named("worker", other)
+    assert (await at.sandboxes.create(named, other)).owner == other.owner
+    clock.advance(1)
+    same = await at.sandboxes.create(replace(named, unique_name=False), OPERATOR)
+    assert at.sandboxes.named("worker", OPERATOR) is same
+    for one in (same, sandbox):
+        await at.sandboxes.kill(one.id, OPERATOR)
+    with pytest.raises(NotFoundError):
+        at.sandboxes.named("worker", OPERATOR)
+    assert (await at.sandboxes.create(named, OPERATOR)).name == "worker"
+    with pytest.raises(InvalidRequestError):
+        CreateSandboxParams(unique_name=True)
+
+
+async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
+    clock.advance(7)
+    assert at.sandboxes.idle_s() == 7
+    sandbox = await at.sandbox()
+    clock.advance(7)
+    assert at.sandboxes.idle_s() == 0
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    await until(lambda: at.sandboxes.held == 0)
+    clock.advance(3)
+    assert at.sandboxes.idle_s() == 3
+
+
+async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:
+    running = await at.sandbox()
+    release = at.driver.faults.hold("boot")
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach("boot")
+    closing = asyncio.create_task(at.sandboxes.aclose())
+    await asyncio.sleep(0)
+    release.set()
+    await closing
+    with pytest.raises(UnavailableError, match="stopping"):
+        await creating
+    assert running.exit is not None
+    assert running.exit.detail == "the service was stopped"
+    assert at.sandboxes.held == 0
+    with pytest.raises(UnavailableError):
+        await at.sandbox()
+
+
+async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = at.driver.faults.hold("clean")
+    await at.sandbox()
+    monkeypatch.setattr("sandlot.core.manager.CLOSE_TIMEOUT_S", 0.2)
+    await at.sandboxes.aclose()
+    monkeypatch.setattr("sandlot.core.manager.CLOSE_TIMEOUT_S", 3600.0)
+    async with asyncio.timeout(30):
+        await at.sandboxes.aclose()
+    assert at.sandboxes.held == 1
+    release.set()
+    await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None:
+    has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
+    settings = Settings(memory_reserve_bytes=GIB // 2)
+    async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as at:
+        sandboxes = [await at.sandbox(), await at.sandbox()]
+        found = await at.sandboxes.capacity()
+        assert (found.promised.memory_bytes, found.free.memory_bytes, found.sandboxes) == (2 * GIB, GIB // 2, 2)
+        with pytest.raises(UnavailableError, match="promised its memory") as full:
+            await at.sandbox()
+        assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
+        with pytest.raises(InvalidRequestError, match=r"the node has 2.5 GiB"):
+            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
+        assert at.sandboxes.held == 2
+        await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
+        at.driver.faults.raises["clean"] = [OSError("busy")]
+        await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
+        # Dead, but not gone: it failed to be removed, and what it was promised is nobody else's yet.
+        assert (await at.sandboxes.capacity()).free.memory_bytes == 0
+        await until(lambda: at.sandboxes.held == 2)
+        assert (await at.sandboxes.capacity()).free.memory_bytes == GIB
+        await at.sandbox()
+
+
+async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_path: Path) -> None:
+    has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
+    settings = Settings(max_sandboxes=1, memory_reserve_bytes=0)
+    async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as at:
+        await at.sandbox()
+        with pytest.raises(UnavailableError):
+            await at.sandbox()
+        with pytest.raises(InvalidRequestError, match=r"the node has 3.0 GiB"):
+            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)

@@ -1,0 +1,357 @@
+"""Webhooks on a real store, without a network: in order, at least once, over a restart, and nobody held up by anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import pytest
+
+from sandlot.core.records.events import EventFeed
+from sandlot.core.webhooks import delivery
+from sandlot.core.webhooks.manager import WebhookManager
+from sandlot.core.webhooks.payload import TRIES, signature
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
+from sandlot.model.ids import NodeId
+from sandlot.model.records import NewEvent
+from sandlot.model.webhooks import WebhookChange, WebhookRecord
+from sandlot.store.database import SqlStore
+from tests.support.clock import START, ManualClock
+from tests.support.until import until
+
+ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
+URL = "https://one.example/"
+SIGNS = "another one"
+NODE, OTHER = NodeId("aaaa"), NodeId("bbbb")
+
+
+@dataclass
+class Calls:
+    """Takes what is sent, and answers as it is told to."""
+
+    got: list[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=list)
+    answers: Callable[[str, int], int] = lambda _url, _number: 200
+    slow: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    def check(self, url: str) -> None:
+        if "inside" in url:
+            raise InvalidRequestError("It is inside.")
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> int:
+        self.got.append((url, body, headers))
+        if url in self.slow:
+            await self.slow[url].wait()
+        status = self.answers(url, len(self.got))
+        if not status:
+            raise UnavailableError("Nobody is there.", code=ErrorCode.SERVICE_UNAVAILABLE)
+        return status
+
+    def heard(self, url: str = URL) -> list[int]:
+        return [json.loads(body)["sequence"] for where, body, _ in self.got if where == url]
+
+
+@dataclass
+class Place:
+    """A service's part of them."""
+
+    feed: EventFeed
+    calls: Calls
+    hooks: WebhookManager
+    keys: dict[OwnerId, Principal]
+
+    async def happens(self, *kinds: str, principal: Principal = ALICE) -> None:
+        await self.feed.publish(*(NewEvent(f"sandbox.{kind}", START, principal.owner) for kind in kinds))
+
+    async def now(self, hook: WebhookRecord) -> WebhookRecord:
+        return await self.hooks.get(OPERATOR, hook.id)
+
+
+@asynccontextmanager
+async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, calls: Calls | None = None) -> AsyncIterator[Place]:
+    feed, sent, keys = EventFeed(store.events), calls or Calls(), {principal.owner: principal for principal in (ALICE, BOB, OPERATOR)}
+    hooks = WebhookManager(store, feed, sent, clock, node, keys.get, {"door": lambda record: {"sequence": record.sequence, "shaped": True}})
+    hooks.start()
+    try:
+        yield Place(feed, sent, hooks, keys)
+    finally:
+        await hooks.aclose()
+
+
+@pytest.fixture
+async def at(store: SqlStore, clock: ManualClock) -> AsyncIterator[Place]:
+    async with service(store, clock) as place:
+        yield place
+
+
+async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_it_was_made(at: Place) -> None:
+    await at.happens("created")
+    hook = await at.hooks.create(ALICE, url=URL)
+    await at.happens("paused", "resumed")
+    await at.happens("created", principal=BOB)
+    await at.happens("ended")
+    await until(lambda: at.calls.heard() == [2, 3, 5])
+    for _, body, headers in at.calls.got:
+        assert headers["X-Signature"] == signature(hook.secret, body)
+        assert headers["X-Event-ID"] == f"evt-{json.loads(body)['sequence']}"
+
+    async def recorded() -> bool:
+        progress = (await at.now(hook)).progress
+        return (progress.cursor, progress.delivered, progress.given_up, progress.last_error) == (5, 3, 0, "")
+
+    await until(recorded)
+
+
+async def test_only_what_was_asked_for_is_sent_and_in_the_shape_that_was(at: Place) -> None:
+    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="door")
+    await at.happens("created", "paused", "resumed", "ended")
+    await until(lambda: at.calls.heard() == [2, 4])
+    assert [json.loads(body)["shaped"] for _, body, _ in at.calls.got] == [True, True]
+
+
+async def test_an_operators_is_told_of_everybodys(at: Place) -> None:
+    await at.hooks.create(OPERATOR, url=URL)
+    await at.happens("created")
+    await at.happens("created", principal=BOB)
+    await until(lambda: at.calls.heard() == [1, 2])
+
+
+async def test_what_fails_is_sent_again_later_and_later_and_then_given_up_and_said(at: Place, clock: ManualClock) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    at.calls.answers = lambda _url, number: (0 if number % 2 else 500) if number <= TRIES else 200
+    await at.happens("created", "ended")
+    for number in range(1, TRIES):
+        await until(lambda number=number: len(at.calls.got) == number)  # type: ignore[misc]
+        await until(lambda number=number: tried(at, hook, number))  # type: ignore[misc]
+        await asyncio.sleep(0.01)  # it goes to sleep
+        clock.advance(2.0 ** (number - 1) - 0.01)
+        await asyncio.sleep(0.01)
+        assert len(at.calls.got) == number
+        clock.advance(0.02)
+    await until(lambda: at.calls.heard() == [1] * TRIES + [2])
+
+    async def recorded() -> bool:
+        progress = (await at.now(hook)).progress
+        return (progress.cursor, progress.delivered, progress.given_up, progress.tries) == (2, 1, 1, 0)
+
+    await until(recorded)
+
+
+async def tried(at: Place, hook: WebhookRecord, number: int) -> bool:
+    progress = (await at.now(hook)).progress
+    return progress.tries == number and progress.last_error != "" and progress.next_at is not None
+
+
+async def done_with(at: Place, hook: WebhookRecord, sequence: int) -> bool:
+    return (await at.now(hook)).progress.cursor == sequence
+
+
+async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
+    slow = "https://slow.example/"
+    at.calls.slow[slow] = asyncio.Event()
+    for principal, url in ((ALICE, slow), (ALICE, URL), (BOB, "https://bob.example/")):
+        await at.hooks.create(principal, url=url)
+    for _ in range(3):
+        await at.happens("created")
+    await at.happens("created", principal=BOB)
+    await until(lambda: at.calls.heard() == [1, 2, 3] and at.calls.heard("https://bob.example/") == [4])
+    assert at.calls.heard(slow) == [1]
+    at.calls.slow[slow].set()
+    await until(lambda: at.calls.heard(slow) == [1, 2, 3])
+
+
+async def test_only_so_many_are_called_at_once(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "AT_ONCE", 2)
+    async with service(store, clock) as at:
+        urls = [f"https://{number}.example/" for number in range(4)]
+        at.calls.slow = {url: asyncio.Event() for url in urls}
+        for url in urls:
+            await at.hooks.create(ALICE, url=url)
+        await at.happens("created")
+        await until(lambda: len(at.calls.got) == 2)
+        await asyncio.sleep(0.1)
+        assert len(at.calls.got) == 2
+        for waits in at.calls.slow.values():
+            waits.set()
+        await until(lambda: len(at.calls.got) == 4)
+
+
+async def test_the_next_service_goes_on_where_this_one_ended_with_what_was_not_answered(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock) as at:
+        hook = await at.hooks.create(ALICE, url=URL)
+        await at.happens("created")
+
+        async def taken() -> bool:
+            return (await at.now(hook)).progress.delivered == 1
+
+        await until(taken)
+        at.calls.slow[URL] = asyncio.Event()
+        await at.happens("paused", "resumed")
+        await until(lambda: at.calls.heard() == [1, 2])
+    await EventFeed(store.events).publish(NewEvent("sandbox.ended", START, ALICE.owner))  # while nobody delivers
+    async with service(store, clock) as at:
+        await until(lambda: at.calls.heard() == [2, 3, 4])
+
+
+async def test_tries_are_counted_over_a_restart(store: SqlStore, clock: ManualClock) -> None:
+    refusing = Calls(answers=lambda _url, _number: 503)
+    async with service(store, clock, calls=refusing) as at:
+        hook = await at.hooks.create(ALICE, url=URL)
+        await at.happens("created")
+        await until(lambda: tried(at, hook, 1))
+    async with service(store, clock, calls=refusing) as at:
+        await asyncio.sleep(0.05)
+        assert len(refusing.got) == 1, "it is not yet time"
+        clock.advance(1)
+        await until(lambda: tried(at, hook, 2))
+
+
+async def test_another_node_delivers_once_the_one_that_did_is_dead(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
+        await one.hooks.create(ALICE, url=URL)
+        await one.happens("created")
+        await until(lambda: one.calls.heard() == [1])
+        await other.happens("paused")  # committed by the other one: nobody tells the first
+        await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+        await until(lambda: one.calls.heard() == [1, 2])
+        await clock.pass_s(delivery.TABLE_S, delivery.LOOK_S)
+        assert other.calls.heard() == []
+        await one.hooks.aclose()
+        await other.happens("ended")
+
+        async def passes() -> bool:
+            await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+            return other.calls.heard()[-1:] == [3]
+
+        await until(passes)
+        assert one.calls.heard() == [1, 2]
+
+
+async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    del at.keys[ALICE.owner]
+    await at.happens("created")
+    await at.hooks.create(BOB, url="https://bob.example/")
+    await at.happens("created", principal=BOB)
+    await until(lambda: at.calls.heard("https://bob.example/") == [2])
+    assert at.calls.heard() == []
+    assert (await at.now(hook)).progress.delivered == 0
+
+
+async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    await at.hooks.delete(ALICE, hook.id)
+    await at.happens("created")
+    await at.hooks.create(ALICE, url="https://two.example/")
+    await at.happens("created")
+    await until(lambda: at.calls.heard("https://two.example/") == [2])
+    assert at.calls.heard() == []
+    assert await at.hooks.list(ALICE) != []
+    with pytest.raises(NotFoundError):
+        await at.hooks.get(ALICE, hook.id)
+
+
+async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: Place, store: SqlStore, clock: ManualClock) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    await at.happens("created")
+    await until(lambda: done_with(at, hook, 1))
+    told = await at.hooks.update(ALICE, hook.id, WebhookChange(enabled=False))
+    assert not told.enabled
+    asleep = await at.hooks.create(ALICE, url="https://asleep.example/", enabled=False)
+    await at.happens("paused", "resumed")
+    await at.hooks.create(BOB, url="https://bob.example/")
+    await at.happens("ended", principal=BOB)
+    await until(lambda: at.calls.heard("https://bob.example/") == [4])
+    assert at.calls.heard() == [1]
+    await at.hooks.aclose()
+    async with service(store, clock, calls=at.calls) as again:  # it is not forgotten over a restart
+        await again.happens("ended", principal=BOB)
+        await until(lambda: at.calls.heard("https://bob.example/")[-1] == 5)
+        assert at.calls.heard() == [1]
+        for each in (hook, asleep):
+            await again.hooks.update(ALICE, each.id, WebhookChange(enabled=True))
+        await until(lambda: at.calls.heard() == [1, 2, 3] and at.calls.heard("https://asleep.example/") == [2, 3])
+
+
+async def test_another_address_is_told_at_once_what_the_one_before_did_not_take(at: Place, clock: ManualClock) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    at.calls.answers = lambda url, _number: 500 if url == URL else 200
+    await at.happens("created")
+    await until(lambda: tried(at, hook, 1))
+    clock.advance(1)
+    await until(lambda: tried(at, hook, 2))
+    changed = await at.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/", secret=SIGNS, name="two"))
+    assert (changed.url, changed.name, changed.progress.tries, changed.progress.next_at) == ("https://two.example/", "two", 0, None)
+    await until(lambda: at.calls.heard("https://two.example/") == [1])
+    _, body, headers = at.calls.got[-1]
+    assert headers["X-Signature"] == signature(SIGNS, body)
+    assert body == at.calls.got[0][1], "the same event is the same bytes"
+    assert at.calls.heard() == [1, 1]
+
+
+async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> None:
+    hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
+    await at.happens("created", "paused", "ended")
+    await until(lambda: done_with(at, hook, 3))
+    changed = await at.hooks.update(ALICE, hook.id, WebhookChange(events=("sandbox.created", "sandbox.paused", "sandbox.created")))
+    assert changed.events == ("sandbox.created", "sandbox.paused")
+    await at.happens("created", "ended", "paused")
+    await until(lambda: done_with(at, hook, 6))
+    assert at.calls.heard() == [3, 4, 6]
+    await at.hooks.update(ALICE, hook.id, WebhookChange(events=()))
+    await at.happens("woken")
+    await until(lambda: at.calls.heard() == [3, 4, 6, 7])
+
+
+async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
+        hook = await one.hooks.create(ALICE, url=URL)
+        await one.happens("created")
+        await until(lambda: done_with(one, hook, 1))
+        await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/", events=("sandbox.ended",)))
+        await one.happens("paused", "ended")
+        await until(lambda: done_with(one, hook, 3))
+        await other.hooks.update(ALICE, hook.id, WebhookChange(enabled=False))
+        await one.happens("ended")
+        await other.hooks.create(BOB, url="https://bob.example/")
+        await other.happens("ended", principal=BOB)
+        await until(lambda: other.calls.heard("https://bob.example/") == [5])
+        assert (one.calls.heard(), one.calls.heard("https://two.example/"), other.calls.heard("https://two.example/")) == ([1], [3], [])
+
+
+async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_that_another_node_took(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
+        hook = await one.hooks.create(ALICE, url=URL)
+        one.calls.answers = lambda url, _number: 500 if url == URL else 200
+        await one.happens("created")
+        for number in range(1, 5):
+            await until(lambda number=number: tried(one, hook, number))  # type: ignore[misc]
+            clock.advance(2.0 ** (number - 1))
+        await until(lambda: tried(one, hook, 5))
+        waits_s = (await _next_at(one, hook) - clock.now()).total_seconds()
+        assert waits_s > 2 * delivery.LOOK_S
+        await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+        assert one.calls.heard() == [1] * 5, "it is not yet time"
+        await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/"))
+        clock.advance(delivery.LOOK_S)
+        await until(lambda: one.calls.heard("https://two.example/") == [1])
+        assert (one.calls.heard(), other.calls.got) == ([1] * 5, [])
+
+
+async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
+    next_at = (await at.now(hook)).progress.next_at
+    assert next_at is not None
+    return next_at
+
+
+async def test_a_secret_is_made_where_none_is_given_and_never_shown_by_chance(at: Place) -> None:
+    one, other = [await at.hooks.create(ALICE, url=URL) for _ in range(2)]
+    assert one.secret.startswith("whsec_")
+    assert one.secret != other.secret
+    assert len(one.secret) > 40
+    assert one.secret not in repr(one)
+    assert (await at.hooks.create(ALICE, url=URL, secret=one.secret[:8])).secret == one.secret[:8]
