@@ -63,7 +63,7 @@ def test_full_node_is_busy_and_the_sdk_retries_until_a_sandbox_is_removed(servic
         refused = client.post("/v1/sandboxes", json=body)
         assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
         assert int(refused.headers["retry-after"]) > 0
-        assert "promised its memory" in refused.json()["detail"]
+        assert "are not reserved" in refused.json()["detail"]
         with ThreadPoolExecutor(1) as pool:
             third = pool.submit(service.create, memory=limits["memory_bytes"], disk=limits["disk_bytes"], pids=limits["pids"])
             while len([record for record in service.records() if record.get("status") == 503]) < 2:

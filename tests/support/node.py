@@ -37,7 +37,7 @@ from tests.support.clock import ManualClock
 SPIN_LIMIT = 20_000
 """Turns of the event loop after which a wait has failed: far more than anything in memory needs."""
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
-ENDLESS_HOST = HostReading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
+ENDLESS_HOST = HostReading(total=_ENDLESS, free=_ENDLESS, sandbox_disk_bytes=0)
 """A host that is never full: sandboxes in memory take next to nothing."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -185,7 +185,7 @@ class ReservationsFacade:
 
     async def reserved(self) -> Resources:
         """Return the sum of all reservations."""
-        return (await self._manager.capacity()).promised
+        return (await self._manager.capacity()).reserved
 
     async def capacity(self) -> NodeCapacity:
         """Return the capacity of the node."""
@@ -290,7 +290,7 @@ async def open_node(
     """
     if memory_bytes is not None:
         amount = replace(_ENDLESS, memory_bytes=memory_bytes)
-        state.host = HostReading(has=amount, free=amount, held_disk_bytes=0)
+        state.host = HostReading(total=amount, free=amount, sandbox_disk_bytes=0)
     state.driver.restart()
     async with (
         MemoryStore(state.database) as store,

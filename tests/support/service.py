@@ -40,7 +40,7 @@ The guest's limit of processes counts those of its users (RLIMIT_NPROC), and wit
 """
 
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
-BOUNDLESS = HostReading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
+BOUNDLESS = HostReading(total=_ENDLESS, free=_ENDLESS, sandbox_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
 

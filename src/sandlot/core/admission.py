@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sandlot.core.node.reservations import RETRY_AFTER_S, OvercommitConfig
+from sandlot.core.node.reservations import BUSY_RETRY_AFTER_S, OvercommitConfig
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.specs import (
@@ -312,12 +312,12 @@ def check_room(live: int, waiting: int, rules: AdmissionPolicy) -> None:
             f"All {rules.max_sandboxes} sandboxes that this service may run are in use.",
             code=ErrorCode.BUSY,
             hint="Kill one that is not needed, try again later, or raise SANDLOT_MAX_SANDBOXES.",
-            fields={"retry_after_s": RETRY_AFTER_S, "max_sandboxes": rules.max_sandboxes},
+            fields={"retry_after_s": BUSY_RETRY_AFTER_S, "max_sandboxes": rules.max_sandboxes},
         )
     if waiting >= rules.max_waiting:
         raise UnavailableError(
             f"{waiting} sandboxes are waiting to be created already.",
             code=ErrorCode.BUSY,
             hint="Try again in a few seconds.",
-            fields={"retry_after_s": RETRY_AFTER_S},
+            fields={"retry_after_s": BUSY_RETRY_AFTER_S},
         )

@@ -235,7 +235,7 @@ class Scheduler:
             UnavailableError: ``busy``: there is no room.
         """
         takes = self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
-        reading = await self._reservations.make_room(takes, besides=sandbox.id)
+        reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
         sandboxes = [other for other in here() if other.state is not State.HIBERNATED and other is not sandbox]
         quotas.check_live(self._quota_of(sandbox.owner), sandbox.spec.limits, [other for other in sandboxes if other.owner == sandbox.owner])
         admission.check_room(len(sandboxes), 0, self._rules)

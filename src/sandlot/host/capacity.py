@@ -84,7 +84,7 @@ class Host:
         disk = os.statvfs(self.data_dir)
         free_tasks = most - tasks((self.proc / "loadavg").read_text(encoding="ascii"))
         return HostReading(
-            has=Resources(
+            total=Resources(
                 memory_bytes=min([memory["MemTotal"], *(bound.most for bound in self.bounds.memory)]),
                 disk_bytes=disk.f_blocks * disk.f_frsize,
                 pids=min([most, *(bound.most for bound in self.bounds.pids)]),
@@ -94,7 +94,7 @@ class Host:
                 disk_bytes=disk.f_bavail * disk.f_frsize,
                 pids=max(0, min([free_tasks, *_left(self.bounds.pids, used_tasks)])),
             ),
-            held_disk_bytes=held_bytes(self.sandboxes) + (0 if self.volumes is None else held_bytes(self.volumes, deep=False)),
+            sandbox_disk_bytes=held_bytes(self.sandboxes) + (0 if self.volumes is None else held_bytes(self.volumes, deep=False)),
         )
 
 

@@ -130,17 +130,18 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """What a host has, and what nobody uses of it at this moment.
+    """Resources of the host at one moment.
 
     Args:
-        has: All of it: memory within the limit that the service was started in, the size of the file system, the most tasks.
-        free: What is not in use, by whomever.
-        held_disk_bytes: What the sandboxes of this node occupy on the disk by now.
+        total: All resources: memory within the limit that the service was started with, the size of the file system, the largest number of
+            tasks.
+        free: Resources that no program uses.
+        sandbox_disk_bytes: Disk space that the sandboxes of this node have written so far.
     """
 
-    has: Resources
+    total: Resources
     free: Resources
-    held_disk_bytes: int
+    sandbox_disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

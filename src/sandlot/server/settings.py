@@ -140,9 +140,9 @@ class Settings:
     def shares(self) -> OvercommitConfig:
         """How much of the host may be promised to sandboxes."""
         return OvercommitConfig(
-            memory=self.memory_ratio,
-            disk=self.disk_ratio,
-            pids=self.pids_ratio,
+            memory_ratio=self.memory_ratio,
+            disk_ratio=self.disk_ratio,
+            pids_ratio=self.pids_ratio,
             memory_reserve_bytes=self.memory_reserve_bytes,
             disk_reserve_bytes=self.disk_reserve_bytes,
             pids_reserve=self.pids_reserve,

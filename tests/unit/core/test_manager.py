@@ -152,11 +152,11 @@ async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch:
 async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
     settings = Settings(memory_reserve_bytes=GIB // 2)
-    async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as at:
+    async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as at:
         sandboxes = [await at.sandbox(), await at.sandbox()]
         found = await at.sandboxes.capacity()
-        assert (found.promised.memory_bytes, found.free.memory_bytes, found.sandboxes) == (2 * GIB, GIB // 2, 2)
-        with pytest.raises(UnavailableError, match="promised its memory") as full:
+        assert (found.reserved.memory_bytes, found.available.memory_bytes, found.sandboxes) == (2 * GIB, GIB // 2, 2)
+        with pytest.raises(UnavailableError, match="are not reserved") as full:
             await at.sandbox()
         assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
         with pytest.raises(InvalidRequestError, match=r"the node has 2.5 GiB"):
@@ -166,16 +166,16 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
         at.driver.faults.raises["clean"] = [OSError("busy")]
         await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
         # Dead, but not gone: it failed to be removed, and what it was promised is nobody else's yet.
-        assert (await at.sandboxes.capacity()).free.memory_bytes == 0
+        assert (await at.sandboxes.capacity()).available.memory_bytes == 0
         await until(lambda: at.sandboxes.held == 2)
-        assert (await at.sandboxes.capacity()).free.memory_bytes == GIB
+        assert (await at.sandboxes.capacity()).available.memory_bytes == GIB
         await at.sandbox()
 
 
 async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
     settings = Settings(max_sandboxes=1, memory_reserve_bytes=0)
-    async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as at:
+    async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as at:
         await at.sandbox()
         with pytest.raises(UnavailableError):
             await at.sandbox()

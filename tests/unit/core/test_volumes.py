@@ -76,7 +76,7 @@ class Rig:
         self.store, self.disks = store, disks
         self.attached: dict[SandboxId, Sequence[VolumeMount]] = {}
         self.reservations = Reservations(
-            lambda: HostReading(has=HAS, free=HAS, held_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
+            lambda: HostReading(total=HAS, free=HAS, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )
         self.told: list[OwnerId] = []
         self.volumes = self.anew()
@@ -92,7 +92,7 @@ class Rig:
         )
 
     async def promised(self) -> int:
-        return (await self.reservations.capacity()).promised.disk_bytes
+        return (await self.reservations.capacity()).reserved.disk_bytes
 
 
 @pytest.fixture

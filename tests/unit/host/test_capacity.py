@@ -72,11 +72,11 @@ def test_the_groups_the_service_was_started_in_bound_what_the_machine_has(tmp_pa
     proc = fake_proc(tmp_path, "0::/\n")
     assert most_tasks(proc) == 20000
     free = Host(tmp_path, tmp_path / "none", GroupBounds(), proc).read()
-    assert (free.has.memory_bytes, free.has.pids, free.free.pids) == (24684084 * 1024, 20000, 20000 - 132)
+    assert (free.total.memory_bytes, free.total.pids, free.free.pids) == (24684084 * 1024, 20000, 20000 - 132)
     group = tmp_path / "group"
     bounds = GroupBounds((Bound(1 << 30, group), Bound(1 << 31, tmp_path / "above")), (Bound(100, group),))
     bound = Host(tmp_path, tmp_path / "none", bounds, proc).read()
-    assert (bound.has.memory_bytes, bound.has.pids) == (1 << 30, 100)
+    assert (bound.total.memory_bytes, bound.total.pids) == (1 << 30, 100)
     # The group is gone, so nobody uses anything of it: what the machine has free is all that there is to say.
     assert (bound.free.memory_bytes, bound.free.pids) == (23939160 * 1024, 20000 - 132)
 

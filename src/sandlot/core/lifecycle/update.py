@@ -32,7 +32,7 @@ import structlog
 
 from sandlot.core import admission
 from sandlot.core.lifecycle.dependencies import SandboxSupervisor, extend_deadline, guest_deadline_s
-from sandlot.core.node.reservations import Reservations, grown
+from sandlot.core.node.reservations import Reservations, grown_amounts
 from sandlot.core.ports import Clock
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
@@ -109,10 +109,10 @@ async def changed(sandbox: Sandbox, change: Change, driver: Driver, reservations
         return
     takes = driver.max_resources(after)
     check()  # what is refused makes nothing else go
-    reading = await reservations.make_room(grown(driver.max_resources(before), takes), besides=sandbox.id)
+    reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), ignoring=sandbox.id)
     sandbox.require_link()  # it may have ended meanwhile, and then nothing is promised to it
     check()
-    with reservations.resize(sandbox.id, takes, reading) as came:
+    with reservations.resize(sandbox.id, takes, reading) as resize:
         keepers = _Keepers(host=before, guest_pids=before.pids)
         sandbox.reserved_limits = _most(before, after)
         try:
@@ -124,7 +124,7 @@ async def changed(sandbox: Sandbox, change: Change, driver: Driver, reservations
                 await _back(sandbox, keepers, before)
                 raise
         finally:
-            came(driver.max_resources(keepers.host))
+            resize.actual = driver.max_resources(keepers.host)
             sandbox.spec = replace(sandbox.spec, limits=keepers.host)
             sandbox.reserved_limits = None
     _log.info("sandbox.limits", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)

@@ -1,38 +1,38 @@
-"""What a node may promise to its sandboxes, and whether one more promise can be kept. Pure.
+"""Reservations of host resources: memory, disk space and tasks for sandboxes, warm sandboxes and volumes.
 
-Laws:
-- A sandbox is promised the most that it can take (``Driver.takes``), from the request that creates it until its last trace is
-  gone. Memory is its limit, which its runtime and its keeper are charged to as well.
-- All promises together are never more than what the host has, less a reserve for the host and the service, times a ratio that
-  only the operator can raise. A promise counts in full from its beginning, however little of it is used.
-- Disks are sparse: what the sandboxes have written is free no more and promised still, so it counts on both sides.
-- Whatever the promises say, nothing is created while less than half of the reserve is really free: this node is not alone
-  on its host.
-- What can never fit is refused for good and says what there is; what does not fit now is refused with when to ask again. Never is
-  what the size of the host says, not what somebody else has on its disk for the moment.
-- What does not grow is not asked for: a change of one resource is not refused for another.
+The pure functions decide whether an amount fits on the host. :class:`Reservations` holds what is reserved now.
 
-Two nodes on one host do not know of each other's promises: give each a part by its ratios. The last law holds for both.
+Invariants:
+- A reservation is made before any of its resources are used and released after the last of them is freed. There is one
+  exception: if a driver fails to prepare a sandbox and then fails to remove the remains, the reservation is released at
+  once. The remains are at most an empty disk and one Sandlot process. The driver retries their removal for some minutes,
+  and again in its next sweep.
+- A sandbox reserves the most that it can use (``Driver.max_resources``), not what it uses now. For memory this is the
+  sandbox's limit, which includes the runtime and the keeper process.
+- A request is admitted only while the sum of all reservations stays within ``(host - reserve) * ratio``. Only the
+  operator can raise a ratio.
+- Checking and reserving happen in one step without ``await``, so two requests never reserve the same resources.
+- During a resize the larger of the old and the new amount is reserved, for each resource separately. A failed resize
+  that cannot be undone completely keeps what the sandbox may still use.
+- While less than half of a resource's reserve is free on the host, every request for more of that resource is refused,
+  however little is reserved: other software runs on the host too.
+- An amount that can never fit is refused with ``invalid_request``. Whether an amount can fit depends on the size of the
+  host, not on what other software stores on its disk.
+- An amount that could fit but does not fit now is refused with ``busy`` and ``retry_after_s``.
+- A resize checks only the resources that grow.
+- Warm sandboxes hold reservations like all other sandboxes. They are evicted before a request is refused: see
+  :meth:`Reservations.make_room`.
 
-The promises that this node has made, and the one place where one more is made.
-
-Laws:
-- A promise is made before anything of it is taken, and given up only once everything of it has been given back. One exception: where
-  a driver fails to prepare a sandbox and then fails to remove what it had of it, nobody holds that any more. The driver tries for
-  some minutes and its next sweep again; an empty disk and a process of its own are all that it can be.
-- Looking at the host and promising are two steps, and nobody comes between the check and the promise: the second does not wait.
-- A change of a promise counts as the larger of both until it is done, and then as what came of it: a change that failed and could
-  not be taken back whole counts as what the sandbox may still have.
-- What is only kept ready (pools) is promised like everything else, and goes first: who asks for more than is left asks by
-  :meth:`Reservations.make_room`, and what is given back for it is promised to whoever asked.
+Two nodes on one host do not see each other's reservations. Give each node a share of the host through the ratios.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from sandlot.core.ports import Clock
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, UnavailableError
@@ -40,36 +40,52 @@ from sandlot.model.ids import VOLUME_ID
 from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB
 
-RETRY_AFTER_S = 2
-"""What a client is told to wait when the node is full: about the time in which a sandbox is removed."""
-PRESSURE_RETRY_AFTER_S = 5
-"""The same when the host itself is short of something: that is nobody's to end here."""
-RESERVE_SHARE = 20
-"""What is kept where the operator says nothing: one part in so many, but neither less nor more than this."""
-LEAST_RESERVE = Resources(memory_bytes=512 * MIB, disk_bytes=GIB, pids=512)
-"""An idle Debian and the service take about 200 MiB and 150 tasks."""
-MOST_RESERVE = Resources(memory_bytes=4 * GIB, disk_bytes=4 * GIB, pids=4096)
-"""They do not take more because the machine is large."""
-_NAMES = {"memory_bytes": "memory", "disk_bytes": "disk", "pids": "tasks"}
-_SETTINGS = {"memory_bytes": "SANDLOT_MEMORY_RATIO", "disk_bytes": "SANDLOT_DISK_RATIO", "pids": "SANDLOT_PIDS_RATIO"}
+READING_MAX_AGE_S: Final = 1.0
+"""Age after which the host is read again. All requests of one second share a reading; reservations themselves are exact."""
+BUSY_RETRY_AFTER_S: Final = 2
+"""``retry_after_s`` when other sandboxes hold the resources: about the time that removing a sandbox takes."""
+PRESSURE_RETRY_AFTER_S: Final = 5
+"""``retry_after_s`` when other software on the host holds the resources."""
+
+RESERVE_DIVISOR: Final = 20
+"""The default reserve is a twentieth of each resource, clamped to ``MIN_RESERVE`` and ``MAX_RESERVE``."""
+MIN_RESERVE: Final = Resources(memory_bytes=512 * MIB, disk_bytes=GIB, pids=512)
+"""An idle Debian and the service use about 200 MiB and 150 tasks."""
+MAX_RESERVE: Final = Resources(memory_bytes=4 * GIB, disk_bytes=4 * GIB, pids=4096)
+"""The host and the service do not use more on a larger machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    field: str
+    noun: str
+    unit: str
+    ratio_setting: str
+
+
+_KINDS: Final = (
+    _Kind("memory_bytes", "memory", "of memory", "SANDLOT_MEMORY_RATIO"),
+    _Kind("disk_bytes", "disk space", "of disk space", "SANDLOT_DISK_RATIO"),
+    _Kind("pids", "tasks", "tasks", "SANDLOT_PIDS_RATIO"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OvercommitConfig:
-    """How much of the host may be promised.
+    """Share of the host that may be reserved.
 
     Args:
-        memory: Promised memory to real memory; 1.0 promises what there is.
-        disk: The same of disk space.
-        pids: The same of tasks.
-        memory_reserve_bytes: Kept for the host and the service, before the ratio; None is a twentieth of what there is, within bounds.
-        disk_reserve_bytes: The same of disk space.
-        pids_reserve: The same of tasks.
+        memory_ratio: Reservable memory divided by real memory; 1.0 reserves no more than exists.
+        disk_ratio: The same for disk space.
+        pids_ratio: The same for tasks.
+        memory_reserve_bytes: Memory kept for the host and the service, before the ratio. None: a clamped twentieth.
+        disk_reserve_bytes: The same for disk space.
+        pids_reserve: The same for tasks.
     """
 
-    memory: float = 1.0
-    disk: float = 1.0
-    pids: float = 1.0
+    memory_ratio: float = 1.0
+    disk_ratio: float = 1.0
+    pids_ratio: float = 1.0
     memory_reserve_bytes: int | None = None
     disk_reserve_bytes: int | None = None
     pids_reserve: int | None = None
@@ -77,143 +93,148 @@ class OvercommitConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """What a node may promise, and what it has promised.
+    """Capacity of a node, and the part of it that is reserved.
 
     Args:
-        total: All that may be promised now.
-        promised: What is promised.
-        free: What is left; nothing is negative.
-        sandboxes: How many promises there are.
+        allocatable: The most that all reservations together may be now.
+        reserved: The sum of all reservations.
+        available: ``allocatable - reserved``, never negative.
+        sandboxes: Number of reservations, those of volumes excluded.
     """
 
-    total: Resources
-    promised: Resources
-    free: Resources
+    allocatable: Resources
+    reserved: Resources
+    available: Resources
     sandboxes: int
 
 
-def host_reserve(reading: HostReading, shares: OvercommitConfig) -> Resources:
-    """What is kept for the host and the service."""
-    part = Resources(
-        memory_bytes=reading.has.memory_bytes // RESERVE_SHARE,
-        disk_bytes=reading.has.disk_bytes // RESERVE_SHARE,
-        pids=reading.has.pids // RESERVE_SHARE,
+def host_reserve(reading: HostReading, overcommit: OvercommitConfig) -> Resources:
+    """Return the amount that is kept for the host and the service."""
+    share = Resources(
+        memory_bytes=reading.total.memory_bytes // RESERVE_DIVISOR,
+        disk_bytes=reading.total.disk_bytes // RESERVE_DIVISOR,
+        pids=reading.total.pids // RESERVE_DIVISOR,
     )
-    usual = smaller(larger(part, LEAST_RESERVE), MOST_RESERVE)
+    default = combine(min, combine(max, share, MIN_RESERVE), MAX_RESERVE)
     return Resources(
-        memory_bytes=usual.memory_bytes if shares.memory_reserve_bytes is None else shares.memory_reserve_bytes,
-        disk_bytes=usual.disk_bytes if shares.disk_reserve_bytes is None else shares.disk_reserve_bytes,
-        pids=usual.pids if shares.pids_reserve is None else shares.pids_reserve,
+        memory_bytes=default.memory_bytes if overcommit.memory_reserve_bytes is None else overcommit.memory_reserve_bytes,
+        disk_bytes=default.disk_bytes if overcommit.disk_reserve_bytes is None else overcommit.disk_reserve_bytes,
+        pids=default.pids if overcommit.pids_reserve is None else overcommit.pids_reserve,
     )
 
 
-def allocatable(reading: HostReading, shares: OvercommitConfig) -> Resources:
-    """All that may be promised on a host."""
-    kept = host_reserve(reading, shares)
+def allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resources:
+    """Return the most that all reservations together may be now."""
+    kept = host_reserve(reading, overcommit)
     return Resources(
-        memory_bytes=_part(reading.has.memory_bytes - kept.memory_bytes, shares.memory),
-        disk_bytes=_part(reading.free.disk_bytes + reading.held_disk_bytes - kept.disk_bytes, shares.disk),
-        pids=_part(reading.has.pids - kept.pids, shares.pids),
+        memory_bytes=_scaled(reading.total.memory_bytes - kept.memory_bytes, overcommit.memory_ratio),
+        # Disks are sparse: space that sandboxes have written is no longer free but is still reserved.
+        disk_bytes=_scaled(reading.free.disk_bytes + reading.sandbox_disk_bytes - kept.disk_bytes, overcommit.disk_ratio),
+        pids=_scaled(reading.total.pids - kept.pids, overcommit.pids_ratio),
     )
 
 
-def max_allocatable(reading: HostReading, shares: OvercommitConfig) -> Resources:
-    """All that may ever be promised on a host: what :func:`total` is once nobody else has anything on its disk."""
-    disk = _part(reading.has.disk_bytes - host_reserve(reading, shares).disk_bytes, shares.disk)
-    now = allocatable(reading, shares)
-    return Resources(memory_bytes=now.memory_bytes, disk_bytes=max(now.disk_bytes, disk), pids=now.pids)
+def max_allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resources:
+    """Return the most that could be allocatable: the result of :func:`allocatable` if no other software used the disk."""
+    now = allocatable(reading, overcommit)
+    disk_bytes = _scaled(reading.total.disk_bytes - host_reserve(reading, overcommit).disk_bytes, overcommit.disk_ratio)
+    return Resources(memory_bytes=now.memory_bytes, disk_bytes=max(now.disk_bytes, disk_bytes), pids=now.pids)
 
 
-def node_capacity(promises: Iterable[Resources], reading: HostReading, shares: OvercommitConfig) -> NodeCapacity:
-    """How a node stands."""
-    all_of_them = tuple(promises)
-    may, promised = allocatable(reading, shares), added(all_of_them)
-    free = Resources(
-        memory_bytes=max(0, may.memory_bytes - promised.memory_bytes),
-        disk_bytes=max(0, may.disk_bytes - promised.disk_bytes),
-        pids=max(0, may.pids - promised.pids),
+def node_capacity(reserved: Mapping[str, Resources], reading: HostReading, overcommit: OvercommitConfig) -> NodeCapacity:
+    """Return the capacity of a node.
+
+    Args:
+        reserved: Reservation key -> amount.
+        reading: Reading of the host.
+        overcommit: Share of the host that may be reserved.
+    """
+    limit, total = allocatable(reading, overcommit), combine(sum, *reserved.values())
+    available = Resources(
+        memory_bytes=max(0, limit.memory_bytes - total.memory_bytes),
+        disk_bytes=max(0, limit.disk_bytes - total.disk_bytes),
+        pids=max(0, limit.pids - total.pids),
     )
-    return NodeCapacity(total=may, promised=promised, free=free, sandboxes=len(all_of_them))
+    sandboxes = sum(1 for key in reserved if not VOLUME_ID.fullmatch(key))
+    return NodeCapacity(allocatable=limit, reserved=total, available=available, sandboxes=sandboxes)
 
 
-def check_feasible(asked: Resources, reading: HostReading, shares: OvercommitConfig) -> None:
-    """Refuse what could not be kept even if nothing else were promised.
+def check_feasible(needed: Resources, reading: HostReading, overcommit: OvercommitConfig) -> None:
+    """Refuse an amount that would not fit even if nothing else were reserved.
 
     Raises:
-        InvalidRequestError: So it is; the fields say what there is.
+        InvalidRequestError: The amount can never fit on this node; the fields say what the node has.
     """
-    most = max_allocatable(reading, shares)
-    for name, what in _NAMES.items():
-        want, has = getattr(asked, name), getattr(most, name)
-        if want > has:
+    most = max_allocatable(reading, overcommit)
+    for kind in _KINDS:
+        need, limit = getattr(needed, kind.field), getattr(most, kind.field)
+        if need > limit:
             raise InvalidRequestError(
-                f"This needs {amount(name, want)} of {what} on the host; the node has {amount(name, has)} to give to all of its sandboxes.",
-                hint=f"Ask for less, or for another node. Its operator may raise {_SETTINGS[name]}, or enlarge the host.",
-                fields={"field": f"limits.{name}", "needed": want, "capacity": has},
+                f"The request needs {_size(kind, need)} {kind.unit}; all sandboxes of this node together can have {_size(kind, limit)}.",
+                hint=f"Request less, or ask the operator to raise {kind.ratio_setting}.",
+                fields={"field": f"limits.{kind.field}", "needed": need, "capacity": limit},
             )
 
 
-def check_available(asked: Resources, promised: Iterable[Resources], reading: HostReading, shares: OvercommitConfig) -> None:
-    """Refuse a promise that could not be kept.
+def check_available(needed: Resources, reserved: Iterable[Resources], reading: HostReading, overcommit: OvercommitConfig) -> None:
+    """Refuse an amount that does not fit beside the existing reservations.
 
     Args:
-        asked: The promise; a resource of which nothing is asked is not looked at.
-        promised: All others.
-        reading: The host.
-        shares: How much of it may be promised.
+        needed: The amount; a resource whose amount is 0 is not checked.
+        reserved: All other reservations.
+        reading: Reading of the host.
+        overcommit: Share of the host that may be reserved.
 
     Raises:
-        InvalidRequestError: It does not fit here even when nothing else is promised; the fields say what there is.
-        UnavailableError: ``busy``: it does not fit beside the others, or beside what somebody else has on the disk.
+        InvalidRequestError: The amount can never fit on this node.
+        UnavailableError: ``busy``: other sandboxes, or other software on the host's disk, hold too much now.
     """
-    check_feasible(asked, reading, shares)
-    may, others = allocatable(reading, shares), added(promised)
-    for name, what in _NAMES.items():
-        want, most = getattr(asked, name), getattr(may, name)
-        left = max(0, most - getattr(others, name))
-        if want > most:
+    check_feasible(needed, reading, overcommit)
+    limits, others = allocatable(reading, overcommit), combine(sum, *reserved)
+    for kind in _KINDS:
+        need, limit = getattr(needed, kind.field), getattr(limits, kind.field)
+        left = max(0, limit - getattr(others, kind.field))
+        if need > limit:
             raise UnavailableError(
-                f"The host has {amount(name, most)} of {what} for sandboxes at the moment, {amount(name, want)} are needed: "
-                "something else has the rest.",
+                f"The request needs {_size(kind, need)} {kind.unit}; other software on the host leaves {_size(kind, limit)} for sandboxes.",
                 code=ErrorCode.BUSY,
-                hint="Ask for less, or try again once there is more room on the host.",
-                fields={"retry_after_s": PRESSURE_RETRY_AFTER_S, "resource": name, "needed": want, "free": left},
+                hint="Request less, or retry when less of the host is in use.",
+                fields={"retry_after_s": PRESSURE_RETRY_AFTER_S, "resource": kind.field, "needed": need, "free": left},
             )
-        if want > left:
+        if need > left:
             raise UnavailableError(
-                f"The node has promised its {what} to other sandboxes: {amount(name, left)} of {amount(name, most)} are left, "
-                f"{amount(name, want)} are needed.",
+                f"The request needs {_size(kind, need)} {kind.unit}; {_size(kind, left)} of this node's {_size(kind, limit)} are not reserved.",
                 code=ErrorCode.BUSY,
-                hint="Kill a sandbox that is not needed, ask for less, or try again later.",
-                fields={"retry_after_s": RETRY_AFTER_S, "resource": name, "needed": want, "free": left},
+                hint="Kill a sandbox that is no longer needed, or retry later.",
+                fields={"retry_after_s": BUSY_RETRY_AFTER_S, "resource": kind.field, "needed": need, "free": left},
             )
 
 
-def check_pressure(asked: Resources, reading: HostReading, shares: OvercommitConfig) -> None:
-    """Refuse to give anything of which the host itself runs short, whoever took it.
+def check_pressure(needed: Resources, reading: HostReading, overcommit: OvercommitConfig) -> None:
+    """Refuse if the host is short of a resource that the amount includes.
 
     Args:
-        asked: The promise; a resource of which nothing is asked is not looked at.
-        reading: The host.
-        shares: How much of it may be promised.
+        needed: The amount; a resource whose amount is 0 is not checked.
+        reading: Reading of the host.
+        overcommit: Share of the host that may be reserved.
 
     Raises:
-        UnavailableError: ``busy``: less than half of the reserve is free.
+        UnavailableError: ``busy``: less than half of the reserve is free on the host.
     """
-    kept = host_reserve(reading, shares)
-    for name, what in _NAMES.items():
-        floor, left = getattr(kept, name) // 2, getattr(reading.free, name)
-        if getattr(asked, name) and left < floor:
+    kept = host_reserve(reading, overcommit)
+    for kind in _KINDS:
+        floor, free = getattr(kept, kind.field) // 2, getattr(reading.free, kind.field)
+        if getattr(needed, kind.field) and free < floor:
             raise UnavailableError(
-                f"The host is short of {what}: {amount(name, left)} are free, and below {amount(name, floor)} nothing is created.",
+                f"The host is short of {kind.noun}: {_size(kind, free)} free; below {_size(kind, floor)} no request is admitted.",
                 code=ErrorCode.BUSY,
-                hint="Something else on the host may take it. Try again later.",
-                fields={"retry_after_s": PRESSURE_RETRY_AFTER_S, "resource": name, "free": left},
+                hint="Stop other software on the host, or retry later.",
+                fields={"retry_after_s": PRESSURE_RETRY_AFTER_S, "resource": kind.field, "free": free},
             )
 
 
-def grown(before: Resources, after: Resources) -> Resources:
-    """Of each resource the amount that is asked for, where it is more than before; otherwise nothing."""
+def grown_amounts(before: Resources, after: Resources) -> Resources:
+    """Return the new amount of each resource that grows, and 0 for all other resources."""
     return Resources(
         memory_bytes=after.memory_bytes if after.memory_bytes > before.memory_bytes else 0,
         disk_bytes=after.disk_bytes if after.disk_bytes > before.disk_bytes else 0,
@@ -221,221 +242,248 @@ def grown(before: Resources, after: Resources) -> Resources:
     )
 
 
-def added(amounts: Iterable[Resources]) -> Resources:
-    """The sum of some amounts."""
-    memory = disk = pids = 0
-    for each in amounts:
-        memory, disk, pids = memory + each.memory_bytes, disk + each.disk_bytes, pids + each.pids
-    return Resources(memory_bytes=memory, disk_bytes=disk, pids=pids)
-
-
-def larger(one: Resources, other: Resources) -> Resources:
-    """Of each resource the larger amount."""
+def combine(fold: Callable[[Iterable[int]], int], *amounts: Resources) -> Resources:
+    """Combine amounts resource by resource, as in ``combine(max, old, new)``. ``combine(sum)`` is zero."""
     return Resources(
-        memory_bytes=max(one.memory_bytes, other.memory_bytes),
-        disk_bytes=max(one.disk_bytes, other.disk_bytes),
-        pids=max(one.pids, other.pids),
+        memory_bytes=fold(each.memory_bytes for each in amounts),
+        disk_bytes=fold(each.disk_bytes for each in amounts),
+        pids=fold(each.pids for each in amounts),
     )
 
 
-def smaller(one: Resources, other: Resources) -> Resources:
-    """Of each resource the smaller amount."""
-    return Resources(
-        memory_bytes=min(one.memory_bytes, other.memory_bytes),
-        disk_bytes=min(one.disk_bytes, other.disk_bytes),
-        pids=min(one.pids, other.pids),
-    )
-
-
-def amount(name: str, value: int) -> str:
-    """An amount for a person: ``1.5 GiB``, ``320 MiB``, ``512``."""
-    if name == "pids":
-        return str(value)
-    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value // MIB} MiB"
-
-
-def _part(amount: int, ratio: float) -> int:
+def _scaled(amount: int, ratio: float) -> int:
     return max(0, int(amount * ratio))
 
 
-FRESH_S = 1.0
-"""How old a look at the host may be: promises are exact all the same, and a flood of requests costs one look a second."""
+def _size(kind: _Kind, amount: int) -> str:
+    """Return an amount for people: ``1.5 GiB``, ``320 MiB``, ``512``."""
+    if kind.field == "pids":
+        return str(amount)
+    return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount // MIB} MiB"
+
+
+class Evictor(Protocol):
+    """Gives up warm sandboxes. Implemented by the pool manager."""
+
+    async def evict_one(self) -> bool:
+        """Remove one warm sandbox and return True once its resources are free. Return False if there is none."""
+        ...
+
+
+class Resize:
+    """A resize in progress.
+
+    Attributes:
+        actual: Set by the body to the amount that the sandbox holds after a partial change. None after any other change.
+    """
+
+    __slots__ = ("actual",)
+
+    def __init__(self) -> None:
+        self.actual: Resources | None = None
 
 
 class Reservations:
-    """Who was promised what.
+    """All reservations of this node, by key.
+
+    The key is the id of a sandbox or volume, or the reservation key of a pooled sandbox.
 
     Args:
-        read: Looks at the host; blocks for some milliseconds, so it is called in a thread.
-        shares: How much of the host may be promised.
-        clock: The time.
+        read_host: Reads the host's resources. Blocks for some milliseconds, so it is called in a thread.
+        overcommit: Share of the host that may be reserved.
+        clock: Clock of the service.
     """
 
-    def __init__(self, read: Callable[[], HostReading], shares: OvercommitConfig, clock: Clock) -> None:
-        self._read = read
-        self._shares = shares
+    def __init__(self, read_host: Callable[[], HostReading], overcommit: OvercommitConfig, clock: Clock) -> None:
+        self._read_host = read_host
+        self._overcommit = overcommit
         self._clock = clock
-        self._promises: dict[str, Resources] = {}
-        self._looking: asyncio.Task[HostReading] | None = None
-        self._seen: tuple[float, HostReading] | None = None
-        self.evict: Callable[[], Awaitable[bool]] | None = None
-        """Gives back something that is only kept ready, and says whether there was anything; it is over when the host has it again."""
+        self._reserved: dict[str, Resources] = {}
+        self._latest: tuple[float, HostReading] | None = None
+        self._reading: asyncio.Task[HostReading] | None = None
+        self._evictors: list[Evictor] = []
+
+    def add_evictor(self, evictor: Evictor) -> None:
+        """Register an object that gives up warm sandboxes when room is short. Without one, nothing is evicted.
+
+        The composition root calls this once: the pool manager needs the reservations before it can evict.
+        """
+        self._evictors.append(evictor)
 
     async def read_host(self) -> HostReading:
-        """The host as it was at most a second ago."""
-        if self._seen is not None and self._clock.monotonic_s() - self._seen[0] < FRESH_S:
-            return self._seen[1]
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-        return await asyncio.shield(self._looking)
+        """Return a reading of the host that is at most ``READING_MAX_AGE_S`` old. Concurrent callers share one reading.
 
-    async def make_room(self, asked: Resources, *, besides: str | None = None) -> HostReading:
-        """The host, by :meth:`look`, once so much can be promised; what is only kept ready is given back for it, one after the other.
+        Raises:
+            HostError: ``host_not_ready``: the host cannot be read.
+        """
+        if self._latest is not None and self._clock.monotonic_s() - self._latest[0] < READING_MAX_AGE_S:
+            return self._latest[1]
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._refresh())
+        return await asyncio.shield(self._reading)
 
-        Where that is not enough, whoever promises now is refused. Promise without waiting in between: nobody else comes before.
+    async def make_room(self, needed: Resources, *, ignoring: str | None = None) -> HostReading:
+        """Evict warm sandboxes until an amount fits or none is left. Return the reading to reserve with.
+
+        Call :meth:`reserve` or :meth:`resize` before the next ``await``: until then no other request can take the room.
+        If the amount still does not fit, that call raises.
 
         Args:
-            asked: What is going to be promised.
-            besides: Who has a promise that it replaces.
+            needed: The amount that is about to be reserved.
+            ignoring: Key of a reservation that does not count, because the amount replaces it.
+
+        Raises:
+            InvalidRequestError: The amount can never fit on this node.
+            HostError: The host cannot be read.
         """
+        ignored = () if ignoring is None else (ignoring,)
         while True:
             reading = await self.read_host()
-            if self.evict is None or self.fits(asked, reading, besides=() if besides is None else {besides}):
+            if self.fits(needed, reading, ignoring=ignored) or not await self.evict_one():
                 return reading
-            if not await self.evict():
-                return reading
-            self._seen = None  # what was given back is to be seen
+            self._latest = None  # the next reading has to include what was freed
 
-    def fits(self, asked: Resources, reading: HostReading, *, besides: Collection[str] = ()) -> bool:
-        """Whether so much could be promised now.
+    def fits(self, needed: Resources, reading: HostReading, *, ignoring: Collection[str] = ()) -> bool:
+        """Return whether an amount could be reserved now.
 
         Args:
-            asked: What.
-            reading: The host.
-            besides: Whose promises do not count.
+            needed: The amount.
+            reading: Reading of the host.
+            ignoring: Keys of reservations that do not count.
+
+        Raises:
+            InvalidRequestError: The amount can never fit on this node.
         """
-        others = [promise for holder, promise in self._promises.items() if holder not in besides]
+        others = [amount for key, amount in self._reserved.items() if key not in ignoring]
         try:
-            check_available(asked, others, reading, self._shares)
-            check_pressure(asked, reading, self._shares)
+            check_available(needed, others, reading, self._overcommit)
+            check_pressure(needed, reading, self._overcommit)
         except UnavailableError:
             return False
         return True
 
-    def transfer(self, holder: str, to: str, promised: Resources) -> None:
-        """What one was promised is another's from now on.
+    def check_feasible(self, needed: Resources, reading: HostReading) -> None:
+        """Refuse an amount that can never fit; see :func:`check_feasible`."""
+        check_feasible(needed, reading, self._overcommit)
+
+    def check_pressure(self, needed: Resources, reading: HostReading) -> None:
+        """Refuse if the host is short of a resource that the amount includes; see :func:`check_pressure`."""
+        check_pressure(needed, reading, self._overcommit)
+
+    def reserve(self, key: str, needed: Resources, reading: HostReading) -> None:
+        """Make a new reservation.
 
         Args:
-            holder: Who had it.
-            to: Who has it.
-            promised: What of it; never more.
-        """
-        if to in self._promises or holder not in self._promises:
-            raise InternalError(f"The promise of {holder} cannot be handed over to {to}.")
-        had = self._promises.pop(holder)
-        if larger(had, promised) != had:
-            self._promises[holder] = had
-            raise InternalError(f"{to} would be promised more than {holder} had.")
-        self._promises[to] = promised
-
-    def check_feasible(self, asked: Resources, reading: HostReading) -> None:
-        """Refuse what can never fit, whatever else is promised.
+            key: Key of the reservation; must not exist yet.
+            needed: The amount.
+            reading: Reading of the host, from :meth:`make_room` or :meth:`read_host`.
 
         Raises:
-            InvalidRequestError: So it is.
+            InvalidRequestError: The amount can never fit on this node.
+            UnavailableError: ``busy``: the amount does not fit now.
         """
-        check_feasible(asked, reading, self._shares)
+        if key in self._reserved:
+            raise InternalError(f"{key} already has a reservation.")
+        # Feasibility first: under pressure, an amount that can never fit must not get a retryable error.
+        check_available(needed, self._reserved.values(), reading, self._overcommit)
+        check_pressure(needed, reading, self._overcommit)
+        self._reserved[key] = needed
 
-    def check_pressure(self, asked: Resources, reading: HostReading) -> None:
-        """Refuse to give anything of which the host itself runs short.
+    def record(self, key: str, amount: Resources) -> None:
+        """Re-enter a reservation for what a sandbox or volume already holds. Nothing is checked.
 
-        Raises:
-            UnavailableError: ``busy``: so it is.
-        """
-        check_pressure(asked, reading, self._shares)
-
-    def reserve(self, holder: str, asked: Resources, reading: HostReading) -> None:
-        """Promise something to somebody who has no promise yet.
+        Used after a restart of the service, when a sandbox hibernates, and when a claimed warm sandbox does not work.
 
         Args:
-            holder: A sandbox's id.
-            asked: What.
-            reading: The host, by :meth:`look`.
+            key: Key of the reservation; may exist.
+            amount: The amount held.
+        """
+        self._reserved[key] = amount
+
+    def transfer(self, key: str, to: str, amount: Resources) -> None:
+        """Rename a reservation and shrink it to an amount.
+
+        Args:
+            key: Key of the existing reservation.
+            to: New key; must not exist yet.
+            amount: New amount; no resource may exceed the existing reservation.
 
         Raises:
-            InvalidRequestError: It can never fit on this node.
-            UnavailableError: ``busy``: not now.
+            InternalError: One of these conditions does not hold. Nothing is changed.
         """
-        if holder in self._promises:
-            raise InternalError(f"{holder} has a promise already.")
-        # First whether it can ever fit: no pressure of the moment makes that worth another try.
-        check_available(asked, self._promises.values(), reading, self._shares)
-        check_pressure(asked, reading, self._shares)
-        self._promises[holder] = asked
+        if to in self._reserved or key not in self._reserved:
+            raise InternalError(f"The reservation of {key} cannot be transferred to {to}.")
+        if combine(max, self._reserved[key], amount) != self._reserved[key]:
+            raise InternalError(f"{to} needs more than {key} has reserved.")
+        del self._reserved[key]
+        self._reserved[to] = amount
 
-    def record(self, holder: str, promised: Resources) -> None:
-        """An earlier service of this node made this promise, and it is kept, whatever else there is by now."""
-        self._promises[holder] = promised
-
-    def release(self, holder: str) -> None:
-        """Everything that was promised has been given back. Idempotent."""
-        self._promises.pop(holder, None)
+    def release(self, key: str) -> None:
+        """Remove a reservation whose resources have all been freed. Idempotent."""
+        self._reserved.pop(key, None)
 
     @contextmanager
-    def resize(self, holder: str, asked: Resources, reading: HostReading) -> Iterator[Callable[[Resources], None]]:
-        """Change a promise around the work that puts it into effect; what fails in the body leaves the old one.
+    def resize(self, key: str, target: Resources, reading: HostReading) -> Iterator[Resize]:
+        """Resize a reservation around the work that applies the new limits.
 
-        What becomes smaller, or stays, is never refused. One change of a holder at a time.
+        If the body succeeds, the target is reserved; if the body raises, the old amount is. A body that leaves the
+        sandbox with any other amount sets :attr:`Resize.actual`. A resource that shrinks or stays is never refused.
+        Only one resize of a key may run at a time.
 
         Args:
-            holder: Who has one.
-            asked: What it is to be.
-            reading: The host, by :meth:`look`.
-
-        Yields:
-            What the body calls with what really came of the work, where that is neither of both.
+            key: Key of an existing reservation.
+            target: The new amount.
+            reading: Reading of the host, from :meth:`make_room`.
 
         Raises:
-            InvalidRequestError: It can never fit on this node.
-            UnavailableError: ``busy``: not now.
-            InternalError: There is no such promise.
+            InvalidRequestError: The target can never fit on this node.
+            UnavailableError: ``busy``: the target does not fit now.
+            InternalError: There is no such reservation.
         """
-        before = self._promises.get(holder)
+        before = self._reserved.get(key)
         if before is None:
-            raise InternalError(f"{holder} has no promise that could be changed.")
-        meanwhile = larger(before, asked)
-        if meanwhile != before:
-            others = [promise for name, promise in self._promises.items() if name != holder]
-            more = grown(before, asked)
-            check_available(more, others, reading, self._shares)
-            check_pressure(more, reading, self._shares)
-        self._promises[holder] = meanwhile
-        came: list[Resources] = []
-        after = before
+            raise InternalError(f"{key} has no reservation to resize.")
+        during = combine(max, before, target)
+        if during != before:
+            grown = grown_amounts(before, target)
+            others = [amount for other, amount in self._reserved.items() if other != key]
+            check_available(grown, others, reading, self._overcommit)
+            check_pressure(grown, reading, self._overcommit)
+        self._reserved[key] = during
+        resize, after = Resize(), before
         try:
-            yield came.append
-            after = asked
+            yield resize
+            after = target
         finally:
-            if holder in self._promises:  # it may have ended meanwhile
-                self._promises[holder] = came[-1] if came else after
+            if key in self._reserved:  # the sandbox may have ended during the body
+                self._reserved[key] = after if resize.actual is None else resize.actual
 
     async def capacity(self) -> NodeCapacity:
-        """How this node stands."""
-        reading = await self.read_host()
-        found = node_capacity(self._promises.values(), reading, self._shares)
-        return replace(found, sandboxes=sum(1 for holder in self._promises if not VOLUME_ID.fullmatch(holder)))
+        """Return the capacity of this node.
 
-    async def _look(self) -> HostReading:
+        Raises:
+            HostError: The host cannot be read.
+        """
+        return node_capacity(self._reserved, await self.read_host(), self._overcommit)
+
+    async def evict_one(self) -> bool:
+        """Evict one warm sandbox. Return False if there is none."""
+        for evictor in self._evictors:
+            if await evictor.evict_one():
+                return True
+        return False
+
+    async def _refresh(self) -> HostReading:
         try:
-            try:
-                reading = await asyncio.to_thread(self._read)
-            except OSError as error:
-                raise HostError(
-                    f"What the host has cannot be read: {error.strerror or error} ({error.filename}).",
-                    code=ErrorCode.HOST_NOT_READY,
-                    hint="'sandlot doctor' checks the host and names every fix.",
-                ) from error
-            self._seen = self._clock.monotonic_s(), reading
+            reading = await asyncio.to_thread(self._read_host)
+        except OSError as error:
+            raise HostError(
+                f"The host's resources cannot be read: {error.strerror or error} ({error.filename}).",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="Run 'sandlot doctor' to check the host.",
+            ) from error
+        else:
+            self._latest = self._clock.monotonic_s(), reading
             return reading
         finally:
-            self._looking = None
+            self._reading = None

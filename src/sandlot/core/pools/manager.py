@@ -153,7 +153,7 @@ class PoolManager:
             settle=self._settle,
             owners=owners,
         )
-        reservations.evict = self.evict_one
+        reservations.add_evictor(self)
         metrics.count_pools(lambda: all_sizes(self._pools.values()))
 
     # -- life -------------------------------------------------------------------------------------------------------

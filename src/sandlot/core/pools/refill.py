@@ -21,7 +21,7 @@ import structlog
 
 from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.drivers import Supply
-from sandlot.core.node.reservations import Reservations, added
+from sandlot.core.node.reservations import Reservations, combine
 from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
 from sandlot.core.pools.ownership import PoolOwners, first_to_go, turn
@@ -220,8 +220,7 @@ class PoolRefiller:
         short = await self._is_short()
         if short:
             self.hold()
-            if self._reservations.evict is not None:
-                await self._reservations.evict()
+            await self._reservations.evict_one()
         if self._writing is None and not short and not self._busy():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(self._written)
@@ -374,7 +373,7 @@ class PoolRefiller:
         try:
             base = await self._supply.base(kind.template)
             reading = await self._reservations.read_host()
-            room = added([takes, takes])  # for a sandbox of that size besides
+            room = combine(sum, takes, takes)  # for a sandbox of that size besides
             if not self._has_room(room, reading):
                 soon = pool.owner == LOCAL and self._displace(room, reading)
                 pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if soon else 2)
@@ -402,7 +401,7 @@ class PoolRefiller:
     def _has_room(self, asked: Resources, reading: HostReading, besides: Collection[str] = ()) -> bool:
         """Whether there is room for it, where some promises do not count."""
         try:
-            return self._reservations.fits(asked, reading, besides=besides)
+            return self._reservations.fits(asked, reading, ignoring=besides)
         except InvalidRequestError:  # it is more than the node ever has
             return False
 

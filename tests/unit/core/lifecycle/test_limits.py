@@ -51,7 +51,7 @@ async def inside(sandbox: Sandbox) -> int:
 
 
 async def promised(at: Bench) -> Resources:
-    return (await at.sandboxes.capacity()).promised
+    return (await at.sandboxes.capacity()).reserved
 
 
 async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Bench, sandbox: Sandbox) -> None:
@@ -288,9 +288,9 @@ class TestAFullNode:
 
     @pytest.fixture
     async def at(self, tmp_path: Path) -> AsyncIterator[Bench]:
-        has = replace(BOUNDLESS.has, memory_bytes=4 * GIB)
+        has = replace(BOUNDLESS.total, memory_bytes=4 * GIB)
         settings = Settings(memory_reserve_bytes=0)
-        async with bench(tmp_path, settings, read_host=lambda: HostReading(has=has, free=has, held_disk_bytes=0)) as here:
+        async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as here:
             yield here
 
     async def test_more_than_is_left_is_refused_for_now_and_more_than_there_is_for_good(self, at: Bench, sandbox: Sandbox) -> None:

@@ -234,7 +234,7 @@ async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, dri
         again = second.sandboxes.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.spec.limits == driver.booted[0].limits
-        assert (await second.sandboxes.capacity()).promised.memory_bytes == GIB // 2
+        assert (await second.sandboxes.capacity()).reserved.memory_bytes == GIB // 2
         assert driver.booted[0].guest.pids == 30000
 
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.core.node.reservations import (
-    LEAST_RESERVE,
-    MOST_RESERVE,
-    RETRY_AFTER_S,
+    BUSY_RETRY_AFTER_S,
+    MAX_RESERVE,
+    MIN_RESERVE,
     OvercommitConfig,
-    added,
     allocatable,
     check_available,
     check_feasible,
     check_pressure,
+    combine,
     host_reserve,
     max_allocatable,
 )
@@ -28,7 +28,7 @@ from sandlot.model.specs import GIB, MIB
 NOTHING = Resources(0, 0, 0)
 BARE = OvercommitConfig(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
 """Everything may be promised."""
-HOST = HostReading(has=Resources(8 * GIB, 100 * GIB, 30_000), free=Resources(6 * GIB, 40 * GIB, 29_000), held_disk_bytes=10 * GIB)
+HOST = HostReading(total=Resources(8 * GIB, 100 * GIB, 30_000), free=Resources(6 * GIB, 40 * GIB, 29_000), sandbox_disk_bytes=10 * GIB)
 ONE = Resources(1 * GIB, 5 * GIB, 1000)
 
 amounts = st.builds(Resources, *[st.integers(0, 50)] * 3)
@@ -38,9 +38,9 @@ amounts = st.builds(Resources, *[st.integers(0, 50)] * 3)
 def test_no_promise_that_is_made_goes_beyond_what_there_is(
     asked: Resources, others: list[Resources], has: Resources, free: Resources, held: int
 ) -> None:
-    reading = HostReading(has=has, free=free, held_disk_bytes=held)
+    reading = HostReading(total=has, free=free, sandbox_disk_bytes=held)
     fits = all(
-        getattr(added([*others, asked]), name) <= most or getattr(asked, name) == 0
+        getattr(combine(sum, *others, asked), name) <= most or getattr(asked, name) == 0
         for name, most in (("memory_bytes", has.memory_bytes), ("disk_bytes", free.disk_bytes + held), ("pids", has.pids))
     )
     try:
@@ -63,19 +63,19 @@ def test_memory_and_tasks_are_what_the_host_has_and_disk_what_is_free_or_held_by
 
 def test_the_reserve_is_a_twentieth_within_bounds_unless_it_is_said() -> None:
     usual = host_reserve(HOST, OvercommitConfig())
-    assert usual == Resources(LEAST_RESERVE.memory_bytes, MOST_RESERVE.disk_bytes, 1500)
+    assert usual == Resources(MIN_RESERVE.memory_bytes, MAX_RESERVE.disk_bytes, 1500)
     assert host_reserve(HOST, OvercommitConfig(memory_reserve_bytes=0, disk_reserve_bytes=1, pids_reserve=2)) == Resources(0, 1, 2)
-    huge = replace(HOST, has=Resources(1024 * GIB, 1, 4_194_304))
-    assert host_reserve(huge, OvercommitConfig()) == Resources(MOST_RESERVE.memory_bytes, LEAST_RESERVE.disk_bytes, MOST_RESERVE.pids)
+    huge = replace(HOST, total=Resources(1024 * GIB, 1, 4_194_304))
+    assert host_reserve(huge, OvercommitConfig()) == Resources(MAX_RESERVE.memory_bytes, MIN_RESERVE.disk_bytes, MAX_RESERVE.pids)
 
 
 def test_ratios_apply_to_what_the_reserve_leaves() -> None:
-    shares = OvercommitConfig(memory=0.5, disk=4, pids=2, memory_reserve_bytes=GIB, disk_reserve_bytes=10 * GIB, pids_reserve=1000)
+    shares = OvercommitConfig(memory_ratio=0.5, disk_ratio=4, pids_ratio=2, memory_reserve_bytes=GIB, disk_reserve_bytes=10 * GIB, pids_reserve=1000)
     assert allocatable(HOST, shares) == Resources(7 * GIB // 2, 160 * GIB, 58_000)
 
 
 def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
-    tiny = HostReading(has=Resources(256 * MIB, GIB, 100), free=NOTHING, held_disk_bytes=0)
+    tiny = HostReading(total=Resources(256 * MIB, GIB, 100), free=NOTHING, sandbox_disk_bytes=0)
     assert allocatable(tiny, OvercommitConfig()) == NOTHING
     with pytest.raises(InvalidRequestError):
         check_available(ONE, [], tiny, OvercommitConfig())
@@ -84,9 +84,9 @@ def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
 @pytest.mark.parametrize(
     "name, asked, said",
     [
-        ("memory_bytes", replace(ONE, memory_bytes=9 * GIB), "9.0 GiB of memory on the host; the node has 8.0 GiB"),
-        ("disk_bytes", replace(ONE, disk_bytes=101 * GIB), "101.0 GiB of disk on the host; the node has 100.0 GiB"),
-        ("pids", replace(ONE, pids=30_001), "30001 of tasks on the host; the node has 30000"),
+        ("memory_bytes", replace(ONE, memory_bytes=9 * GIB), "needs 9.0 GiB of memory; all sandboxes of this node together can have 8.0 GiB"),
+        ("disk_bytes", replace(ONE, disk_bytes=101 * GIB), "needs 101.0 GiB of disk space; all sandboxes of this node together can have 100.0 GiB"),
+        ("pids", replace(ONE, pids=30_001), "needs 30001 tasks; all sandboxes of this node together can have 30000"),
     ],
 )
 def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str, asked: Resources, said: str) -> None:
@@ -101,16 +101,16 @@ def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str
 
 def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
     check_available(ONE, [ONE] * 7, HOST, BARE)
-    with pytest.raises(UnavailableError, match=r"0 MiB of 8.0 GiB are left, 1.0 GiB are needed") as refused:
+    with pytest.raises(UnavailableError, match=r"needs 1.0 GiB of memory; 0 MiB of this node's 8.0 GiB are not reserved") as refused:
         check_available(ONE, [ONE] * 8, HOST, BARE)
     assert refused.value.retryable
-    assert (refused.value.fields["resource"], refused.value.fields["retry_after_s"]) == ("memory_bytes", RETRY_AFTER_S)
+    assert (refused.value.fields["resource"], refused.value.fields["retry_after_s"]) == ("memory_bytes", BUSY_RETRY_AFTER_S)
 
 
 def test_a_disk_that_somebody_else_has_filled_for_the_moment_is_no_reason_for_never() -> None:
     asked = replace(ONE, disk_bytes=51 * GIB)
     check_feasible(asked, HOST, BARE)
-    with pytest.raises(UnavailableError, match=r"has 50.0 GiB of disk for sandboxes at the moment, 51.0 GiB are needed") as refused:
+    with pytest.raises(UnavailableError, match=r"needs 51.0 GiB of disk space; other software on the host leaves 50.0 GiB for sandboxes") as refused:
         check_available(asked, [], HOST, BARE)
     assert refused.value.retryable
     check_available(asked, [], replace(HOST, free=replace(HOST.free, disk_bytes=41 * GIB)), BARE)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.node.reservations import FRESH_S, OvercommitConfig, Reservations
+from sandlot.core.node.reservations import READING_MAX_AGE_S, OvercommitConfig, Reservations
 from sandlot.model.errors import HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import HostReading, Resources
 from tests.support.clock import ManualClock
@@ -22,7 +22,7 @@ class Host:
     """What a test says that it is."""
 
     def __init__(self) -> None:
-        self.reading = HostReading(has=HAS, free=HAS, held_disk_bytes=0)
+        self.reading = HostReading(total=HAS, free=HAS, sandbox_disk_bytes=0)
         self.looks = 0
 
     def read(self) -> HostReading:
@@ -41,7 +41,7 @@ def reservations(host: Host, clock: ManualClock) -> Reservations:
 
 
 async def promised(reservations: Reservations) -> Resources:
-    return (await reservations.capacity()).promised
+    return (await reservations.capacity()).reserved
 
 
 async def test_reservation_that_can_never_fit_is_invalid_while_the_host_is_short(host: Host, clock: ManualClock) -> None:
@@ -56,9 +56,9 @@ async def test_reservation_that_can_never_fit_is_invalid_while_the_host_is_short
 async def test_however_many_ask_the_host_is_looked_at_once_a_second(reservations: Reservations, host: Host, clock: ManualClock) -> None:
     await asyncio.gather(*(reservations.read_host() for _ in range(50)))
     assert host.looks == 1
-    clock.advance(FRESH_S)
-    host.reading = replace(host.reading, held_disk_bytes=7)
-    assert (await reservations.read_host()).held_disk_bytes == 7
+    clock.advance(READING_MAX_AGE_S)
+    host.reading = replace(host.reading, sandbox_disk_bytes=7)
+    assert (await reservations.read_host()).sandbox_disk_bytes == 7
     assert host.looks == 2
 
 
@@ -68,12 +68,12 @@ async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
     def read() -> HostReading:
         if failures:
             raise failures.pop()
-        return HostReading(has=HAS, free=HAS, held_disk_bytes=0)
+        return HostReading(total=HAS, free=HAS, sandbox_disk_bytes=0)
 
     reservations = Reservations(read, SHARES, clock)
     with pytest.raises(HostError, match="no"):
         await reservations.read_host()
-    assert (await reservations.read_host()).has == HAS
+    assert (await reservations.read_host()).total == HAS
 
 
 async def test_what_a_body_says_has_come_of_it_is_what_counts(reservations: Reservations) -> None:
@@ -81,8 +81,8 @@ async def test_what_a_body_says_has_come_of_it_is_what_counts(reservations: Rese
     reservations.reserve("a", TEN, reading)
 
     def work() -> None:
-        with reservations.resize("a", Resources(20, 20, 20), reading) as came:
-            came(Resources(20, 10, 10))
+        with reservations.resize("a", Resources(20, 20, 20), reading) as resize:
+            resize.actual = Resources(20, 10, 10)
             raise OSError("half of it")
 
     with pytest.raises(OSError, match="half of it"):
@@ -97,8 +97,8 @@ async def test_a_raise_of_one_is_not_refused_for_what_stays(reservations: Reserv
     reservations.reserve("a", TEN, await reservations.read_host())
     for what in {"memory_bytes", "disk_bytes", "pids"} - {name}:
         for reading in (  # less than was promised, and less free than the reserve
-            HostReading(has=replace(HAS, **{what: 5}), free=replace(HAS, **{what: 5}), held_disk_bytes=0),
-            HostReading(has=HAS, free=replace(HAS, **{what: 5}), held_disk_bytes=90 if what == "disk_bytes" else 0),
+            HostReading(total=replace(HAS, **{what: 5}), free=replace(HAS, **{what: 5}), sandbox_disk_bytes=0),
+            HostReading(total=HAS, free=replace(HAS, **{what: 5}), sandbox_disk_bytes=90 if what == "disk_bytes" else 0),
         ):
             with reservations.resize("a", replace(TEN, **{name: 11}), reading):
                 pass
@@ -122,15 +122,16 @@ async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualC
     waiting = ["pool-1", "pool-2"]
     for holder in waiting:
         reservations.reserve(holder, TEN, await reservations.read_host())
-    clock.advance(FRESH_S)
+    clock.advance(READING_MAX_AGE_S)
     host.reading = replace(host.reading, free=replace(HAS, memory_bytes=5))  # less than half of the reserve
 
-    async def evict() -> bool:
-        reservations.release(waiting.pop())
-        host.reading = replace(host.reading, free=replace(HAS, memory_bytes=15))
-        return bool(waiting)
+    class Pools:
+        async def evict_one(self) -> bool:
+            reservations.release(waiting.pop())
+            host.reading = replace(host.reading, free=replace(HAS, memory_bytes=15))
+            return bool(waiting)
 
-    reservations.evict = evict
-    reservations.reserve("box-1", TEN, await reservations.make_room(TEN))
+    reservations.add_evictor(Pools())
+    reservations.reserve("sandbox", TEN, await reservations.make_room(TEN))
 
     assert waiting == ["pool-1"]

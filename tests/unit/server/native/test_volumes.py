@@ -29,10 +29,10 @@ async def test_a_volume_is_made_listed_looked_at_and_deleted(at: Bench, http: ht
     assert (first["name"], first["size_bytes"], first["attached"]) == ("data", SIZE, [])
     assert (await http.get("/v1/volumes")).json() == {"volumes": [first, second]}
     assert (await http.get(f"/v1/volumes/{first['id']}")).json() == (await http.get("/v1/volumes/data")).json() == first
-    promised = (await at.sandboxes.capacity()).promised.disk_bytes
+    promised = (await at.sandboxes.capacity()).reserved.disk_bytes
     assert promised >= 2 * SIZE
     assert (await http.delete("/v1/volumes/data")).status_code == 204
-    assert (await at.sandboxes.capacity()).promised.disk_bytes < promised
+    assert (await at.sandboxes.capacity()).reserved.disk_bytes < promised
     for method in ("GET", "DELETE"):
         answer = await http.request(method, "/v1/volumes/data")
         assert (answer.status_code, answer.json()["code"]) == (404, "volume_not_found")

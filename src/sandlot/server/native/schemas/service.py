@@ -82,7 +82,7 @@ class CapacityAnswer(Answer):
     @classmethod
     def of(cls, found: NodeCapacity, max_sandboxes: int) -> Self:
         """The figures, told."""
-        total, promised, free = (ResourcesAnswer.of(each) for each in (found.total, found.promised, found.free))
+        total, promised, free = (ResourcesAnswer.of(each) for each in (found.allocatable, found.reserved, found.available))
         return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)
 
 
