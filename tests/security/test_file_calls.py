@@ -99,6 +99,7 @@ def test_a_hard_link_and_a_link_that_changes_while_it_is_followed_stay_inside(sa
         read.append(_said(sandbox.files.read, f"/workspace/a/{target.name}", user="root"))
         _said(sandbox.files.write, f"/workspace/a/race-{planted.token}", "raced", user="root")
     racing.kill()
+    sandbox.files.remove(str(target), user="root")
     assert {words for words in read if isinstance(words, str)} == {"inside's own"}, "the race was real, and led nowhere"
 
 

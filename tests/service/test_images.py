@@ -236,7 +236,7 @@ def is_locked(folder: Path) -> bool:
 
 def wait_until(shop: Path, moment: str) -> None:
     """Wait until the tree of a build has a file."""
-    while not list((shop / "cache").glob(f"tmp/*/fresh/tree/{moment}")):
+    while not list((shop / "cache").glob(f"tmp/*/content/tree/{moment}")):
         time.sleep(0.005)
 
 

@@ -80,14 +80,15 @@ def test_command_line_has_files_executions_and_events(
 
 
 @pytest.mark.slow
-def test_files_executions_and_events_survive_a_kill(service: LocalService, sandbox: Sandbox) -> None:
+def test_files_executions_and_events_survive_a_kill(service: LocalService) -> None:
+    sandbox = service.create()
     kept = service.client.files.upload(b"x" * MIB, filename="kept")
     sandbox.commands.run("mkfifo /tmp/go")
     handle = sandbox.commands.run("echo begun; read -r x < /tmp/go; echo $x; exit 7", background=True)
     time.sleep(1.2)  # what a kill may cost is a second
     half = half_sent(service, 2 * MIB)
     seen: list[EventInfo] = []
-    follower = Thread(target=lambda: asyncio.run(first_end(service, seen)))
+    follower = Thread(target=lambda: asyncio.run(until_ended(service, sandbox.id, seen)))
     follower.start()
     time.sleep(0.3)
     service.end(signal.SIGKILL)
@@ -105,13 +106,14 @@ def test_files_executions_and_events_survive_a_kill(service: LocalService, sandb
     assert [event.type for event in seen] == ["sandbox.adopted", "sandbox.ended"]
 
 
-async def first_end(service: LocalService, seen: list[EventInfo]) -> None:
-    """Follow what happens until a sandbox ends, whatever becomes of the service meanwhile."""
+async def until_ended(service: LocalService, sandbox: str, seen: list[EventInfo]) -> None:
+    """Collect the events of a sandbox until it ends, also while the service is killed and started again."""
     async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
         async for event in client.events.follow():
-            seen.append(event)
-            if event.type == "sandbox.ended":
-                return
+            if event.sandbox == sandbox:
+                seen.append(event)
+                if event.type == "sandbox.ended":
+                    return
 
 
 def half_sent(service: LocalService, size: int) -> socket.socket:

@@ -30,6 +30,8 @@ EVENT_TYPES: Final = (
     "snapshot.created",
     "snapshot.deleted",
     "snapshot.unusable",
+    "volume.created",
+    "volume.deleted",
 )
 """All that a webhook may ask for by name. A test holds them to what the API's document says of events."""
 

@@ -189,8 +189,10 @@ def test_execution_results(page: Page) -> None:
     assert rest == ["hello", "", "", "0", "0", "True", "[]"]
 
 
-def test_configuration(page: Page, base_url: str) -> None:
+def test_configuration(page: Page, base_url: str, client: AgentSandbox) -> None:
     page.close()
+    for session in client.sessions.list().sessions:  # of other tests
+        client.sessions.delete(session)
     assert page.run(programs.CONFIGURATION.replace("https://custom.api.com", f"{base_url}/")) == []
     assert page.run("print((client.sessions.list()).sessions)") == ["[]"]
 

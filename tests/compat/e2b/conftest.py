@@ -52,6 +52,6 @@ def others(service: TcpService, url: str) -> Options:
 @pytest.fixture(scope="module")
 def sandbox(options: Options) -> Iterator[Sandbox]:
     """One that a module's tests share."""
-    made = Sandbox.create(template="base", timeout=600, **options)
+    made = Sandbox.create(template="base", timeout=7200, **options)
     yield made
     made.kill()

@@ -44,6 +44,7 @@ def sandbox(options: Options) -> Iterator[Sandbox]:
 
 
 def test_sandbox_is_created_inspected_and_used(sandbox: Sandbox, options: Options) -> None:
+    sandbox.set_timeout(300)  # another test may have moved the end
     info = sandbox.get_info()
     assert (info.template_id, info.state, info.metadata) == ("code_interpreter", SandboxState.RUNNING, {"for": "tests"})
     assert (info.cpu_count, info.memory_mb, info.envd_version) == (1, 1024, "0.6.4")

@@ -58,5 +58,5 @@ def stranger(service: TcpService, url: str) -> Iterator[SandboxClient]:
 @pytest.fixture(scope="session")
 def box(client: SandboxClient) -> Iterator[Sandbox]:
     """One sandbox that tests share."""
-    with client.create_and_connect(cpus=1.0, memory_mb=512, timeout_secs=900) as made:
+    with client.create_and_connect(cpus=1.0, memory_mb=512, timeout_secs=7200) as made:
         yield made

@@ -92,6 +92,8 @@ STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
         "snapshot.created": EventAnswer,
         "snapshot.deleted": EventAnswer,
         "snapshot.unusable": EventAnswer,
+        "volume.created": EventAnswer,
+        "volume.deleted": EventAnswer,
         "failure": Problem,
     },
     "logs": {
