@@ -51,7 +51,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Driver, Exit, ExitReason, HostReading, Resources
-from sandlot.model.states import SETTLEMENT, Settlement
+from sandlot.model.states import LIFECYCLE, Recovery
 
 CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
@@ -152,7 +152,7 @@ class SandboxManager(SandboxRegistry):
             self._remember(self._revived(record))
         kept: set[str] = set()
         for record in await self._recorder.unfinished():
-            if SETTLEMENT[record.state] is Settlement.REMOVE or record.ref is None:
+            if LIFECYCLE[record.state].recovery is Recovery.REMOVE or record.ref is None:
                 expired = record.expires_at is not None and record.expires_at <= self._clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
             elif record.spec.isolation not in self._supply.drivers:
