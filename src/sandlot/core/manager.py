@@ -15,8 +15,9 @@ import asyncio
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import structlog
 
@@ -39,7 +40,8 @@ from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.drivers import Supply
 from sandlot.core.node.reservations import NodeCapacity, Reservations
 from sandlot.core.operations import Work
-from sandlot.core.pools.manager import Pooling, PoolManager
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.models import PoolConfig
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, Templates
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -75,7 +77,10 @@ class SandboxManager(SandboxRegistry):
         images: Where what is hibernated is.
         injects: Finds files of the file store that are to be in a new sandbox.
         packages: Package indexes for those inside; None is none.
-        pooling: What is made before anybody asks.
+        pool_configs: Shared pools that the settings name.
+        cache_dir: Cache directory with the template snapshots.
+        data_dir: Data directory with ``pools.json``.
+        version: Version of Sandlot.
         principal_of: Whoever has a key of that id, where nobody asks: for what wakes by itself, or waits in a pool; None where it was revoked.
         volumes: What they may have; None is nothing.
     """
@@ -93,7 +98,10 @@ class SandboxManager(SandboxRegistry):
         buffers: BufferBudget,
         recorder: SandboxRecorder,
         images: MemoryImages,
-        pooling: Pooling,
+        pool_configs: Iterable[PoolConfig],
+        cache_dir: Path,
+        data_dir: Path,
+        version: str,
         injects: Injects | None = None,
         packages: PackageIndex | None = None,
         principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
@@ -111,15 +119,18 @@ class SandboxManager(SandboxRegistry):
         self._images = images
         self._turns = asyncio.Semaphore(rules.max_creates)
         self.pools = PoolManager(
-            pooling,
+            configs=pool_configs,
+            cache_dir=cache_dir,
+            data_dir=data_dir,
+            version=version,
             supply=self._supply,
             reservations=self._reservations,
             rules=rules,
-            greet=greet,
+            link_factory=greet,
             clock=clock,
             new_id=new_id,
             metrics=recorder.metrics,
-            busy=self._turns.locked,
+            start_slots=self._turns,
             owners=PoolOwners(principal_of, lambda owner: [sandbox.counted_limits for sandbox in self._of(owner)]),
         )
         self.scheduler = self._scheduler = Scheduler(

@@ -37,7 +37,7 @@ from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import Limits, SandboxSpec
-from sandlot.model.states import State, is_terminal, can_follow
+from sandlot.model.states import State, can_follow, is_terminal
 
 if TYPE_CHECKING:
     from sandlot.core.execution.stdin import StdinWriter

@@ -20,7 +20,6 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mount_manager import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.pools.manager import Pooling
 from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, Templates
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.service import Core
@@ -248,7 +247,10 @@ async def open_service(
             images=saved,
             principal_of=records.api_keys.principal_of,
             volumes=volumes,
-            pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
+            pool_configs=settings.pools,
+            cache_dir=settings.cache_dir,
+            data_dir=settings.data_dir,
+            version=__version__,
         )
         await volumes.open()
         snapshots = SnapshotManager(manager, store, saved, node, time, records.events.notify)
