@@ -115,7 +115,7 @@ class SandboxManager(SandboxRegistry):
         self.supply = self._supply = Supply(drivers, templates)
         """What sandboxes are made of."""
         self._greet, self._rules = greet, rules
-        self._reservations = Reservations(read_host, rules.shares, clock)
+        self._reservations = Reservations(read_host, rules.overcommit, clock)
         self._images = images
         self._turns = asyncio.Semaphore(rules.max_creates)
         self.pools = PoolManager(
@@ -125,7 +125,7 @@ class SandboxManager(SandboxRegistry):
             version=version,
             supply=self._supply,
             reservations=self._reservations,
-            rules=rules,
+            policy=rules,
             link_factory=greet,
             clock=clock,
             new_id=new_id,
@@ -292,7 +292,7 @@ class SandboxManager(SandboxRegistry):
             images=self._images,
             claim=lambda one: self._scheduler.readmit(one, self.live),
             rested=self._rested,
-            keep_resting_s=self._rules.keep_resting_s,
+            keep_resting_s=self._rules.max_suspended_s,
             inject=inject,
             promised=self._promised,
             services=self._services,

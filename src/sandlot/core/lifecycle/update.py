@@ -328,7 +328,7 @@ async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> N
     sandbox.require_link()
     async with sandbox.change_lock:
         sandbox.require_link()  # again: it may have ended while this waited for its turn
-        admission.check_own(what.metadata or {}, sandbox.metadata)
+        admission.check_reserved_names(what.metadata or {}, sandbox.metadata)
         check_able(what.limits, sandbox.spec.limits, hands.can)
         before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name, sandbox.expires_at, sandbox.deadline_monotonic_s
         async with changed(sandbox, what.limits, hands.driver, hands.reservations, hands.check):
@@ -354,7 +354,7 @@ async def _while_it_rests(supervisor: SandboxSupervisor, *, what: UpdateSandboxP
     if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
         return False
     async with sandbox.change_lock:
-        admission.check_own(what.metadata or {}, sandbox.metadata)
+        admission.check_reserved_names(what.metadata or {}, sandbox.metadata)
         hands.check()
         before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         try:
@@ -376,7 +376,7 @@ def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
         auto_resume=spec.auto_resume if what.auto_resume is None else what.auto_resume,
     )
     if what.metadata is not None:
-        sandbox.metadata = {**{name: word for name, word in sandbox.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
+        sandbox.metadata = {**{name: word for name, word in sandbox.metadata.items() if name.startswith(admission.RESERVED_PREFIX)}, **what.metadata}
     if what.idle_timeout_s is not None:
         sandbox.idle_timeout_s = what.idle_timeout_s or None
     sandbox.name = sandbox.name if what.name is None else what.name

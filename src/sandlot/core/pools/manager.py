@@ -79,7 +79,7 @@ class PoolManager:
         version: Version of Sandlot.
         supply: Drivers and templates.
         reservations: Reservations of the node.
-        rules: Admission policy of the operator.
+        policy: Admission policy of the operator.
         link_factory: Connects to guests.
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
@@ -97,7 +97,7 @@ class PoolManager:
         version: str,
         supply: Supply,
         reservations: Reservations,
-        rules: AdmissionPolicy,
+        policy: AdmissionPolicy,
         link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
@@ -108,10 +108,10 @@ class PoolManager:
         self._owners = owners
         self._supply = supply
         self._reservations = reservations
-        self._rules = rules
+        self._policy = policy
         self._clock = clock
         self._metrics = metrics
-        self._from_settings = {config.pool_id: config for config in (_resolved(config, rules) for config in configs)}
+        self._from_settings = {config.pool_id: config for config in (_resolved(config, policy) for config in configs)}
         self._file = PoolConfigFile(data_dir)
         self._from_requests = self._file.read()
         """Configuration of all pools that requests have touched; takes precedence over the settings."""
@@ -131,7 +131,7 @@ class PoolManager:
         self._refiller = PoolRefiller(
             pools=self._pools,
             # An operator who sets no pools wants no template snapshot either.
-            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, rules.isolation_default, Limits())] if self._from_settings else [],
+            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if self._from_settings else [],
             snapshots=self._snapshots,
             supply=supply,
             reservations=reservations,
@@ -286,7 +286,7 @@ class PoolManager:
             ConflictError: The owner has a pool of this spec.
         """
         self._supply.check_template(template)
-        driver = admission.resolve_isolation(isolation, self._rules, self._supply.drivers)
+        driver = admission.resolve_isolation(isolation, self._policy, self._supply.drivers)
         capabilities = await self._supply.capabilities(driver)
         if not capabilities.can(DriverCapability.PAUSE):
             raise UnsupportedError(
@@ -391,8 +391,8 @@ class PoolManager:
         return PoolStatus(pool, self._snapshots.current(spec), pool.error or self._snapshots.error(spec))
 
 
-def _resolved(config: PoolConfig, rules: AdmissionPolicy) -> PoolConfig:
+def _resolved(config: PoolConfig, policy: AdmissionPolicy) -> PoolConfig:
     """Replace isolation ``auto`` by the default isolation of the service."""
     if config.spec.isolation != admission.AUTO:
         return config
-    return replace(config, spec=replace(config.spec, isolation=rules.isolation_default))
+    return replace(config, spec=replace(config.spec, isolation=policy.isolation_default))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, OWN, check_own
+from sandlot.core.admission import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.core.pools.manager import PoolStatus
 from sandlot.core.pools.models import DEFAULT_MAX, MAX_SIZE, PoolSizes, StartPath
 from sandlot.core.pools.template_snapshots import made_at
@@ -41,7 +41,7 @@ class PoolBody(Body):
 
     def words(self) -> Mapping[str, str]:
         """What is said of it beside what it holds."""
-        check_own(self.metadata)
+        check_reserved_names(self.metadata)
         return self.metadata
 
     def limits_asked(self) -> Limits:
@@ -65,8 +65,8 @@ class PoolChange(Body):
         """What is said of it from now on; None where that stays."""
         if self.metadata is None:
             return None
-        check_own(self.metadata, there)
-        return {**{name: word for name, word in there.items() if name.startswith(OWN)}, **self.metadata}
+        check_reserved_names(self.metadata, there)
+        return {**{name: word for name, word in there.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
 
 
 class TemplateSnapshotAnswer(Answer):
