@@ -167,7 +167,7 @@ class PoolManager:
     def choose_start(self, spec: SandboxSpec, owner: OwnerId) -> Start:
         """Choose how to start a sandbox from its template. Waits for nothing.
 
-        ``WarmStart`` takes a warm sandbox over. Its reservation (``WarmStart.member.reservation_key``) is to be transferred to the sandbox.
+        A ``WarmStart`` has taken a warm sandbox. The caller transfers its reservation (``WarmStart.member.reservation_key``) to the sandbox.
 
         Args:
             spec: Spec of the sandbox.

@@ -3,7 +3,7 @@
 Invariants:
 - An entry leaves its pool before anything is done with it, and never returns. If a claim of the entry fails, no other request gets the entry.
 - A warm sandbox that ends leaves its pool at once.
-- Each entry has a reservation of its own until nothing of the entry is left on the host.
+- Each entry has its own reservation until nothing of the entry is left on the host.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PreparedPoolEntry:
         template: Root file system and environment.
         prepared: The driver's side of the prepared sandbox.
         reservation_key: Key of the reservation until a request takes the prepared sandbox.
-        snapshot_key: Key of the template snapshot for which it was prepared; empty if there was none.
+        snapshot_key: Key of the current template snapshot at the time of preparation; empty without one.
     """
 
     spec: PoolSpec
@@ -201,7 +201,7 @@ class Pool:
     # Refills -----------------------------------------------------------------------------------------------------------
 
     def shrink(self, now_s: float) -> None:
-        """Reduce the growth by what the time since the last request calls for."""
+        """Reduce the growth by one for each quiet interval since the last request."""
         growth = policy.growth_after_quiet(self.growth, now_s - self.last_request_s) if self.growth else 0
         if growth != self.growth:
             self.growth, self.last_request_s = growth, now_s

@@ -6,7 +6,7 @@ Invariants:
   was evicted.
 - Shared pools are filled first, then the private pools of the owner with the fewest warm sandboxes. If a shared pool finds no room, private entries
   are evicted and private fills are cancelled, but only if that gives enough room.
-- Private fills do not slow shared ones down: at most ``policy.MAX_PRIVATE_FILLS`` run at once, and they have a rest of their own.
+- Private fills do not slow shared ones down: at most ``policy.MAX_PRIVATE_FILLS`` run at once, and the rest after them delays no shared pool.
 - A template snapshot is made for private pools only while one of them may have a warm sandbox.
 - A fill that cannot be finished removes what it has made and releases its reservation. Each failure delays the next fill, and its reason is reported
   with the pool.
@@ -52,7 +52,7 @@ class PoolRefiller:
     """Fills pools and removes entries that are no longer wanted.
 
     Args:
-        pools: Pool id -> pool. The mapping is read anew at each look.
+        pools: Pool id -> pool. Each look reads the mapping again.
         extra_snapshots: Specs for which template snapshots are made beside those of the pools, if their images are built.
         snapshots: Template snapshots.
         supply: Drivers and templates.

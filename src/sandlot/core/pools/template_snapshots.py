@@ -74,7 +74,7 @@ class _State:
         failures: Consecutive failures.
         not_before_s: Monotonic time before which nothing is tried.
         error: Reason of the last failure.
-        unusable_key: Key of a snapshot that could not be restored and is to be removed.
+        unusable_key: Key of a snapshot that could not be restored; the next attempt removes it.
         is_private: True if only private pools need the snapshot.
     """
 

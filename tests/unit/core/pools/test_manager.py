@@ -47,9 +47,9 @@ def state(tmp_path: Path) -> NodeState:
 
 
 async def refill(node: Node) -> None:
-    """Run the refill task until it has nothing left to start. A second passes before: a request delays refills by half a second.
+    """Run the refill task until it has nothing left to start. One second passes first: a request delays refills by half a second.
 
-    It is done twice, because what a sandbox that has just ended had becomes free only after the answer to its kill.
+    The second run sees the resources of a sandbox that has just ended: they are released after the response to its kill.
     """
     for _ in range(2):
         node.clock.advance(1.0)
