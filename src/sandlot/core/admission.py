@@ -321,7 +321,7 @@ def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
     """
     if live >= policy.max_sandboxes:
         raise UnavailableError(
-            f"The service runs {live} sandboxes, the maximum is {policy.max_sandboxes}.",
+            f"{live} sandboxes exist; this service may have {policy.max_sandboxes}.",
             code=ErrorCode.BUSY,
             hint="Kill a sandbox that is no longer needed, retry later, or raise SANDLOT_MAX_SANDBOXES.",
             fields={"retry_after_s": BUSY_RETRY_AFTER_S, "max_sandboxes": policy.max_sandboxes},

@@ -283,7 +283,7 @@ class SandboxManager(SandboxRegistry):
             can=lambda ability: self._supply.able(sandbox.spec.isolation, ability),
             base=self._supply.base_of,
             start=start,
-            prepare=functools.partial(self.pools.take_prepared, sandbox.spec.isolation),
+            prepare=functools.partial(self.pools.prepare, sandbox.spec.isolation),
             greet=self._greet,
             clock=self._clock,
             disposer=self._disposer,

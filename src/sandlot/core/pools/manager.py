@@ -69,6 +69,19 @@ class PoolStatus:
         return self.pool.claims.get(StartPath.WARM, 0) / total if total else None
 
 
+@dataclass(frozen=True, slots=True)
+class PoolClaim:
+    """Result of a claim.
+
+    Args:
+        warm: Warm sandbox, removed from its pool for good. None: no pool had one.
+        tried: Pools that were tried, in order. The start path of the request is counted for each of them.
+    """
+
+    warm: WarmSandbox | None
+    tried: tuple[Pool, ...]
+
+
 class PoolManager:
     """All pools of a service.
 
@@ -164,6 +177,55 @@ class PoolManager:
         """Return whether a request of an owner for a spec could claim a warm sandbox now."""
         return any(pool.has_warm() for pool in ownership.serving_pools(self._pools.values(), spec, owner))
 
+    def claim(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
+        """Take a warm sandbox for a request, if a pool that serves it has one. Waits for nothing.
+
+        The reservation of the warm sandbox (``WarmSandbox.reservation_key``) passes to the caller.
+
+        Args:
+            spec: Spec of the request.
+            owner: Owner of the request.
+        """
+        self._refiller.notify()
+        tried: list[Pool] = []
+        for pool in ownership.serving_pools(self._pools.values(), spec, owner):
+            tried.append(pool)
+            if (warm := pool.take(self._clock.monotonic_s())) is not None:
+                return PoolClaim(warm, tuple(tried))
+        return PoolClaim(None, tuple(tried))
+
+    def started(self, path: StartPath, claim: PoolClaim, template: str) -> None:
+        """Count a sandbox that has started, for the metrics and for the pools that were tried."""
+        self._metrics.claimed(path, template)
+        for pool in claim.tried:
+            pool.claims[path] = pool.claims.get(path, 0) + 1
+
+    def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:
+        """Take a prepared sandbox of a shape out of a pool and release its reservation, because the request has its own."""
+        for pool in self._pools.values():
+            for entry in tuple(pool.prepared):
+                fits = entry.template.root.digest == shape.root.digest and entry.spec.limits == shape.limits
+                if fits and entry.spec.isolation == isolation and pool.take_prepared(entry, self._clock.monotonic_s()):
+                    self._refiller.notify()
+                    self._reservations.release(entry.reservation_key)
+                    return entry.prepared
+        return None
+
+    def current_snapshot(self, spec: PoolSpec) -> TemplateSnapshot | None:
+        """Return the template snapshot from which a sandbox of a spec can be restored now, if there is one."""
+        return self._snapshots.current(TemplateSnapshotSpec.of(spec))
+
+    def discard_warm(self, warm: WarmSandbox) -> None:
+        """Remove a warm sandbox whose claim failed. It has a reservation until nothing of it is left."""
+        self._reservations.record(warm.reservation_key, self._supply.drivers[warm.spec.isolation].max_resources(warm.spec.limits))
+        self._refiller.remove(warm)
+        self._refiller.notify()
+
+    def discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
+        """Stop using a template snapshot that could not be restored. A new one is made."""
+        self._snapshots.discard(snapshot, reason)
+        self._refiller.notify()
+
     def choose_start(self, spec: SandboxSpec, owner: OwnerId) -> Start:
         """Choose how to start a sandbox from its template. Waits for nothing.
 
@@ -174,20 +236,14 @@ class PoolManager:
             owner: Owner of the sandbox.
         """
         requested = PoolSpec(spec.template, spec.isolation, spec.limits)
-        snapshot = self._snapshots.current(TemplateSnapshotSpec.of(requested))
-        tried: list[Pool] = []
-        without_warm = TemplateSnapshotStart(snapshot, lambda path: self._started(path, spec, tried), self._discard_snapshot)
-        now_s = self._clock.monotonic_s()
-        self._refiller.notify()
-        for pool in ownership.serving_pools(self._pools.values(), requested, owner):
-            tried.append(pool)
-            warm = pool.take(now_s)
-            if warm is not None:
-                return WarmStart(warm, without_warm, lambda: self._started(StartPath.WARM, spec, tried), self._discard_warm)
-        return without_warm
+        snapshot, claim = self.current_snapshot(requested), self.claim(requested, owner)
+        without_warm = TemplateSnapshotStart(snapshot, lambda path: self.started(path, claim, spec.template), self.discard_snapshot)
+        if claim.warm is None:
+            return without_warm
+        return WarmStart(claim.warm, without_warm, lambda: self.started(StartPath.WARM, claim, spec.template), self.discard_warm)
 
-    async def take_prepared(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
-        """Take a prepared sandbox out of a pool if there is one of the shape. Otherwise prepare a sandbox.
+    async def prepare(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
+        """Prepare a sandbox, or take a prepared one out of a pool.
 
         Args:
             isolation: Name of the driver.
@@ -195,14 +251,9 @@ class PoolManager:
             snapshot: Snapshot to restore into the sandbox. None: none, and no prepared sandbox is taken out of a pool.
         """
         driver = self._supply.drivers[isolation]
-        if snapshot is not None:
-            for pool in self._pools.values():
-                for entry in tuple(pool.prepared):
-                    fits = entry.template.root.digest == shape.root.digest and entry.spec.limits == shape.limits
-                    if fits and entry.spec.isolation == isolation and pool.take_prepared(entry, self._clock.monotonic_s()):
-                        self._refiller.notify()
-                        self._reservations.release(entry.reservation_key)  # the request has its own reservation
-                        return Lent(entry.prepared, lambda: driver.prepare(shape, snapshot=snapshot))
+        prepared = None if snapshot is None else self.take_prepared(isolation, shape)
+        if prepared is not None:
+            return Lent(prepared, lambda: driver.prepare(shape, snapshot=snapshot))
         return await driver.prepare(shape, snapshot=snapshot)
 
     async def evict_one(self) -> bool:
@@ -219,21 +270,6 @@ class PoolManager:
         if entry is not None:
             self._refiller.evict(entry, "A sandbox needed its room, or the host is short of memory.")
         return await self._refiller.free_one()
-
-    def _started(self, path: StartPath, spec: SandboxSpec, pools: Iterable[Pool]) -> None:
-        self._metrics.claimed(path, spec.template)
-        for pool in pools:
-            pool.claims[path] = pool.claims.get(path, 0) + 1
-
-    def _discard_warm(self, warm: WarmSandbox) -> None:
-        """Remove a warm sandbox whose claim failed. It has a reservation until nothing of it is left."""
-        self._reservations.record(warm.reservation_key, self._supply.drivers[warm.spec.isolation].max_resources(warm.spec.limits))
-        self._refiller.remove(warm)
-        self._refiller.notify()
-
-    def _discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
-        self._snapshots.discard(snapshot, reason)
-        self._refiller.notify()
 
     # Pools -------------------------------------------------------------------------------------------------------------
 
