@@ -38,7 +38,7 @@ def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tm
         assert rows[key]["n"] > 0
         assert rows[key]["yardstick_ms"] > 0
         assert "why" not in rows[key]
-    assert rows["create_cold"]["made_by"] == {"boot": rows["create_cold"]["n"]}
+    assert rows["create_cold"]["made_by"] == {"booted": rows["create_cold"]["n"]}
     assert set(rows["pause_resume"]["parts"]) == {"answer", "pause", "resume"}
     assert rows["fork_1"]["p50_ms"] is None, "a container's memory cannot be written down"
     assert rows["fork_1"]["why"]

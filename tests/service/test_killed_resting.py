@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.pools.models import StartPath
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
@@ -101,7 +102,7 @@ async def test_while_a_pool_is_filled(step: str) -> None:
             (told,) = service.sandboxes.pools.list(OPERATOR)
             assert told.error == ""
             claimed = await make(service, POOLED)
-            assert told.pool.claims.get("hot") == 1
+            assert told.pool.claims.get(StartPath.WARM) == 1
             assert await cell(claimed, "print(6 * 7)") == "42\n"
             shelf = cache / "snapshots"  # what was half made is gone, and what is there is whole
             await until(lambda: not [entry for entry in shelf.iterdir() if entry.is_dir() and not (entry / "made.json").is_file()])

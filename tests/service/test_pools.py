@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.core.pools.template_snapshot_cache import IMAGE, MADE
+from sandlot.core.pools.template_snapshot_cache import IMAGE, MANIFEST
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.sdk import Client
 from sandlot.sdk.operating.pools import PoolInfo
@@ -64,7 +64,7 @@ def cache() -> Iterator[Path]:
 
 def snapshots(cache: Path) -> list[Path]:
     """Whole ones."""
-    return [path for path in (cache / "snapshots").glob("*") if (path / MADE).exists()]
+    return [path for path in (cache / "snapshots").glob("*") if (path / MANIFEST).exists()]
 
 
 def half_made(cache: Path) -> list[Path]:
@@ -119,9 +119,9 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
         for each, made in zip((one, other), pools, strict=True):
             wait_for(lambda each=each, made=made: each.client.pools.get(made.id).ready == 1, each)  # type: ignore[misc]
         (whole,) = snapshots(cache)
-        words = json.loads((whole / MADE).read_text("utf-8"))
-        assert words["look"]["template"] == TEMPLATE
-        assert words["made_of"]["memory_bytes"] == 256 << 20
+        words = json.loads((whole / MANIFEST).read_text("utf-8"))
+        assert words["spec"]["template"] == TEMPLATE
+        assert words["inputs"]["memory_bytes"] == 256 << 20
         logs = [sum(record.get("event") == "template.written" for record in each.records()) for each in (one, other)]
         assert sorted(logs) == [0, 1]
         for each, made in zip((one, other), pools, strict=True):
@@ -131,7 +131,7 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
             each.client.pools.remove(made.id)
         stale = whole.with_name("0" * 64)
         shutil.copytree(whole, stale)  # of the same look, and made of something else
-        (stale / MADE).write_text(json.dumps({**words, "made_of": {}}), "utf-8")
+        (stale / MANIFEST).write_text(json.dumps({**words, "inputs": {}}), "utf-8")
         for file in (whole / IMAGE).glob("pages*.img"):
             file.write_bytes(b"x" * 4096)
         assert other.end() == 0, other.log()

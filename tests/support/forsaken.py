@@ -23,7 +23,7 @@ from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart
 from sandlot.core.manager import SandboxManager
-from sandlot.core.pools.models import PoolSizes, Wish
+from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
 from sandlot.core.pools.starts import WarmStart
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
@@ -38,6 +38,7 @@ from sandlot.drivers.oci.instance import OciInstance
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
+from sandlot.model.specs import Limits
 from sandlot.server.compose import Service
 from sandlot.store.snapshots import Snapshots
 from tests.support.saving import BASE, cell, fill, make, real_service
@@ -49,7 +50,7 @@ MIDDLE_S = 0.03
 COUNT = 2
 """Children of a fork."""
 
-POOL = (Wish(BASE.template, PoolSizes(warm=1, max=1)),)
+POOL = (PoolConfig(PoolSpec(BASE.template, "auto", Limits()), PoolSizes(warm=1, max=1)),)
 POOLED = CreateSandboxParams(template=BASE.template, network="none")
 """A sandbox that the pool has: of default limits."""
 

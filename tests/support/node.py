@@ -163,8 +163,7 @@ class PoolsFacade:
 
     async def update(self, id_: str, principal: Principal, **sizes: Any) -> PoolStatus:  # noqa: ANN401 - numbers and metadata
         """Change sizes (``warm``, ``max``, ``prepared``) or ``metadata``."""
-        named = {"warm": sizes.get("warm"), "most": sizes.get("max"), "blank": sizes.get("prepared"), "metadata": sizes.get("metadata")}
-        return await self._pools.update(id_, principal, **named)
+        return await self._pools.update(id_, principal, **sizes)
 
     async def delete(self, id_: str, principal: Principal) -> None:
         """Delete a pool."""
@@ -173,7 +172,7 @@ class PoolsFacade:
     async def run_until_idle(self) -> None:
         """Run the refill task until it has nothing left to do at this moment of the clock."""
         refiller = self._pools._refiller  # noqa: SLF001 - the facade of core
-        refiller.kick()
+        refiller.notify()
         await settled(lambda: refiller.is_idle)
 
 
@@ -238,7 +237,7 @@ class Node:
         for status in self.pools.list(OPERATOR):
             for warm in status.pool.ready:
                 if warm.id == sandbox:
-                    return self.driver.guest(warm.asleep.instance.ref)
+                    return self.driver.guest(warm.instance.ref)
         return self.instance(sandbox).guest
 
 

@@ -14,7 +14,7 @@ import httpx
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.manager import SandboxManager
-from sandlot.core.pools.models import DEFAULT_WISHES
+from sandlot.core.pools.models import DEFAULT_POOLS
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
@@ -120,7 +120,7 @@ async def serving(
     """
     is_real = isinstance(driver, BareDriver)
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE if is_real else folder / "cache")
-    if chosen.pools == DEFAULT_WISHES:
+    if chosen.pools == DEFAULT_POOLS:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     driver.restart()
     async with AsyncExitStack() as opened:

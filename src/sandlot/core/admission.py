@@ -1,7 +1,7 @@
-"""What may be created here, decided before anything is touched. Pure.
+"""Decide which sandboxes may be created, before anything is started or reserved. Pure.
 
-Laws:
-- The operator decides what is allowed; a request chooses within it. Nothing weaker than what was asked is taken silently.
+Invariants:
+- The operator's policy limits what a request may choose. A request never gets weaker isolation or a wider network than it asked for.
 - A field that is not enforced is refused, never stored and ignored.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from sandlot.core.node.reservations import BUSY_RETRY_AFTER_S, OvercommitConfig
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
@@ -28,38 +29,46 @@ from sandlot.model.specs import (
     check_text,
 )
 
-AUTO = "auto"
-ISOLATIONS = ("gvisor", "container", "microvm")
-"""Every kind of isolation that Sandlot knows by name, allowed here or not."""
+AUTO: Final = "auto"
+"""Isolation of a request that leaves the choice to the operator."""
+ISOLATIONS: Final = ("gvisor", "container", "microvm")
+"""Names of all kinds of isolation, whether this service has a driver for them or not."""
+UNSUPPORTED_NETWORKS: Final = ("allowlist", "internet")
+"""Network policies of the API that need the egress proxy, which this version does not have."""
 
-LATER_NETWORKS = ("allowlist", "internet")
-"""Named in the API, not enforced yet: they come with the egress proxy."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+MAX_METADATA_ENTRIES: Final = 64
+MAX_METADATA_BYTES: Final = 16 * KIB
+MAX_METADATA_NAME_BYTES: Final = 255
+"""Length of one name in UTF-8. Names and values that requests filter by are in an index, and an index row of PostgreSQL holds 2,704 bytes."""
+RESERVED_PREFIX: Final = "sandlot."
+"""Prefix of the names in the metadata that the service and its compatibility APIs set."""
+MIN_IDLE_TIMEOUT_S: Final = 5.0
+"""Smallest idle timeout: the interval of the idle monitor (``core/lifecycle/idle.py``)."""
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-MAX_METADATA_ENTRIES = 64
-MAX_METADATA_BYTES = 16 * KIB
-MAX_METADATA_NAME_BYTES = 255
-"""Of one name, in UTF-8: what is asked for is in an index, and a row of PostgreSQL's holds 2,704 bytes."""
-
-LEAST_IDLE_S = 5.0
-"""Of an idle timeout: as often as it is looked (``core/lifecycle/idle.py``)."""
-
-_NEEDED = (DriverCapability.BOOT, DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS, DriverCapability.LIMIT_DISK)
+_REQUIRED: Final = (
+    DriverCapability.BOOT,
+    DriverCapability.LIMIT_MEMORY,
+    DriverCapability.LIMIT_CPU,
+    DriverCapability.LIMIT_PIDS,
+    DriverCapability.LIMIT_DISK,
+)
+"""Capabilities without which a driver cannot keep the limits of a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """What the operator decided.
+    """Policy of the operator.
 
     Args:
-        isolation_default: What ``auto`` means.
-        isolation_allowed: What a request may name.
-        max_sandboxes: Live ones at once, those in transit counted until the last trace of them is gone.
-        max_creates: Being prepared or booted at once. Creating is bound by the CPU (about 100 ms of it each), so more
-            at once only makes all of them later.
-        max_waiting: Waiting for that; more are refused.
-        shares: How much of the host may be promised to sandboxes.
-        keep_resting_s: How long a paused or hibernated sandbox is kept.
+        isolation_default: Isolation of requests with ``auto``.
+        isolation_allowed: Isolations that a request may name.
+        max_sandboxes: Largest number of live sandboxes. A sandbox counts until nothing of it is left on the host.
+        max_creates: Largest number of sandboxes that are prepared or booted at once. A create takes about 100 ms of a processor, so more at once
+            would only delay all of them.
+        max_waiting: Largest number of creates that wait for a start slot; further ones are refused.
+        overcommit: Share of the host that may be reserved.
+        max_suspended_s: Seconds for which a paused or hibernated sandbox is kept.
     """
 
     isolation_default: str = "gvisor"
@@ -67,30 +76,30 @@ class AdmissionPolicy:
     max_sandboxes: int = 50
     max_creates: int = 4
     max_waiting: int = 100
-    shares: OvercommitConfig = field(default_factory=OvercommitConfig)
-    keep_resting_s: float = MAX_TIMEOUT_S
+    overcommit: OvercommitConfig = field(default_factory=OvercommitConfig)
+    max_suspended_s: float = MAX_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSandboxParams:
-    """A sandbox as a client asks for it.
+    """Parameters of a create request.
 
     Args:
-        template: What it starts from.
-        snapshot: What it starts from instead; refused until there are snapshots.
-        name: A word for people; None is none.
-        unique_name: Whether it is refused while its owner has a live sandbox of that name.
-        env: Environment of every process in it.
-        metadata: The owner's own words: at most 64 entries and 16 KiB, and 255 bytes a name.
-        limits: What it may use.
-        timeout_s: Seconds until it is ended; None is never: it is persistent.
-        idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
-        isolation: ``auto`` or a kind that the operator allows.
-        network: What it may reach.
-        files: Ids of files of the file store that are put into its working folder.
-        on_timeout: What becomes of it when its timeout passes.
-        auto_resume: Whether a request to it resumes it by itself while it is paused or hibernated.
-        volumes: Its volumes, by their names or ids: at most eight, none in the place of another.
+        template: Name of the template.
+        snapshot: Id or name of a snapshot to start from instead of the template. None: the template.
+        name: Name for people. None: no name.
+        env: Environment of every process.
+        metadata: Metadata of the owner: at most 64 entries, 16 KiB, and 255 bytes for each name.
+        limits: Limits of the sandbox.
+        timeout_s: Seconds until ``on_timeout``. None: the sandbox is persistent.
+        idle_timeout_s: Seconds without activity until the sandbox ends. None: never.
+        isolation: ``auto`` or the name of a driver.
+        network: Name of the network policy.
+        files: Ids of stored files to copy into the working directory.
+        on_timeout: Action when the timeout passes.
+        auto_resume: True if a request to the paused or hibernated sandbox resumes it.
+        volumes: Volumes to attach, by name or id: at most eight, none below the path of another.
+        unique_name: True if the request fails while the owner has a live sandbox of the same name.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -110,7 +119,11 @@ class CreateSandboxParams:
     unique_name: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a name that is none, and metadata beyond its size."""
+        """Refuse invalid values of the fields that need neither policy nor host.
+
+        Raises:
+            InvalidRequestError: Name, volumes, metadata or idle timeout are invalid.
+        """
         check_name(self.name, unique=self.unique_name)
         check_mounts(self.volumes)
         check_metadata(self.metadata)
@@ -118,206 +131,205 @@ class CreateSandboxParams:
 
 
 def check_name(name: str | None, *, unique: bool) -> None:
-    """Refuse a name for a sandbox that is none, and none that is to be unique.
+    """Refuse an invalid name of a sandbox, and a unique name that is missing.
 
     Raises:
-        InvalidRequestError: It is.
+        InvalidRequestError: The name is invalid or missing.
     """
     if name is not None and NAME.fullmatch(name) is None:
         raise InvalidRequestError(
-            "The name is not one.",
+            f"The name {name[:64]!r} is not valid.",
             hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
             fields={"field": "name"},
         )
     if name is None and unique:
-        raise InvalidRequestError("A sandbox without a name has none that could be unique.", hint="Give it a name.", fields={"field": "unique_name"})
+        raise InvalidRequestError("`unique_name` is set without `name`.", hint="Set `name`.", fields={"field": "unique_name"})
 
 
 def check_idle_timeout(seconds: float | None) -> None:
-    """Refuse an idle timeout that is out of bounds.
+    """Refuse an idle timeout that is out of range.
 
     Raises:
-        InvalidRequestError: It is.
+        InvalidRequestError: The idle timeout is out of range.
     """
-    if seconds is not None and not LEAST_IDLE_S <= seconds <= MAX_TIMEOUT_S:
+    if seconds is not None and not MIN_IDLE_TIMEOUT_S <= seconds <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
-            f"idle_timeout is {seconds:g}; it must be from {LEAST_IDLE_S:g} to {MAX_TIMEOUT_S:g}.",
-            hint="Leave it out for none.",
+            f"`idle_timeout` is {seconds:g}; {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds are allowed.",
+            hint="Omit `idle_timeout` for none.",
             fields={"field": "idle_timeout"},
         )
 
 
-OWN = "sandlot."
-"""How the names in a sandbox's metadata begin that say what it is for, as the service itself and the doors write them."""
-
-
-def check_own(metadata: Mapping[str, str], there: Mapping[str, str] | None = None) -> None:
-    """Refuse words of a client that are the service's own; those that are there may be said again.
+def check_reserved_names(metadata: Mapping[str, str], current: Mapping[str, str] | None = None) -> None:
+    """Refuse metadata of a client whose names are reserved for the service, unless they repeat current entries.
 
     Args:
-        metadata: The client's.
-        there: What the sandbox has.
+        metadata: Metadata of the request.
+        current: Current metadata of the sandbox or pool.
 
     Raises:
-        InvalidRequestError: One of them is.
+        InvalidRequestError: A name is reserved.
     """
-    has = there or {}
     for name, value in metadata.items():
-        if name.startswith(OWN) and has.get(name) != value:
+        if name.startswith(RESERVED_PREFIX) and (current or {}).get(name) != value:
             raise InvalidRequestError(
-                f"{name[:64]!r} cannot be set: names in the metadata that begin with {OWN!r} are the service's own.",
+                f"{name[:64]!r} cannot be set: metadata names that begin with {RESERVED_PREFIX!r} are reserved for the service.",
                 hint="Choose another name.",
                 fields={"field": "metadata", "name": name[:64]},
             )
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Refuse metadata that is not text or beyond its size.
+    """Refuse metadata that is not text or too large.
 
     Raises:
-        InvalidRequestError: It is.
+        InvalidRequestError: The metadata is not text or too large.
     """
     for name in metadata:
         if (length := len(check_text("metadata", name))) > MAX_METADATA_NAME_BYTES:
             raise InvalidRequestError(
-                f"A name in the metadata, {name[:32]!r}..., has {length} bytes; {MAX_METADATA_NAME_BYTES} are allowed.",
-                hint="Use short names, and put what is long into the value.",
+                f"The metadata name {name[:32]!r}... has {length} bytes; {MAX_METADATA_NAME_BYTES} are allowed.",
+                hint="Use a short name and put long text into the value.",
                 fields={"field": "metadata"},
             )
     size = sum(len(check_text("metadata", name)) + len(check_text("metadata", value)) for name, value in metadata.items())
     if len(metadata) > MAX_METADATA_ENTRIES or size > MAX_METADATA_BYTES:
         raise InvalidRequestError(
-            f"The metadata has {len(metadata)} entries and {size} bytes; {MAX_METADATA_ENTRIES} and {MAX_METADATA_BYTES} are allowed.",
-            hint="Keep large values elsewhere and put a reference into the metadata.",
+            f"The metadata has {len(metadata)} entries and {size} bytes; {MAX_METADATA_ENTRIES} entries and {MAX_METADATA_BYTES} bytes are allowed.",
+            hint="Store large values elsewhere and put references into the metadata.",
             fields={"field": "metadata"},
         )
 
 
-def resolve_isolation(asked: str, rules: AdmissionPolicy, available: Collection[str]) -> str:
-    """The driver that a request gets.
+def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collection[str]) -> str:
+    """Return the name of the driver for a request.
 
     Args:
-        asked: ``auto`` or a kind of isolation.
-        rules: What the operator allows.
-        available: Drivers that this service has.
+        requested: ``auto`` or the name of an isolation.
+        policy: Policy of the operator.
+        available: Names of the drivers of this service.
 
     Raises:
-        InvalidRequestError: No such kind.
-        ForbiddenError: The operator does not allow it.
-        UnsupportedError: It is allowed, but this version has no driver for it.
+        InvalidRequestError: The isolation does not exist.
+        ForbiddenError: The operator does not allow the isolation.
+        UnsupportedError: The isolation is allowed, but this version has no driver for it.
     """
-    if asked != AUTO and asked not in ISOLATIONS:
+    if requested != AUTO and requested not in ISOLATIONS:
         raise InvalidRequestError(
-            f"There is no isolation {asked[:50]!r}.",
-            hint=f"Leave it out, or use one of: {', '.join(rules.isolation_allowed)}.",
+            f"The isolation {requested[:50]!r} does not exist.",
+            hint=f"Omit `isolation`, or use one of: {', '.join(policy.isolation_allowed)}.",
             fields={"field": "isolation"},
         )
-    chosen = rules.isolation_default if asked == AUTO else asked
-    if chosen not in rules.isolation_allowed:
+    name = policy.isolation_default if requested == AUTO else requested
+    if name not in policy.isolation_allowed:
         raise ForbiddenError(
-            f"Isolation {chosen!r} is not allowed on this service.",
+            f"Isolation {name!r} is not allowed on this service.",
             code=ErrorCode.FORBIDDEN,
-            hint=f"Its operator allows: {', '.join(rules.isolation_allowed)}.",
+            hint=f"Use one of: {', '.join(policy.isolation_allowed)}." if policy.isolation_allowed else "Ask the operator to allow an isolation.",
             fields={"field": "isolation"},
         )
-    if chosen not in available:
+    if name not in available:
         raise UnsupportedError(
-            f"This version of Sandlot has no driver for isolation {chosen!r}.",
+            f"This version of Sandlot has no driver for isolation {name!r}.",
             code=ErrorCode.UNSUPPORTED,
-            hint=f"It has: {', '.join(available)}.",
+            hint=f"Use one of: {', '.join(available)}.",
             fields={"field": "isolation"},
         )
-    return chosen
+    return name
 
 
-def same_isolation(asked: str, source: str) -> str:
-    """The isolation of what goes on from a snapshot or a fork.
+def same_isolation(requested: str, source: str) -> str:
+    """Return the isolation of a snapshot or fork for a request that names an isolation.
+
+    Args:
+        requested: Isolation of the request.
+        source: Isolation of the snapshot or of the parent.
 
     Raises:
-        InvalidRequestError: Another one was asked for.
+        InvalidRequestError: The request names another isolation.
     """
-    if asked != source:
+    if requested != source:
         raise InvalidRequestError(
-            f"The snapshot was taken with isolation {source!r}; it cannot go on with {asked[:64]!r}.",
-            hint="Leave isolation out.",
+            f"The snapshot was taken with isolation {source!r} and cannot be started with {requested[:64]!r}.",
+            hint="Omit `isolation`.",
             fields={"field": "isolation"},
         )
     return source
 
 
-def resolve_network(asked: str) -> Network:
-    """The network policy that a request gets.
+def resolve_network(requested: str) -> Network:
+    """Return the network policy of a request.
 
     Raises:
-        UnsupportedError: It is not enforced yet, so it is refused.
-        InvalidRequestError: No such policy.
+        UnsupportedError: The policy is not enforced yet.
+        InvalidRequestError: The policy does not exist.
     """
-    if asked in LATER_NETWORKS:
+    if requested in UNSUPPORTED_NETWORKS:
         raise UnsupportedError(
-            f"Network policy {asked!r} comes with the egress proxy, which this version does not have: it is refused rather than ignored.",
+            f"Network policy {requested!r} needs the egress proxy, which this version does not have.",
             code=ErrorCode.UNSUPPORTED,
-            hint="Leave it out: with 'packages' pip, npm and apt-get work. Bring what else the code needs in as files.",
+            hint="Omit `network`, which allows pip, npm and apt-get, and upload other data as files.",
             fields={"field": "network"},
         )
     try:
-        return Network(asked)
+        return Network(requested)
     except ValueError:
         raise InvalidRequestError(
-            f"There is no network policy {asked[:50]!r}.", hint="Leave it out, or use 'packages' or 'none'.", fields={"field": "network"}
+            f"The network policy {requested[:50]!r} does not exist.", hint="Omit `network`, or use 'packages' or 'none'.", fields={"field": "network"}
         ) from None
 
 
-def check_host(can: Capabilities, *, volumes: bool = False) -> None:
-    """Refuse to create where the driver cannot keep what is promised.
+def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
+    """Refuse to create a sandbox whose limits or volumes the driver cannot provide on this host.
 
     Args:
-        can: What it can do.
-        volumes: Whether the sandbox is to have some.
+        capabilities: Capabilities of the driver.
+        volumes: True if the sandbox has volumes.
 
     Raises:
-        HostError: It cannot boot, or cannot enforce one of the limits; the message says why and what to do.
-        UnsupportedError: It cannot attach volumes.
+        HostError: The driver cannot boot sandboxes or cannot enforce a limit. The message gives the reason and the fix.
+        UnsupportedError: The driver cannot attach volumes.
     """
-    for ability in _NEEDED:
-        if not can.can(ability):
-            what = "start sandboxes" if ability is DriverCapability.BOOT else f"enforce the {ability.removeprefix('limit.')} limit"
+    for required in _REQUIRED:
+        if not capabilities.can(required):
+            action = "start sandboxes" if required is DriverCapability.BOOT else f"enforce the {required.removeprefix('limit.')} limit"
             raise HostError(
-                f"The {can.driver} driver cannot {what} on this host: {can.why_not(ability)}",
+                f"The {capabilities.driver} driver cannot {action} on this host: {capabilities.why_not(required)}",
                 code=ErrorCode.HOST_NOT_READY,
-                hint="'sandlot doctor' checks the host and names every fix.",
-                fields={"ability": str(ability)},
+                hint="Run 'sandlot doctor' to check the host.",
+                fields={"ability": str(required)},
             )
-    if volumes and not can.can(DriverCapability.VOLUMES):
+    if volumes and not capabilities.can(DriverCapability.VOLUMES):
         raise UnsupportedError(
-            f"The {can.driver} driver has no volumes on this host: {can.why_not(DriverCapability.VOLUMES)}",
+            f"The {capabilities.driver} driver has no volumes on this host: {capabilities.why_not(DriverCapability.VOLUMES)}",
             code=ErrorCode.UNSUPPORTED,
-            hint="Leave volumes out.",
+            hint="Omit `volumes`.",
             fields={"field": "volumes"},
         )
 
 
-def check_room(live: int, waiting: int, rules: AdmissionPolicy) -> None:
-    """Refuse to create where there is no room.
+def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
+    """Refuse to create a sandbox beyond the numbers that the operator allows.
 
     Args:
-        live: Sandboxes that exist, creating and half removed ones included.
-        waiting: Creates that wait for their turn.
-        rules: The operator's bounds.
+        live: Number of sandboxes, including those that are being created or removed.
+        waiting: Number of creates that wait for a start slot.
+        policy: Policy of the operator.
 
     Raises:
-        UnavailableError: ``busy``; the field ``retry_after_s`` says when to ask again.
+        UnavailableError: ``busy`` with ``retry_after_s``.
     """
-    if live >= rules.max_sandboxes:
+    if live >= policy.max_sandboxes:
         raise UnavailableError(
-            f"All {rules.max_sandboxes} sandboxes that this service may run are in use.",
+            f"{live} sandboxes exist; this service may have {policy.max_sandboxes}.",
             code=ErrorCode.BUSY,
-            hint="Kill one that is not needed, try again later, or raise SANDLOT_MAX_SANDBOXES.",
-            fields={"retry_after_s": BUSY_RETRY_AFTER_S, "max_sandboxes": rules.max_sandboxes},
+            hint="Kill a sandbox that is no longer needed, retry later, or raise SANDLOT_MAX_SANDBOXES.",
+            fields={"retry_after_s": BUSY_RETRY_AFTER_S, "max_sandboxes": policy.max_sandboxes},
         )
-    if waiting >= rules.max_waiting:
+    if waiting >= policy.max_waiting:
         raise UnavailableError(
-            f"{waiting} sandboxes are waiting to be created already.",
+            f"{waiting} sandboxes are waiting to be started.",
             code=ErrorCode.BUSY,
-            hint="Try again in a few seconds.",
+            hint="Retry in a few seconds.",
             fields={"retry_after_s": BUSY_RETRY_AFTER_S},
         )

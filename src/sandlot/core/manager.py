@@ -15,8 +15,9 @@ import asyncio
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import structlog
 
@@ -39,7 +40,8 @@ from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.drivers import Supply
 from sandlot.core.node.reservations import NodeCapacity, Reservations
 from sandlot.core.operations import Work
-from sandlot.core.pools.manager import Pooling, PoolManager
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.models import PoolConfig
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, Templates
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -51,7 +53,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Driver, Exit, ExitReason, HostReading, Resources
-from sandlot.model.states import SETTLEMENT, Settlement
+from sandlot.model.states import LIFECYCLE, Recovery
 
 CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
@@ -75,7 +77,10 @@ class SandboxManager(SandboxRegistry):
         images: Where what is hibernated is.
         injects: Finds files of the file store that are to be in a new sandbox.
         packages: Package indexes for those inside; None is none.
-        pooling: What is made before anybody asks.
+        pool_configs: Shared pools that the settings name.
+        cache_dir: Cache directory with the template snapshots.
+        data_dir: Data directory with ``pools.json``.
+        version: Version of Sandlot.
         principal_of: Whoever has a key of that id, where nobody asks: for what wakes by itself, or waits in a pool; None where it was revoked.
         volumes: What they may have; None is nothing.
     """
@@ -93,7 +98,10 @@ class SandboxManager(SandboxRegistry):
         buffers: BufferBudget,
         recorder: SandboxRecorder,
         images: MemoryImages,
-        pooling: Pooling,
+        pool_configs: Iterable[PoolConfig],
+        cache_dir: Path,
+        data_dir: Path,
+        version: str,
         injects: Injects | None = None,
         packages: PackageIndex | None = None,
         principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
@@ -107,19 +115,22 @@ class SandboxManager(SandboxRegistry):
         self.supply = self._supply = Supply(drivers, templates)
         """What sandboxes are made of."""
         self._greet, self._rules = greet, rules
-        self._reservations = Reservations(read_host, rules.shares, clock)
+        self._reservations = Reservations(read_host, rules.overcommit, clock)
         self._images = images
         self._turns = asyncio.Semaphore(rules.max_creates)
         self.pools = PoolManager(
-            pooling,
+            configs=pool_configs,
+            cache_dir=cache_dir,
+            data_dir=data_dir,
+            version=version,
             supply=self._supply,
             reservations=self._reservations,
-            rules=rules,
-            greet=greet,
+            policy=rules,
+            link_factory=greet,
             clock=clock,
             new_id=new_id,
             metrics=recorder.metrics,
-            busy=self._turns.locked,
+            start_slots=self._turns,
             owners=PoolOwners(principal_of, lambda owner: [sandbox.counted_limits for sandbox in self._of(owner)]),
         )
         self.scheduler = self._scheduler = Scheduler(
@@ -152,7 +163,7 @@ class SandboxManager(SandboxRegistry):
             self._remember(self._revived(record))
         kept: set[str] = set()
         for record in await self._recorder.unfinished():
-            if SETTLEMENT[record.state] is Settlement.REMOVE or record.ref is None:
+            if LIFECYCLE[record.state].recovery is Recovery.REMOVE or record.ref is None:
                 expired = record.expires_at is not None and record.expires_at <= self._clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
             elif record.spec.isolation not in self._supply.drivers:
@@ -272,7 +283,7 @@ class SandboxManager(SandboxRegistry):
             can=lambda ability: self._supply.able(sandbox.spec.isolation, ability),
             base=self._supply.base_of,
             start=start,
-            prepare=functools.partial(self.pools.take_prepared, sandbox.spec.isolation),
+            prepare=functools.partial(self.pools.prepare, sandbox.spec.isolation),
             greet=self._greet,
             clock=self._clock,
             disposer=self._disposer,
@@ -281,7 +292,7 @@ class SandboxManager(SandboxRegistry):
             images=self._images,
             claim=lambda one: self._scheduler.readmit(one, self.live),
             rested=self._rested,
-            keep_resting_s=self._rules.keep_resting_s,
+            keep_resting_s=self._rules.max_suspended_s,
             inject=inject,
             promised=self._promised,
             services=self._services,

@@ -37,7 +37,7 @@ from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import Limits, SandboxSpec
-from sandlot.model.states import State, is_terminal, may_follow
+from sandlot.model.states import State, can_follow, is_terminal
 
 if TYPE_CHECKING:
     from sandlot.core.execution.stdin import StdinWriter
@@ -296,7 +296,7 @@ class Sandbox:
         Raises:
             InternalError: The table does not allow it.
         """
-        if not may_follow(self.state, state):
+        if not can_follow(self.state, state):
             raise InternalError(f"Sandbox {self.id} cannot go from {self.state} to {state}.")
         self.state = state
         if state in _AWAY:

@@ -20,6 +20,7 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.drivers import Supply
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.starts import WarmStart
 from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
@@ -140,7 +141,7 @@ class Scheduler:
             admission.check_room(len(sandboxes), waiting, self._rules)
 
         pools = self._pools if source is None and (not mounts or can.can(DriverCapability.CONFIGURE_VOLUMES)) else None
-        waits = pools is not None and pools.waits(template, isolation, params.limits, principal.owner)
+        waits = pools is not None and pools.has_warm(PoolSpec(template, isolation, params.limits), principal.owner)
         reading = None if waits else await self._reservations.read_host()  # what waits has its room, and need not be looked for
         check(reading)
         if not waits:
@@ -165,7 +166,7 @@ class Scheduler:
         )
         start = boot if source is None else source.start
         if pools is not None:
-            start = pools.choose(spec, principal.owner)
+            start = pools.choose_start(spec, principal.owner)
         if isinstance(start, WarmStart):
             spec = replace(spec, id=start.member.id)  # it is called so already, where a name cannot be changed
         sandbox = Sandbox(
@@ -178,7 +179,7 @@ class Scheduler:
             idle_timeout_s=params.idle_timeout_s,
         )
         if isinstance(start, WarmStart):
-            self._reservations.transfer(start.member.holder, sandbox.id, takes)
+            self._reservations.transfer(start.member.reservation_key, sandbox.id, takes)
         else:
             reading = reading or await self._reservations.read_host()
             self._mounts(params, principal)  # one may have been deleted meanwhile

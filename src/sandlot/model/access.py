@@ -1,40 +1,40 @@
-"""Who asks, and how much they may take.
+"""Principals of requests, and the quotas of API keys.
 
-Laws:
-- Everything that a request makes belongs to the owner who asked for it; an owner is an API key, or the machine's operator.
-- Nobody but its owner and an operator learns that something exists: to all others it is not found.
+Invariants:
+- Everything that a request creates belongs to the principal's owner. An owner is an API key or the operator of the machine.
+- Only the owner and operators can see that something exists. For all other principals it is not found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
 OwnerId = NewType("OwnerId", str)
-"""A key's id (12 hexadecimal digits), or ``local``."""
+"""Id of an API key (12 hexadecimal digits), or ``local``."""
 
-LOCAL = OwnerId("local")
-"""Whoever reaches the unix socket: root, or the user that the service runs as."""
+LOCAL: Final = OwnerId("local")
+"""Owner for clients of the Unix socket: root, or the user that the service runs as."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one key may take; None is no bound but the node's own.
+    """Quota of an API key. None: no limit but those of the node.
 
     Args:
-        sandboxes: Live ones at once.
-        lifetime_s: Of one sandbox: the longest timeout that it may have; a persistent one has none, so it is refused under any bound.
-        cpus: Of all live sandboxes together.
-        memory_bytes: The same.
-        disk_bytes: The same.
-        upload_bytes: One uploaded file.
-        executions_per_month: Runs of code and commands that are begun in one calendar month (UTC).
-        snapshots: How many are kept, those that are being made included.
-        snapshot_bytes: What they take on the disk together.
-        volumes: How many there are.
-        volume_bytes: What may be written to them together.
-        pools: How many there are of its own; what waits in them takes of the sums above what live sandboxes leave.
-        installs: Whether ``install`` opens the package index to a sandbox of network ``none``, for as long as it runs.
+        sandboxes: Largest number of live sandboxes.
+        lifetime_s: Longest timeout of a sandbox, in seconds. Persistent sandboxes are refused, because they have no timeout.
+        cpus: Cores of all live sandboxes together.
+        memory_bytes: Memory of all live sandboxes together.
+        disk_bytes: Disk space of all live sandboxes together.
+        upload_bytes: Largest size of an uploaded file.
+        executions_per_month: Executions of code and commands that begin in one calendar month (UTC).
+        snapshots: Largest number of snapshots, unfinished ones included.
+        snapshot_bytes: Disk space of all snapshots together.
+        volumes: Largest number of volumes.
+        volume_bytes: Size of all volumes together.
+        pools: Largest number of private pools. Their warm sandboxes use the part of the sums above that live sandboxes leave.
+        installs: True if ``install`` may open the package indexes to a sandbox of network ``none`` while it runs.
     """
 
     sandboxes: int | None = 50
@@ -52,19 +52,19 @@ class Quota:
     installs: bool = True
 
 
-UNBOUNDED = Quota(sandboxes=None, pools=None)
-"""An operator's: the node's own bounds are all that hold."""
+UNBOUNDED: Final = Quota(sandboxes=None, pools=None)
+"""Quota of operators: only the limits of the node apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks.
+    """Identity of the caller of a request.
 
     Args:
-        owner: What is made belongs to it.
-        name: For people; a key's name.
-        operator: Whether it sees everybody's, and may make and revoke keys.
-        quota: What it may take.
+        owner: Owner of everything that the request creates.
+        name: Name for people; the name of the API key.
+        operator: True if the principal sees the resources of all owners and may create and revoke API keys.
+        quota: Quota of the owner.
     """
 
     owner: OwnerId
@@ -73,8 +73,9 @@ class Principal:
     quota: Quota = field(default_factory=Quota)
 
     def sees(self, owner: OwnerId) -> bool:
-        """Whether what belongs to that owner exists for this one."""
+        """Return whether the principal may see the resources of an owner."""
         return self.operator or owner == self.owner
 
 
-OPERATOR = Principal(owner=LOCAL, name="operator", operator=True, quota=UNBOUNDED)
+OPERATOR: Final = Principal(owner=LOCAL, name="operator", operator=True, quota=UNBOUNDED)
+"""Principal of clients of the Unix socket."""

@@ -1,10 +1,10 @@
-"""Identifiers: fixed length, DNS-label safe, and carrying the node that made them.
+"""Ids of sandboxes, nodes, snapshots, volumes, files, webhooks, processes and contexts.
 
-Laws:
-- A sandbox id is ``sb-NNNN-RRRRRRRRRRRRRRRR``: 4 characters of node, 16 random ones (80 bits), always 24 long.
+Invariants:
+- A sandbox id is ``sb-NNNN-RRRRRRRRRRRRRRRR``: 4 characters of the node and 16 random characters (80 bits), always 24 characters long.
   runsc matches ids by prefix, so ids of one kind never differ in length.
-- The alphabet is lower-case base 32 without padding (RFC 4648), safe in host names, paths and cgroup names.
-- Randomness comes from the caller's ``IdSource``, so that tests are repeatable.
+- The alphabet is lower-case base 32 without padding (RFC 4648), which is valid in DNS labels, paths and cgroup names.
+- Random bytes come from the caller's ``IdSource``, so that tests are repeatable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ProcessId = NewType("ProcessId", str)
 """32 hexadecimal digits: the request id (16 bytes) of the call that started the process or cell."""
 
 IdSource = Callable[[int], bytes]
-"""Gives that many random bytes; :func:`secrets.token_bytes` outside tests."""
+"""Function that returns a number of random bytes; :func:`secrets.token_bytes` outside of tests."""
 
 NODE_CHARS = 4
 RANDOM_CHARS = 16
@@ -51,45 +51,45 @@ def _characters(count: int, source: IdSource) -> str:
 
 
 def new_node_id(source: IdSource = secrets.token_bytes) -> NodeId:
-    """A node id (4 characters), made once for every state directory."""
+    """Create a node id of 4 characters. Each state directory gets one."""
     return NodeId(_characters(NODE_CHARS, source))
 
 
 def new_sandbox_id(node: NodeId, source: IdSource = secrets.token_bytes) -> SandboxId:
-    """A sandbox id of this node, 24 characters."""
+    """Create a sandbox id of 24 characters."""
     return SandboxId(f"sb-{node}-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_snapshot_id(node: NodeId, source: IdSource = secrets.token_bytes) -> SnapshotId:
-    """A snapshot id of this node, 26 characters."""
+    """Create a snapshot id of 26 characters."""
     return SnapshotId(f"snap-{node}-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_volume_id(node: NodeId, source: IdSource = secrets.token_bytes) -> VolumeId:
-    """A volume id of this node, 25 characters."""
+    """Create a volume id of 25 characters."""
     return VolumeId(f"vol-{node}-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_file_id(source: IdSource = secrets.token_bytes) -> FileId:
-    """An id of a file of the file store, 21 characters."""
+    """Create the id of a stored file, 21 characters."""
     return FileId(f"file-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_webhook_id(source: IdSource = secrets.token_bytes) -> WebhookId:
-    """An id of a webhook, 19 characters."""
+    """Create a webhook id of 19 characters."""
     return WebhookId(f"wh-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:
-    """A process id: 16 random bytes in hexadecimal, which is also the request id on the link."""
+    """Create a process id: 16 random bytes in hexadecimal. It is also the request id on the link."""
     return ProcessId(source(16).hex())
 
 
 def new_context_id(source: IdSource = secrets.token_bytes) -> str:
-    """An id of a context: ``ctx-`` and 8 random bytes in hexadecimal."""
+    """Create a context id: ``ctx-`` and 8 random bytes in hexadecimal."""
     return f"ctx-{source(8).hex()}"
 
 
 def node_of(sandbox: SandboxId) -> NodeId:
-    """The node that a sandbox lives on."""
+    """Return the node that created a sandbox id."""
     return NodeId(sandbox[3 : 3 + NODE_CHARS])

@@ -1,11 +1,10 @@
-"""The isolation seam: what only a driver can do. Exec and files are the guest's, so every driver behaves the same.
+"""The seam of isolation: what only a driver can do. Processes and files are the guest's work, so they behave the same with every driver.
 
-Laws:
-- Every optional ability is a pair: a probe, and a method whose precondition is that probe. A yes never changes while the
-  service runs; a no may become a yes once the host was mended. A method called without its ability raises
-  ``UnsupportedError``.
+Invariants:
+- Each optional capability has a probe and a method that needs it. While the service runs, a capability never disappears, but a missing one may appear
+  after the host was repaired. A method that is called without its capability raises ``UnsupportedError``.
 - ``destroy`` is idempotent and complete: no process, mount, loop device, cgroup or file of the sandbox is left.
-- ``sweep`` touches only what carries this state directory's node id.
+- ``sweep`` changes only what carries the node id of this state directory.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 
 class DriverCapability(StrEnum):
-    """What a driver may or may not be able to do on this host."""
+    """Optional capability of a driver on this host."""
 
     BOOT = "boot"
     LIMIT_MEMORY = "limit.memory"
@@ -29,7 +28,7 @@ class DriverCapability(StrEnum):
     LIMIT_PIDS = "limit.pids"
     LIMIT_DISK = "limit.disk"
     SHOW_LIMITS = "limit.shown"
-    """What programs inside read of the machine's memory (MemTotal) is their limit, not the host's."""
+    """Programs inside see the sandbox's memory limit as the memory of the machine (MemTotal), not the host's memory."""
     PAUSE = "pause"
     SNAPSHOT = "snapshot"
     CONFIGURE_MEMORY = "configure.memory"
@@ -43,7 +42,12 @@ class DriverCapability(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One answer of a probe: yes, or no and why (with the fix, for a person)."""
+    """Result of one probe.
+
+    Args:
+        ok: True if the capability is available.
+        reason: Reason and fix for people, if the capability is missing.
+    """
 
     ok: bool
     reason: str = ""
@@ -51,42 +55,52 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a driver can do here, found by doing it; an ability that is absent is a no."""
+    """Capabilities of a driver on this host, found by trying them.
+
+    Args:
+        driver: Name of the driver.
+        runtime: Version of the runtime, for people.
+        abilities: Capability -> result of its probe. A capability without a result is missing.
+    """
 
     driver: str
     runtime: str
-    """Version text of the runtime, for people."""
     abilities: Mapping[DriverCapability, ProbeResult]
 
     def can(self, ability: DriverCapability) -> bool:
-        """Whether the ability is there."""
-        verdict = self.abilities.get(ability)
-        return verdict is not None and verdict.ok
+        """Return whether a capability is available."""
+        result = self.abilities.get(ability)
+        return result is not None and result.ok
 
     def why_not(self, ability: DriverCapability) -> str:
-        """Why it is not."""
-        verdict = self.abilities.get(ability)
-        return verdict.reason if verdict is not None else f"the {self.driver} driver has no such ability"
+        """Return the reason why a capability is missing."""
+        result = self.abilities.get(ability)
+        return f"the {self.driver} driver does not support {ability}" if result is None else result.reason
 
 
 class ExitReason(StrEnum):
-    """Why a sandbox ended."""
+    """Reason why a sandbox ended."""
 
     EXITED = "exited"
-    """The guest ended by itself: asked to, or its deadline passed."""
+    """The guest ended on request or at its deadline."""
     OOM = "oom"
-    """The memory limit."""
+    """The sandbox exceeded its memory limit."""
     DISK = "disk"
-    """The disk limit took the sandbox itself down (a full disk inside is an ordinary ENOSPC)."""
+    """The disk limit ended the sandbox itself. A full disk inside the sandbox is an ordinary ENOSPC."""
     KILLED = "killed"
-    """``destroy`` was called, or somebody sent the runtime a signal."""
+    """``destroy`` was called, or the runtime received a signal."""
     CRASHED = "crashed"
     """The runtime failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a sandbox ended."""
+    """End of a sandbox.
+
+    Args:
+        reason: Reason of the end.
+        detail: Details for people; may be empty.
+    """
 
     reason: ExitReason
     detail: str = ""
@@ -94,15 +108,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a sandbox has used; from its cgroup and its disk.
+    """Resources that a sandbox has used, from its cgroup and its disk.
 
     Args:
         cpu_s: Seconds of processor time.
-        memory_bytes: What it holds now, without the page cache that the kernel can drop at once.
-        memory_peak_bytes: The most that it ever held.
-        pids: Tasks of the host, the runtime's own included. What ``Limits.pids`` counts, the guest knows.
-        disk_bytes: What was written on top of the image.
-        oom_kills: How many of its tasks the host's kernel killed for the memory limit.
+        memory_bytes: Memory in use now, without the page cache that the kernel can drop at once.
+        memory_peak_bytes: Largest memory use so far.
+        pids: Tasks of the host, including those of the runtime. The guest knows the number that ``Limits.pids`` limits.
+        disk_bytes: Bytes written on top of the root file system.
+        oom_kills: Tasks of the sandbox that the host's kernel killed because of the memory limit.
     """
 
     cpu_s: float
@@ -115,11 +129,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """An amount of what a host has.
+    """An amount of a host's resources.
 
     Args:
         memory_bytes: Memory.
-        disk_bytes: Space where the state directory is.
+        disk_bytes: Disk space in the file system of the state directory.
         pids: Tasks of the host: processes and threads.
     """
 
@@ -149,10 +163,10 @@ class Attachment:
     """A volume that is mounted on the host, for one sandbox.
 
     Args:
-        slot: Which of the sandbox's volumes it is, from 0.
-        source: Where it is on the host.
-        path: Where it is to be inside.
-        read_only: Whether nothing can be written to it.
+        slot: Slot of the sandbox that the volume has, from 0.
+        source: Mount point on the host.
+        path: Path inside the sandbox.
+        read_only: True if the sandbox cannot write to the volume.
     """
 
     slot: int
@@ -163,15 +177,15 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to change on a live sandbox; None stays as it is. Each field has an ability of its own.
+    """A change of a live sandbox. None keeps a value. Each field needs its own capability.
 
     Args:
         memory_bytes: Memory of the whole sandbox.
         cpus: Cores.
-        pids: Processes and threads. The guest is told by itself (``Link.set_limits``): a driver moves the host's backstop only.
-        disk_bytes: What may be written on top of the image.
-        volumes: What is attached to it; what is so already stays.
-        without: Slots whose volumes are detached: refused while anything inside holds anything of one of them; what is so already is done.
+        pids: Processes and threads. The driver changes only the host's limit; ``Link.set_limits`` changes the guest's.
+        disk_bytes: Bytes that may be written on top of the root file system.
+        volumes: Volumes to attach. Volumes that are attached already stay.
+        without: Slots whose volumes are detached. The change is refused while a process inside uses one of them. Empty slots are ignored.
     """
 
     memory_bytes: int | None = None
@@ -182,15 +196,18 @@ class Change:
     without: tuple[int, ...] = ()
 
     def over(self, limits: Limits) -> Limits:
-        """What a sandbox of these limits has after the change.
+        """Return the limits of a sandbox after the change.
+
+        Args:
+            limits: Limits before the change.
 
         Raises:
-            InvalidRequestError: That is out of bounds.
+            InvalidRequestError: A new limit is out of range.
         """
         return replace(limits, **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
 
     def needs(self, limits: Limits) -> tuple[DriverCapability, ...]:
-        """What a driver must be able to do for it; a field that is so already needs nothing."""
+        """Return the capabilities that the change needs. A value that stays the same needs none."""
         after = self.over(limits)
         volumes = (DriverCapability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
         return (*(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
@@ -207,120 +224,127 @@ _FIELDS: Mapping[str, DriverCapability] = MappingProxyType(
 
 
 class ByteStream(Protocol):
-    """The host's end of the link to one guest. One task receives, one task sends."""
+    """The host's end of the byte stream to one guest. One task receives, one task sends."""
 
     async def receive(self, max_bytes: int) -> bytes:
-        """The next bytes, at least one; ``b""`` once the far side is gone."""
+        """Return the next bytes, at least one. Return ``b""`` when the other end is closed."""
         ...
 
     def try_send(self, frame: bytes) -> bool:
-        """Write one frame of at most 4,096 bytes whole, or nothing (False): never blocks, never splits.
+        """Write one frame of at most 4,096 bytes without blocking. Return False if nothing was written; a frame is never split.
 
         Raises:
-            BrokenPipeError: The far side is gone.
+            BrokenPipeError: The other end is closed.
         """
         ...
 
     async def wait_writable(self) -> None:
-        """Return when :meth:`try_send` may succeed again, or the far side is gone."""
+        """Return when :meth:`try_send` may succeed again, or the other end is closed."""
         ...
 
     async def aclose(self) -> None:
-        """Close this end; the guest stays. Idempotent."""
+        """Close this end. The guest keeps running. Idempotent."""
         ...
 
 
 class Instance(Protocol):
-    """One live sandbox."""
+    """One live sandbox.
+
+    Attributes:
+        ref: Reference with which a later service can adopt the sandbox.
+    """
 
     ref: str
 
     @property
     def limits(self) -> Limits:
-        """What it may use now; of one that was adopted, what a change came to that a service was killed in."""
+        """Current limits. If a service was killed during a change, an adopted sandbox has the limits in which the change resulted."""
         ...
 
     @property
     def hub(self) -> str | None:
-        """Where its volumes are inside, each in the folder of its slot's number, to be bound to its path by the guest; None where they are there."""
+        """Directory inside with the volumes, each in a folder named after its slot, from which the guest binds them to their paths.
+
+        None: the driver itself mounts the volumes at their paths.
+        """
         ...
 
     async def connect(self) -> ByteStream:
-        """A new byte stream to the guest; a stream opened before must be closed first."""
+        """Return a new byte stream to the guest. An earlier stream must be closed first."""
         ...
 
     async def configure(self, change: Change) -> None:
-        """Change a live sandbox: all of it, or nothing. Each field is a capability.
+        """Apply a change as a whole, or not at all. Each field of the change needs its own capability.
 
         Raises:
-            InvalidRequestError: Out of bounds.
-            UnsupportedError: One of them cannot be changed here; says why.
-            ConflictError: It uses more than it would be allowed, or a volume is in use, or it is paused.
-            SandboxEndedError: It has ended.
+            InvalidRequestError: A value is out of range.
+            UnsupportedError: A value cannot be changed on this host; the message gives the reason.
+            ConflictError: The sandbox uses more than the new limit, uses a volume that would be detached, or is paused.
+            SandboxEndedError: The sandbox has ended.
         """
         ...
 
     async def pause(self) -> None:
-        """Freeze every process of it; a capability."""
+        """Freeze all processes of the sandbox. Needs a capability."""
         ...
 
     async def resume(self) -> None:
-        """Thaw it."""
+        """Thaw all processes of the sandbox."""
         ...
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Write memory and files, the runtime's build and what else a restore needs known with them; a capability.
+        """Write memory and files to disk, with the build of the runtime and everything else that a restore needs. Needs a capability.
 
         Args:
-            into: A folder that does not exist, below the state or the cache directory: it appears whole, or not at all.
-            keep_running: Whether the sandbox goes on, after a moment in which it stands still; otherwise it has ended on return, and
-                ``destroy`` is still owed.
-            durable: Whether it is on the disk for good on return, and survives a loss of power.
+            into: Folder that does not exist, below the state or the cache directory. It appears as a whole, or not at all.
+            keep_running: True: the sandbox continues after a short pause. False: the sandbox has ended on return, and ``destroy`` must still
+                be called.
+            durable: True if the snapshot must survive a loss of power from the return on.
 
         Returns:
-            Bytes that it takes on the disk.
+            Size of the snapshot on disk, in bytes.
 
         Raises:
-            UnsupportedError: Not with this driver; says why.
-            LimitError: ``disk_full``: the host's disk is. The sandbox goes on as before.
-            HostError: It could not be written: the runtime failed. Likewise.
-            SandboxEndedError: It has ended.
+            UnsupportedError: The driver has no snapshots; the message gives the reason.
+            LimitError: ``disk_full``: the disk of the host is full. The sandbox continues.
+            HostError: The runtime failed to write the snapshot. The sandbox continues.
+            SandboxEndedError: The sandbox has ended.
         """
         ...
 
     async def usage(self) -> Usage:
-        """What it has used so far."""
+        """Return the resources that the sandbox has used so far."""
         ...
 
     async def wait(self) -> Exit:
-        """Return when it has ended, however. Any number of callers."""
+        """Wait for the end of the sandbox and return how it ended. Any number of callers may wait."""
         ...
 
     async def destroy(self) -> None:
-        """End it and remove every trace. Idempotent."""
+        """End the sandbox and remove everything that it has on the host. Idempotent."""
         ...
 
 
 class PreparedSandbox(Protocol):
-    """Prepared, nothing running: root file system, cgroup, disk, link."""
+    """A prepared sandbox: root file system, cgroup, disk and link exist, and nothing runs."""
 
     async def warm(self) -> None:
-        """Start the runtime's own processes with nothing in them, frozen, so that :meth:`restore` has less to do. Idempotent.
+        """Start the runtime's own processes, empty and frozen, so that :meth:`restore` has less to do. Idempotent.
 
         Raises:
-            UnsupportedError: Not with this driver.
+            UnsupportedError: The driver cannot start them in advance.
             HostError: The runtime could not start them.
-            SandboxEndedError: It was destroyed.
+            SandboxEndedError: The sandbox was destroyed.
         """
         ...
 
     async def attach(self, volumes: Sequence[Attachment]) -> None:
-        """Let it have volumes, each in a slot that has none, before it is booted or restored; a capability.
+        """Attach volumes to free slots, before the sandbox is booted or restored. Needs a capability.
 
         Raises:
-            UnsupportedError: Not with this driver.
-            HostError: The host refused; says why.
-            SandboxEndedError: It was destroyed.
+            UnsupportedError: The driver cannot attach volumes.
+            HostError: The host refused; the message gives the reason.
+            SandboxEndedError: The sandbox was destroyed.
         """
         ...
 
@@ -329,60 +353,66 @@ class PreparedSandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
-        """Start from a snapshot, as often as one likes: what it was taken of goes on, asleep until its guest is woken; a capability.
+        """Start the sandbox from a snapshot, which can be used any number of times. Needs a capability.
+
+        Processes continue where the snapshot was taken, and the guest is quiesced until it is woken.
 
         Raises:
-            UnsupportedError: Not with this driver.
-            ConflictError: ``snapshot_unusable``: it was written for another root, other limits that show, or by another build of the
-                runtime than this blank's; says which.
-            HostError: The runtime could not.
-            SandboxEndedError: It was destroyed meanwhile.
+            UnsupportedError: The driver has no snapshots.
+            ConflictError: ``snapshot_unusable``: the snapshot was written for another root file system, for other limits that programs inside
+                see, or by another build of the runtime than this sandbox was prepared with. The message says which.
+            HostError: The runtime could not restore the snapshot.
+            SandboxEndedError: The sandbox was destroyed meanwhile.
         """
         ...
 
     async def destroy(self) -> None:
-        """Give everything back. Idempotent."""
+        """Remove everything that the prepared sandbox has on the host. Idempotent."""
         ...
 
 
 class Driver(Protocol):
-    """One way to isolate."""
+    """One kind of isolation.
+
+    Attributes:
+        name: Name of the driver, such as ``gvisor``.
+    """
 
     name: str
 
     def probe(self) -> Capabilities:
-        """What this driver can do on this host. May take a second the first time; call it off the event loop."""
+        """Return the capabilities of the driver on this host. The first call may take a second; call it in a thread."""
         ...
 
     def fingerprint(self) -> str:
-        """Everything that its snapshots depend on."""
+        """Return a text that changes with everything that the driver's snapshots depend on."""
         ...
 
     def max_resources(self, limits: Limits) -> Resources:
-        """The most that a sandbox of these limits can take of the host, its runtime and its keeper included. Pure."""
+        """Return the most that a sandbox of these limits can use of the host, including its runtime and its keeper process. Pure."""
         ...
 
     def restorable(self, snapshot: Path) -> ProbeResult:
-        """Whether a snapshot can be restored here: it is whole, and the build of the runtime that wrote it is at hand. Reads a small file."""
+        """Return whether a snapshot is complete and its build of the runtime is available on this host. Reads a small file."""
         ...
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
-        """Make a blank sandbox of this shape.
+        """Prepare a sandbox.
 
         Args:
-            shape: All that must be known before it is anyone's.
-            snapshot: What it is going to be restored from: the build of the runtime that wrote that is taken; None is the newest.
+            shape: Everything that must be known before the sandbox has an owner.
+            snapshot: Snapshot to restore later; the build of the runtime that wrote it is used. None: the newest build.
         """
         ...
 
     async def adopt(self, ref: str) -> Instance:
-        """Take over a live sandbox after the service restarted.
+        """Take over a live sandbox after a restart of the service.
 
         Raises:
-            NotFoundError: Nothing of that ref is alive.
+            NotFoundError: No sandbox with this reference is alive.
         """
         ...
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Remove everything of this node whose ref is not kept; how many were removed."""
+        """Remove everything of this node except the sandboxes with these references, and return the number of removed sandboxes."""
         ...

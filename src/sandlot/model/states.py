@@ -1,21 +1,26 @@
-"""The states of a sandbox, the only transitions between them, and what a start of the service makes of each.
+"""The lifecycle of a sandbox: its states, the allowed transitions, and the recovery of each state when the service starts.
 
-Laws:
-- A state ending in ``-ing`` is half done, and the work is the service's; it is recorded before its work begins, unless a start would make the same
-  of it as of the state before. All others last.
-- Whatever a service was doing when it was killed, the next one finds the state, and :data:`SETTLEMENT` says how it goes on.
-- ``docs/states.md`` is drawn from these tables by ``scripts/states.py``.
+Invariants:
+- In a transient state the service is working on the sandbox. Every other state lasts until a request, a timeout or the
+  end of the sandbox changes it.
+- A transient state is recorded before its work begins. There is one exception: nothing is written if the state that is
+  recorded already has the same recovery. For example, ``pausing`` is not written after ``running``: both are adopted.
+- Every state has one recovery, so a service that is killed at any moment leaves sandboxes that the next one can handle.
+- Names of transient states end in ``-ing``; ``running`` is the only lasting state whose name does.
+
+``Sandbox`` enforces :data:`LIFECYCLE`; ``scripts/states.py`` draws ``docs/states.md`` from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
 
 class State(StrEnum):
-    """Where a sandbox is in its life."""
+    """State of a sandbox."""
 
     CREATING = "creating"
     RUNNING = "running"
@@ -30,70 +35,67 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-#: state -> the states that may follow it.
-TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
-    {
-        State.CREATING: frozenset({State.RUNNING, State.STOPPING, State.FAILED}),
-        State.RUNNING: frozenset({State.PAUSING, State.SNAPSHOTTING, State.HIBERNATING, State.STOPPING, State.FAILED}),
-        State.PAUSING: frozenset({State.PAUSED, State.RUNNING, State.STOPPING, State.FAILED}),
-        State.PAUSED: frozenset({State.RUNNING, State.SNAPSHOTTING, State.HIBERNATING, State.STOPPING, State.FAILED}),
-        State.SNAPSHOTTING: frozenset({State.RUNNING, State.PAUSED, State.STOPPING, State.FAILED}),
-        State.HIBERNATING: frozenset({State.HIBERNATED, State.RUNNING, State.STOPPING, State.FAILED}),
-        State.HIBERNATED: frozenset({State.WAKING, State.STOPPING, State.FAILED}),
-        State.WAKING: frozenset({State.RUNNING, State.HIBERNATED, State.STOPPING, State.FAILED}),
-        State.STOPPING: frozenset({State.STOPPED, State.FAILED}),
-        State.STOPPED: frozenset(),
-        State.FAILED: frozenset(),
-    }
-)
-
-RESTING = frozenset({State.PAUSED, State.HIBERNATED})
-"""Nothing in it runs, and nothing of its timeout passes."""
-
-
-class Settlement(StrEnum):
-    """What the start of a service makes of a sandbox that an earlier one left in some state."""
+class Recovery(StrEnum):
+    """Action of a starting service on a sandbox that an earlier service left behind."""
 
     ADOPT = "adopt"
-    """Its instance is taken over; where there is none any more, it has ended."""
-    ADOPT_OR_SLEEP = "adopt or sleep"
-    """A live instance wins; without one it is what its image holds, so it sleeps."""
-    SLEEP = "sleep"
-    """Nothing of it lives, and nothing should: the next request wakes it."""
+    """Take over the live instance. If none is alive, record that the sandbox has ended."""
+    ADOPT_ELSE_HIBERNATED = "adopt, else hibernated"
+    """Take over the live instance. If none is alive, the sandbox is hibernated: its hibernation image is complete."""
+    STAY_HIBERNATED = "stay hibernated"
+    """Do nothing. The next request wakes the sandbox from its hibernation image."""
     REMOVE = "remove"
-    """What there is of it is removed: nobody was told of it, or it was to end."""
+    """Remove everything that is left. Either no client has received the sandbox's id, or the sandbox was being stopped."""
     NOTHING = "nothing"
-    """It has ended."""
+    """The sandbox has ended."""
 
 
-#: state -> what a start makes of it.
-SETTLEMENT: Mapping[State, Settlement] = MappingProxyType(
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of :data:`LIFECYCLE`.
+
+    Args:
+        successors: States that may follow; none after the end.
+        recovery: Action of a starting service.
+        transient: True if the service is working on the sandbox in this state.
+    """
+
+    successors: tuple[State, ...]
+    recovery: Recovery
+    transient: bool = False
+
+
+LIFECYCLE: Mapping[State, Rule] = MappingProxyType(
     {
-        State.CREATING: Settlement.REMOVE,
-        State.RUNNING: Settlement.ADOPT,
-        State.PAUSING: Settlement.ADOPT,
-        State.PAUSED: Settlement.ADOPT,
-        State.SNAPSHOTTING: Settlement.ADOPT,
-        State.HIBERNATING: Settlement.ADOPT_OR_SLEEP,
-        State.HIBERNATED: Settlement.SLEEP,
-        State.WAKING: Settlement.ADOPT_OR_SLEEP,
-        State.STOPPING: Settlement.REMOVE,
-        State.STOPPED: Settlement.NOTHING,
-        State.FAILED: Settlement.NOTHING,
+        State.CREATING: Rule((State.RUNNING, State.STOPPING, State.FAILED), Recovery.REMOVE, transient=True),
+        State.RUNNING: Rule((State.PAUSING, State.SNAPSHOTTING, State.HIBERNATING, State.STOPPING, State.FAILED), Recovery.ADOPT),
+        State.PAUSING: Rule((State.RUNNING, State.PAUSED, State.STOPPING, State.FAILED), Recovery.ADOPT, transient=True),
+        State.PAUSED: Rule((State.RUNNING, State.SNAPSHOTTING, State.HIBERNATING, State.STOPPING, State.FAILED), Recovery.ADOPT),
+        State.SNAPSHOTTING: Rule((State.RUNNING, State.PAUSED, State.STOPPING, State.FAILED), Recovery.ADOPT, transient=True),
+        State.HIBERNATING: Rule((State.RUNNING, State.HIBERNATED, State.STOPPING, State.FAILED), Recovery.ADOPT_ELSE_HIBERNATED, transient=True),
+        State.HIBERNATED: Rule((State.WAKING, State.STOPPING, State.FAILED), Recovery.STAY_HIBERNATED),
+        State.WAKING: Rule((State.RUNNING, State.HIBERNATED, State.STOPPING, State.FAILED), Recovery.ADOPT_ELSE_HIBERNATED, transient=True),
+        State.STOPPING: Rule((State.STOPPED, State.FAILED), Recovery.REMOVE, transient=True),
+        State.STOPPED: Rule((), Recovery.NOTHING),
+        State.FAILED: Rule((), Recovery.NOTHING),
     }
 )
+"""State -> successors, recovery, transient. A test proves the table total."""
+
+SUSPENDED = frozenset({State.PAUSED, State.HIBERNATED})
+"""States in which nothing inside the sandbox runs and its timeout is suspended."""
 
 
-def may_follow(now: State, then: State) -> bool:
-    """Whether a sandbox may go from one state to the other."""
-    return then in TRANSITIONS[now]
+def can_follow(current: State, successor: State) -> bool:
+    """Return whether a sandbox may go directly from one state to another."""
+    return successor in LIFECYCLE[current].successors
 
 
 def is_terminal(state: State) -> bool:
-    """Whether nothing follows."""
-    return not TRANSITIONS[state]
+    """Return whether the sandbox has ended."""
+    return not LIFECYCLE[state].successors
 
 
-def is_half_done(state: State) -> bool:
-    """Whether the service is at work on it."""
-    return state.endswith("ing") and state is not State.RUNNING
+def is_transient(state: State) -> bool:
+    """Return whether the service is working on the sandbox."""
+    return LIFECYCLE[state].transient

@@ -20,7 +20,6 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mount_manager import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.pools.manager import Pooling
 from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, Templates
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.service import Core
@@ -237,8 +236,8 @@ async def open_service(
                 isolation_allowed=settings.isolation_allowed,
                 max_sandboxes=settings.max_sandboxes,
                 max_creates=settings.max_creates,
-                shares=settings.shares,
-                keep_resting_s=settings.keep_resting_s,
+                overcommit=settings.shares,
+                max_suspended_s=settings.keep_resting_s,
             ),
             read_host=read_host or own_host(settings).read,
             buffers=buffers,
@@ -248,7 +247,10 @@ async def open_service(
             images=saved,
             principal_of=records.api_keys.principal_of,
             volumes=volumes,
-            pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
+            pool_configs=settings.pools,
+            cache_dir=settings.cache_dir,
+            data_dir=settings.data_dir,
+            version=__version__,
         )
         await volumes.open()
         snapshots = SnapshotManager(manager, store, saved, node, time, records.events.notify)

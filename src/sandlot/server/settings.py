@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
 from sandlot.core.node.reservations import OvercommitConfig
-from sandlot.core.pools.models import DEFAULT_WISHES, Wish, wishes
+from sandlot.core.pools.models import DEFAULT_POOLS, PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.egress.outside.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
@@ -83,7 +83,7 @@ class Settings:
     isolation_allowed: tuple[str, ...] = ("gvisor",)
     max_sandboxes: int = 50
     max_creates: int = 4
-    pools: tuple[Wish, ...] = DEFAULT_WISHES
+    pools: tuple[PoolConfig, ...] = DEFAULT_POOLS
     memory_ratio: float = 1.0
     disk_ratio: float = 1.0
     pids_ratio: float = 1.0
@@ -261,10 +261,10 @@ def _networks(env: Mapping[str, str], name: str) -> tuple[AddressRange, ...]:
     return tuple(found)
 
 
-def _pools(env: Mapping[str, str], name: str) -> tuple[Wish, ...]:
+def _pools(env: Mapping[str, str], name: str) -> tuple[PoolConfig, ...]:
     text = _text(env, name, "")
     try:
-        return wishes(text, builtin()) if text else DEFAULT_WISHES
+        return parse_pools(text, builtin()) if text else DEFAULT_POOLS
     except InvalidRequestError as error:
         raise _bad(name, text[:200], f"TEMPLATE=WARM[:MAX][+BLANK], separated by commas, or none. {error}") from None
 

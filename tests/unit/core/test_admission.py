@@ -1,83 +1,160 @@
-"""What may be created: isolation, network, room, and what a host must be able to enforce."""
+"""Checks of create requests: isolation, network, capabilities of the driver, names and metadata."""
 
 from __future__ import annotations
 
 import pytest
 
-from sandlot.core.admission import LATER_NETWORKS, AdmissionPolicy, CreateSandboxParams, check_host, resolve_isolation, resolve_network
-from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnsupportedError
+from sandlot.core.admission import (
+    UNSUPPORTED_NETWORKS,
+    AdmissionPolicy,
+    CreateSandboxParams,
+    check_host,
+    check_reserved_names,
+    check_room,
+    resolve_isolation,
+    resolve_network,
+    same_isolation,
+)
+from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
 from sandlot.model.specs import Network
 
-RULES = AdmissionPolicy()
+POLICY = AdmissionPolicy()
+CONTAINERS = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
+EVERYTHING = dict.fromkeys(DriverCapability, ProbeResult(ok=True))
 
 
-def test_auto_is_what_the_operator_says_and_nothing_else() -> None:
-    assert resolve_isolation("auto", RULES, ["gvisor", "container"]) == "gvisor"
-    other = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
-    assert resolve_isolation("auto", other, ["gvisor", "container"]) == "container"
-    assert resolve_isolation("gvisor", other, ["gvisor", "container"]) == "gvisor"
+# Isolation ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "asked,rules,error,code",
+    "requested, policy, isolation", [("auto", POLICY, "gvisor"), ("auto", CONTAINERS, "container"), ("gvisor", CONTAINERS, "gvisor")]
+)
+def test_auto_is_the_default_isolation_and_another_isolation_is_kept(requested: str, policy: AdmissionPolicy, isolation: str) -> None:
+    assert resolve_isolation(requested, policy, ["gvisor", "container"]) == isolation
+
+
+@pytest.mark.parametrize(
+    "requested, policy, error, code",
     [
-        ("container", RULES, ForbiddenError, ErrorCode.FORBIDDEN),
-        ("microvm", RULES, ForbiddenError, ErrorCode.FORBIDDEN),
-        ("docker", RULES, InvalidRequestError, ErrorCode.INVALID_REQUEST),
-        ("", RULES, InvalidRequestError, ErrorCode.INVALID_REQUEST),
+        ("container", POLICY, ForbiddenError, ErrorCode.FORBIDDEN),
+        ("microvm", POLICY, ForbiddenError, ErrorCode.FORBIDDEN),
+        ("docker", POLICY, InvalidRequestError, ErrorCode.INVALID_REQUEST),
+        ("", POLICY, InvalidRequestError, ErrorCode.INVALID_REQUEST),
         ("microvm", AdmissionPolicy(isolation_allowed=("microvm",)), UnsupportedError, ErrorCode.UNSUPPORTED),
         ("auto", AdmissionPolicy(isolation_allowed=()), ForbiddenError, ErrorCode.FORBIDDEN),
     ],
 )
-def test_other_isolation_is_refused_with_what_there_is(asked: str, rules: AdmissionPolicy, error: type[SandlotError], code: ErrorCode) -> None:
+def test_isolation_that_is_unknown_forbidden_or_unsupported_is_refused(
+    requested: str, policy: AdmissionPolicy, error: type[SandlotError], code: ErrorCode
+) -> None:
     with pytest.raises(error) as refused:
-        resolve_isolation(asked, rules, ["gvisor"])
+        resolve_isolation(requested, policy, ["gvisor"])
+
     assert refused.value.code == code
     assert refused.value.hint
 
 
-def test_networks_that_are_not_enforced_are_refused_with_the_reason() -> None:
-    assert (resolve_network("packages"), resolve_network("none")) == (Network.PACKAGES, Network.NONE)
+def test_snapshot_is_not_started_with_another_isolation() -> None:
+    assert same_isolation("gvisor", "gvisor") == "gvisor"
+    with pytest.raises(InvalidRequestError):
+        same_isolation("container", "gvisor")
+
+
+# Network --------------------------------------------------------------------------------------------------------------
+
+
+def test_default_network_is_packages() -> None:
     assert CreateSandboxParams().network == Network.PACKAGES
-    for policy in LATER_NETWORKS:
-        with pytest.raises(UnsupportedError, match=f"{policy}.*egress proxy"):
-            resolve_network(policy)
+
+
+@pytest.mark.parametrize("network", Network)
+def test_enforced_network_policy_is_accepted(network: Network) -> None:
+    assert resolve_network(network.value) is network
+
+
+@pytest.mark.parametrize("network", UNSUPPORTED_NETWORKS)
+def test_network_policy_that_is_not_enforced_is_refused_with_the_reason(network: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{network}.*egress proxy"):
+        resolve_network(network)
+
+
+def test_unknown_network_policy_is_refused() -> None:
     with pytest.raises(InvalidRequestError):
         resolve_network("nonE")
+
+
+# Host and room --------------------------------------------------------------------------------------------------------
+
+
+def test_driver_with_all_capabilities_is_accepted() -> None:
+    check_host(Capabilities("gvisor", "runsc", EVERYTHING), volumes=True)
 
 
 @pytest.mark.parametrize(
     "missing",
     [DriverCapability.BOOT, DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS, DriverCapability.LIMIT_DISK],
 )
-def test_a_host_that_cannot_keep_a_promise_is_refused_with_the_reason(missing: DriverCapability) -> None:
-    every = {ability: ProbeResult(ok=True) for ability in DriverCapability}
-    check_host(Capabilities("gvisor", "runsc", every))
+def test_driver_that_cannot_enforce_a_limit_is_refused_with_the_reason(missing: DriverCapability) -> None:
+    capabilities = Capabilities("gvisor", "runsc", {**EVERYTHING, missing: ProbeResult(ok=False, reason="no such controller")})
+
     with pytest.raises(HostError, match="no such controller"):
-        check_host(Capabilities("gvisor", "runsc", {**every, missing: ProbeResult(ok=False, reason="no such controller")}))
+        check_host(capabilities)
+
+
+def test_driver_without_volumes_is_refused_only_for_sandboxes_with_volumes() -> None:
+    capabilities = Capabilities("gvisor", "runsc", {**EVERYTHING, DriverCapability.VOLUMES: ProbeResult(ok=False, reason="no bind mounts")})
+    check_host(capabilities)
+
+    with pytest.raises(UnsupportedError, match="no bind mounts"):
+        check_host(capabilities, volumes=True)
+
+
+@pytest.mark.parametrize("live, waiting", [(50, 0), (0, 100)])
+def test_create_beyond_the_operators_numbers_is_busy(live: int, waiting: int) -> None:
+    check_room(49, 99, POLICY)
+
+    with pytest.raises(UnavailableError) as error:
+        check_room(live, waiting, POLICY)
+
+    assert error.value.code is ErrorCode.BUSY
+    assert error.value.fields["retry_after_s"] > 0
+
+
+# Names and metadata ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "x" * 64, "ä", "a\n"])
-def test_a_name_that_is_none(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         CreateSandboxParams(name=name)
 
 
 @pytest.mark.parametrize("name", ["a", "A-1_b.c", "x" * 63])
-def test_a_name(name: str) -> None:
+def test_valid_name_is_accepted(name: str) -> None:
     assert CreateSandboxParams(name=name).name == name
+
+
+def test_unique_name_needs_a_name() -> None:
+    with pytest.raises(InvalidRequestError):
+        CreateSandboxParams(unique_name=True)
 
 
 @pytest.mark.parametrize(
     "metadata", [{str(i): "" for i in range(65)}, {"k": "x" * 16384}, {"k": "\0"}, {"k": "\ud800"}, {"n" * 256: ""}, {"ä" * 128: ""}]
 )
-def test_metadata_out_of_bounds(metadata: dict[str, str]) -> None:
+def test_metadata_that_is_too_large_or_no_text_is_refused(metadata: dict[str, str]) -> None:
     with pytest.raises(InvalidRequestError):
         CreateSandboxParams(metadata=metadata)
 
 
-def test_metadata_within_bounds() -> None:
-    CreateSandboxParams(metadata={"k": "x" * 16383})
-    CreateSandboxParams(metadata={str(i): "" for i in range(64)})
-    CreateSandboxParams(metadata={"n" * 255: "", "ä" * 127: ""})
+@pytest.mark.parametrize("metadata", [{"k": "x" * 16383}, {str(i): "" for i in range(64)}, {"n" * 255: "", "ä" * 127: ""}])
+def test_metadata_of_the_largest_size_is_accepted(metadata: dict[str, str]) -> None:
+    assert CreateSandboxParams(metadata=metadata).metadata == metadata
+
+
+def test_reserved_metadata_is_refused_unless_it_repeats_a_current_entry() -> None:
+    check_reserved_names({"sandlot.pool": "a", "mine": "b"}, {"sandlot.pool": "a"})
+
+    with pytest.raises(InvalidRequestError):
+        check_reserved_names({"sandlot.pool": "b"}, {"sandlot.pool": "a"})

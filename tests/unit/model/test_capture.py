@@ -1,4 +1,4 @@
-"""Output that is collected: the first and the last of it, and the exact number of bytes between."""
+"""Captured output: its head, its tail, and the exact number of bytes omitted between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_head_and_tail_are_exact_and_the_gap_is_counted(pieces: list[bytes], hea
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20), st.integers(1, 1000))
-def test_a_known_gap_counts_and_what_follows_is_the_tail(before: bytes, after: bytes, lost: int) -> None:
+def test_bytes_after_a_known_gap_are_the_tail(before: bytes, after: bytes, lost: int) -> None:
     capture = Capture(100, 100)
     capture.add(before)
     capture.skip(lost)
@@ -38,7 +38,7 @@ def test_a_known_gap_counts_and_what_follows_is_the_tail(before: bytes, after: b
     assert capture.content().endswith(b"omitted ...]\n" + after)
 
 
-def test_what_was_kept_of_the_tail_before_a_second_gap_is_counted_too() -> None:
+def test_tail_before_a_second_gap_counts_as_omitted() -> None:
     capture = Capture(2, 10)
     capture.add(b"ab" + b"cdef")
     capture.skip(5)
@@ -47,7 +47,7 @@ def test_what_was_kept_of_the_tail_before_a_second_gap_is_counted_too() -> None:
     assert capture.content() == b"ab\n[... 9 bytes omitted ...]\nxyz"
 
 
-def test_memory_stays_bounded_however_much_comes() -> None:
+def test_memory_is_bounded_for_any_amount_of_output() -> None:
     capture = Capture(1000, 1000)
     for _ in range(10000):
         capture.add(b"x")

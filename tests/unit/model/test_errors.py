@@ -1,4 +1,4 @@
-"""The error tree: one root, total tables, and errors rebuilt from what an untrusted far side says."""
+"""Errors: status and class of each code, and errors that are rebuilt from the responses of untrusted peers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_every_code_has_a_status_and_a_class(code: ErrorCode) -> None:
 
 
 @pytest.mark.parametrize("code", ["", "nonsense", "INTERNAL", "internal "])
-def test_a_code_that_nobody_knows_is_internal(code: str) -> None:
+def test_unknown_code_becomes_an_internal_error(code: str) -> None:
     error = from_code(code, "odd")
     assert type(error) is InternalError
     assert error.code is ErrorCode.INTERNAL
     assert not error.retryable
 
 
-def test_only_what_waiting_helps_is_retryable() -> None:
+def test_only_busy_and_unavailable_services_are_retryable() -> None:
     assert {code for code, (_, retryable) in CODES.items() if retryable} == {ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE}

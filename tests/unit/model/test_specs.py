@@ -1,4 +1,4 @@
-"""What may be asked for, and what is refused before anything is done."""
+"""Specs of sandboxes and processes: defaults, and invalid values that are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandlot.model.specs import MAX_ARG_BYTES, MAX_ENV_BYTES, MIB, Limits, Proce
 ID = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
 
 
-def test_the_defaults_are_those_of_the_documentation() -> None:
+def test_defaults_are_those_of_the_documentation() -> None:
     assert Limits() == Limits(cpus=1.0, memory_bytes=1024 * MIB, disk_bytes=5 * 1024 * MIB, pids=512)
     spec = SandboxSpec(ID)
     assert (spec.template, spec.timeout_s, spec.isolation, spec.network.value) == ("code-interpreter", 300.0, "gvisor", "packages")
@@ -35,7 +35,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         {"pids": -1},
     ],
 )
-def test_limits_that_nothing_could_run_with_are_refused_by_name(limits: dict[str, float]) -> None:
+def test_limit_out_of_range_is_refused_by_name(limits: dict[str, float]) -> None:
     (name,) = limits
     with pytest.raises(InvalidRequestError) as refused:
         Limits(**limits)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_limits_that_nothing_could_run_with_are_refused_by_name(limits: dict[str
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, 8 * 24 * 3600.0])
-def test_a_timeout_that_cannot_be_kept_is_refused(timeout: float) -> None:
+def test_timeout_out_of_range_is_refused(timeout: float) -> None:
     with pytest.raises(InvalidRequestError, match="timeout"):
         SandboxSpec(ID, timeout_s=timeout)
 
@@ -52,7 +52,7 @@ def test_a_timeout_that_cannot_be_kept_is_refused(timeout: float) -> None:
     "env",
     [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A\0": "x"}, {"A": "\ud800"}, {"A": "x" * MAX_ENV_BYTES}],
 )
-def test_an_environment_that_execve_would_refuse_is_refused(env: dict[str, str]) -> None:
+def test_environment_that_execve_would_refuse_is_refused(env: dict[str, str]) -> None:
     for build in (lambda: SandboxSpec(ID, env=env), lambda: ProcessSpec(("true",), env=env)):
         with pytest.raises(InvalidRequestError) as refused:
             build()
@@ -60,19 +60,19 @@ def test_an_environment_that_execve_would_refuse_is_refused(env: dict[str, str])
 
 
 @pytest.mark.parametrize("argv", [(), ("",), ("a\0b",), ("a", "\ud800"), ("x" * (MAX_ARG_BYTES + 1),), tuple("x" * 100_000 for _ in range(12))])
-def test_a_command_that_execve_would_refuse_is_refused(argv: tuple[str, ...]) -> None:
+def test_command_that_execve_would_refuse_is_refused(argv: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         ProcessSpec(argv)
     assert refused.value.hint
 
 
 @pytest.mark.parametrize("path", ["", "relative", "a/b", "/a\0b", "/\ud800", "/" + "x" * 4095])
-def test_a_path_that_open_would_refuse_is_refused(path: str) -> None:
+def test_path_that_open_would_refuse_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequestError):
         check_path(path)
 
 
-def test_a_shell_command_line_is_one_argument() -> None:
+def test_shell_command_line_is_one_argument() -> None:
     assert shell_argv("echo $HOME; 'x'") == ("/bin/bash", "-c", "echo $HOME; 'x'")
     for empty in ("", "  \n"):
         with pytest.raises(InvalidRequestError):
@@ -80,7 +80,7 @@ def test_a_shell_command_line_is_one_argument() -> None:
 
 
 @pytest.mark.parametrize("rows,cols", [(24, None), (None, 80), (0, 80), (24, 0), (24, 65536), (-1, 80)])
-def test_a_terminal_that_none_can_be_is_refused(rows: int | None, cols: int | None) -> None:
+def test_terminal_with_invalid_size_is_refused(rows: int | None, cols: int | None) -> None:
     with pytest.raises(InvalidRequestError):
         ProcessSpec(("sh",), rows=rows, cols=cols)
     assert ProcessSpec(("sh",), rows=1, cols=65535).pty

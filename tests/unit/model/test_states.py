@@ -1,33 +1,47 @@
-"""The table of states."""
+"""The table of sandbox states."""
 
 from __future__ import annotations
 
-from sandlot.model.states import SETTLEMENT, TRANSITIONS, Settlement, State, is_half_done, is_terminal
+import pytest
+
+from sandlot.model.states import LIFECYCLE, Recovery, State, can_follow, is_terminal, is_transient
 
 
-def test_the_table_is_total() -> None:
-    assert set(TRANSITIONS) == set(State) == set(SETTLEMENT)
+def test_every_state_has_a_row() -> None:
+    assert set(LIFECYCLE) == set(State)
 
 
-def test_every_life_ends_and_nothing_follows_the_end() -> None:
+@pytest.mark.parametrize("state", State)
+def test_every_state_can_reach_an_end(state: State) -> None:
+    seen, latest = {state}, {state}
+    while latest:
+        latest = {successor for current in latest for successor in LIFECYCLE[current].successors} - seen
+        seen |= latest
+    assert any(is_terminal(each) for each in seen)
+
+
+def test_stopped_and_failed_are_terminal() -> None:
     assert {state for state in State if is_terminal(state)} == {State.STOPPED, State.FAILED}
-    for state in State:
-        seen, front = {state}, {state}
-        while front:
-            front = {after for before in front for after in TRANSITIONS[before]} - seen
-            seen |= front
-        assert any(is_terminal(reached) for reached in seen)
 
 
-def test_what_is_half_done_says_so_and_leads_somewhere() -> None:
-    half = {state for state in State if is_half_done(state)}
-    assert half == {State.CREATING, State.PAUSING, State.SNAPSHOTTING, State.HIBERNATING, State.WAKING, State.STOPPING}
-    for state in half:
-        assert len(TRANSITIONS[state]) >= 2, "work can fail"
-    for state in set(State) - half:
-        assert State.STOPPING in TRANSITIONS[state] or is_terminal(state), "whatever lasts can be ended"
+@pytest.mark.parametrize("state", State)
+def test_names_of_transient_states_end_in_ing(state: State) -> None:
+    assert is_transient(state) == (state.endswith("ing") and state is not State.RUNNING)
 
 
-def test_a_start_removes_only_what_nobody_was_told_of_or_what_was_to_end() -> None:
-    assert {state for state in State if SETTLEMENT[state] is Settlement.REMOVE} == {State.CREATING, State.STOPPING}
-    assert {state for state in State if SETTLEMENT[state] is Settlement.NOTHING} == {state for state in State if is_terminal(state)}
+@pytest.mark.parametrize("state", [state for state in State if is_transient(state)])
+def test_transient_state_has_a_successor_for_success_and_for_failure(state: State) -> None:
+    assert len(LIFECYCLE[state].successors) >= 2
+
+
+@pytest.mark.parametrize("state", [state for state in State if not is_transient(state) and not is_terminal(state)])
+def test_lasting_state_can_be_stopped(state: State) -> None:
+    assert can_follow(state, State.STOPPING)
+
+
+def test_start_removes_only_sandboxes_that_were_being_created_or_stopped() -> None:
+    assert {state for state in State if LIFECYCLE[state].recovery is Recovery.REMOVE} == {State.CREATING, State.STOPPING}
+
+
+def test_start_does_nothing_with_ended_sandboxes() -> None:
+    assert {state for state in State if LIFECYCLE[state].recovery is Recovery.NOTHING} == {state for state in State if is_terminal(state)}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.pools.models import PoolSizes, Wish
+from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +34,13 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "isolation_allowed": ("gvisor, microvm,gvisor", ("gvisor", "microvm")),
     "max_sandboxes": ("7", 7),
     "max_creates": ("2", 2),
-    "pools": ("base=2:3+1, code-interpreter=0", (Wish("base", PoolSizes(2, 3, 1)), Wish("code-interpreter", PoolSizes(0, 0)))),
+    "pools": (
+        "base=2:3+1, code-interpreter=0",
+        (
+            PoolConfig(PoolSpec("base", "auto", Limits()), PoolSizes(2, 3, 1)),
+            PoolConfig(PoolSpec("code-interpreter", "auto", Limits()), PoolSizes(0, 0)),
+        ),
+    ),
     "memory_ratio": ("1.5", 1.5),
     "disk_ratio": ("4", 4),
     "pids_ratio": ("0.5", 0.5),

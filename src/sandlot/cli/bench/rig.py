@@ -30,7 +30,7 @@ CODE = DEFAULT_TEMPLATE
 PRINT = "print(1)"
 LIFE_S = 1800.0
 """Of a sandbox of a run, which is ended long before: what a killed run leaves, ends then."""
-HIT = "hot"
+HIT = "warm"
 """The word of the service's metrics for a sandbox that had waited in a pool."""
 POOLED = frozenset({"claim_run_code", "claim_command", "tti_sequential", "tti_staggered", "tti_burst"})
 """Rows that a pool is filled for."""

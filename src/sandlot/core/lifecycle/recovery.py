@@ -28,7 +28,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.ports import Driver, Exit, ExitReason, Instance
 from sandlot.model.records import SandboxRecord
-from sandlot.model.states import SETTLEMENT, Settlement, State
+from sandlot.model.states import LIFECYCLE, Recovery, State
 
 TRIES = 3
 PAUSE_S = 0.5
@@ -75,14 +75,14 @@ async def recover(supervisor: SandboxSupervisor) -> Exit:
         Left: The service leaves.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    settles = SETTLEMENT[sandbox.state]
-    if settles is Settlement.SLEEP:
+    recovery = LIFECYCLE[sandbox.state].recovery
+    if recovery is Recovery.STAY_HIBERNATED:
         return await _sleep_on(supervisor)
     async with start_slot(sandbox, dependencies.turns):
         try:
             instance = await _adopt(sandbox, dependencies)
         except NotFoundError:
-            if settles is Settlement.ADOPT_OR_SLEEP:
+            if recovery is Recovery.ADOPT_ELSE_HIBERNATED:
                 return await _sleep_on(supervisor)
             has_expired = sandbox.deadline_monotonic_s <= dependencies.clock.monotonic_s()
             return Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, AWAY)

@@ -40,7 +40,7 @@ from sandlot.link.types import LinkLost
 from sandlot.model.errors import InternalError, SandlotError
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import OnTimeout
-from sandlot.model.states import RESTING, State
+from sandlot.model.states import SUSPENDED, State
 
 AGAIN_S = 60.0
 """How much longer a sandbox runs on that could neither be hibernated nor paused when its timeout passed: nothing of it is to be lost."""
@@ -192,7 +192,7 @@ async def _expired(supervisor: SandboxSupervisor) -> None:
     """What becomes of a sandbox whose deadline has passed."""
     sandbox = supervisor.sandbox
     works = {OnTimeout.HIBERNATE: (suspend.hibernate, suspend.pause), OnTimeout.PAUSE: (suspend.pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
-    if sandbox.state in RESTING:
+    if sandbox.state in SUSPENDED:
         sandbox.request_end(Exit(ExitReason.KILLED, "it rested for as long as it may"))
     elif not works:
         sandbox.request_end(Exit(ExitReason.KILLED, "its timeout passed"))

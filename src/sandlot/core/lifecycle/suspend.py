@@ -38,7 +38,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance
-from sandlot.model.states import SETTLEMENT, State
+from sandlot.model.states import LIFECYCLE, State
 
 REST_TIMEOUT_S = 30.0
 """How long a guest may take to come to rest; a full pipe without a reader is no reason to wait longer."""
@@ -286,7 +286,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
     """
     sandbox = supervisor.sandbox
     check_end(sandbox)
-    if SETTLEMENT[state] is not SETTLEMENT[sandbox.state]:
+    if LIFECYCLE[state].recovery is not LIFECYCLE[sandbox.state].recovery:
         await supervisor.dependencies.recorder.rests(sandbox, state)
         check_end(sandbox)
     sandbox.become(state)

@@ -39,7 +39,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Driver, Instance, Usage
 from sandlot.model.specs import Limits, OnTimeout, SandboxSpec
-from sandlot.model.states import RESTING, State
+from sandlot.model.states import SUSPENDED, State
 
 COUNT_TIMEOUT_S = 2.0
 """How long a guest may take to count its processes; what the host knows is told without it."""
@@ -319,7 +319,7 @@ async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> N
         replace(sandbox.spec, timeout_s=what.timeout_s)  # refuses what is out of bounds
     await sandbox.recovered.wait()
     if (
-        sandbox.state in RESTING
+        sandbox.state in SUSPENDED
         and what.limits == Change()
         and await sandbox.operations.submit(functools.partial(_while_it_rests, what=what, hands=hands))
     ):
@@ -328,7 +328,7 @@ async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> N
     sandbox.require_link()
     async with sandbox.change_lock:
         sandbox.require_link()  # again: it may have ended while this waited for its turn
-        admission.check_own(what.metadata or {}, sandbox.metadata)
+        admission.check_reserved_names(what.metadata or {}, sandbox.metadata)
         check_able(what.limits, sandbox.spec.limits, hands.can)
         before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name, sandbox.expires_at, sandbox.deadline_monotonic_s
         async with changed(sandbox, what.limits, hands.driver, hands.reservations, hands.check):
@@ -351,10 +351,10 @@ async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> N
 async def _while_it_rests(supervisor: SandboxSupervisor, *, what: UpdateSandboxParams, hands: Hands) -> bool:
     """Change it while it rests; whether that was possible: it may run again by now, or be changed by somebody who waits for that."""
     sandbox = supervisor.sandbox
-    if sandbox.state not in RESTING or sandbox.change_lock.locked():
+    if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
         return False
     async with sandbox.change_lock:
-        admission.check_own(what.metadata or {}, sandbox.metadata)
+        admission.check_reserved_names(what.metadata or {}, sandbox.metadata)
         hands.check()
         before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         try:
@@ -376,7 +376,7 @@ def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
         auto_resume=spec.auto_resume if what.auto_resume is None else what.auto_resume,
     )
     if what.metadata is not None:
-        sandbox.metadata = {**{name: word for name, word in sandbox.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
+        sandbox.metadata = {**{name: word for name, word in sandbox.metadata.items() if name.startswith(admission.RESERVED_PREFIX)}, **what.metadata}
     if what.idle_timeout_s is not None:
         sandbox.idle_timeout_s = what.idle_timeout_s or None
     sandbox.name = sandbox.name if what.name is None else what.name

@@ -1,107 +1,92 @@
-"""Pools that were made, changed or removed while a service ran, kept for the next one: ``pools.json`` in the data directory.
+"""``pools.json`` in the data directory: pools that were created, changed or deleted by requests, for the next start of the service.
 
-A file and not a table, because a pool is a property of this node's memory: the node's own directory has it, also where its database is shared with
-others, and an operator can read it and, while no service runs, write it.
+The configuration is a file instead of a table because pools use the memory of one node: the node's own directory has the file, also if several
+nodes share a database. An operator can read the file and, while no service runs, change it.
 
-Laws:
-- It is replaced whole (written beside, synced, renamed), so that a killed service leaves the one before or the new one.
-- What was said at run time goes over the settings, also that there is to be none, until it is said otherwise at run time.
-- It says whose each pool is; in one of format 1, of before they had owners, all are the node's. One that has owners is of format 2, so that an older
-  service, which would take them for the node's, cannot read it.
-- A file that cannot be read is no reason not to start: it is set aside, and the settings hold.
+Invariants:
+- The file is replaced as a whole. A service that is killed leaves the old file or the new one.
+- An entry takes precedence over the settings until the next request changes the pool. This includes entries of deleted pools.
+- A file that cannot be read does not prevent a start. The file is renamed to ``pools.json.bad``, and the settings apply.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 import structlog
+from pydantic import TypeAdapter
 
-from sandlot.core.pools.models import PoolId, PoolSizes, kind_as_words, kind_of_words
+from sandlot.core.pools.models import PoolConfig, PoolId
 from sandlot.host import durable
-from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, HostError, SandlotError
 
-FILE = "pools.json"
-_ASIDE = "pools.json.bad"
-_FORMAT = 2
-_FORMAT_WITHOUT_OWNERS = 1
+POOLS_FILE: Final = "pools.json"
+_BAD_FILE: Final = "pools.json.bad"
 
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What was said of a pool.
+class _Content:
+    """Content of the file.
 
     Args:
-        sizes: How much it holds; None where it is to be none, whatever a setting says.
-        metadata: Its owner's own words.
+        format: Number to raise with each change of this class or of :class:`PoolConfig`.
+        pools: Configuration of all pools that requests have touched.
     """
 
-    sizes: PoolSizes | None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    format: Literal[3]
+    pools: tuple[PoolConfig, ...]
+
+
+_JSON: Final = TypeAdapter(_Content)
 
 
 class PoolConfigFile:
-    """The file.
+    """``pools.json`` of a data directory.
 
     Args:
-        folder: The data directory. This service has its lock.
+        data_dir: The data directory. This service holds its lock.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / FILE
-        self._aside = folder / _ASIDE
+    __slots__ = ("_bad_file", "_file")
 
-    def read(self) -> dict[PoolId, Said]:
-        """What was said at run time."""
+    def __init__(self, data_dir: Path) -> None:
+        self._file = data_dir / POOLS_FILE
+        self._bad_file = data_dir / _BAD_FILE
+
+    def read(self) -> dict[PoolId, PoolConfig]:
+        """Return the configuration that :meth:`write` stored last; nothing if the file is missing or cannot be read."""
         try:
-            words = json.loads(self._file.read_text("utf-8"))
-            owned = {_FORMAT: True, _FORMAT_WITHOUT_OWNERS: False}[words["format"]]
-            return {
-                PoolId(OwnerId(str(each["owner"])) if owned else LOCAL, kind_of_words(each["kind"])): Said(
-                    sizes=None if each["sizes"] is None else PoolSizes(**each["sizes"]),
-                    metadata={str(name): str(word) for name, word in each.get("metadata", {}).items()},
-                )
-                for each in words["pools"]
-            }
+            return {config.pool_id: config for config in _JSON.validate_json(self._file.read_bytes()).pools}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SandlotError) as error:
-            _log.error("pools.unreadable", file=str(self._file), error=str(error), hint=f"The settings hold; it is kept as {_ASIDE}.")
+        except (OSError, ValueError, SandlotError) as error:
+            _log.error("pools.unreadable", file=str(self._file), error=str(error), hint=f"The settings apply; the file is kept as {_BAD_FILE}.")
             try:
-                self._file.replace(self._aside)
+                self._file.replace(self._bad_file)
             except OSError as refused:
                 _log.error("pools.not_set_aside", file=str(self._file), error=str(refused))
             return {}
 
-    def write(self, said: Mapping[PoolId, Said]) -> None:
-        """Keep it for the next service.
+    def write(self, configs: Iterable[PoolConfig]) -> None:
+        """Replace the file.
 
         Args:
-            said: All that was said.
+            configs: Configuration of all pools that requests have touched.
 
         Raises:
-            HostError: The disk refuses it; what was kept before still is.
+            HostError: The file cannot be written. The old file is unchanged.
         """
-        pools = [
-            {
-                "owner": which.owner,
-                "kind": kind_as_words(which.kind),
-                "sizes": None if each.sizes is None else asdict(each.sizes),
-                "metadata": dict(each.metadata),
-            }
-            for which, each in said.items()
-        ]
+        content = _JSON.dump_json(_Content(3, tuple(configs)), indent=1, exclude={"pools": {"__all__": {"is_implied"}}})
         try:
-            durable.write_file(self._file, json.dumps({"format": _FORMAT, "pools": pools}, indent=1).encode())
+            durable.write_file(self._file, content)
         except OSError as error:
             raise HostError(
                 f"The pools cannot be written to {self._file}: {error.strerror or error}.",
                 code=ErrorCode.HOST_NOT_READY,
-                hint="Make room in the data directory, or make it writable.",
+                hint="Free space in the data directory, or make the directory writable.",
             ) from error

@@ -1,20 +1,21 @@
-"""All pools of a service: which there are, what a request gets of them, and what goes first when room is short.
+"""All pools of a service: create, change and delete pools, serve requests from them, and evict entries when room is short.
 
-Laws:
-- A request gets what its kind has, youngest first; it never waits for a pool. It gets what waits for its owner first, then what the node keeps for
-  everybody, and never what waits for another owner.
-- A pool that is another's is one that is not there; operators see, change and remove all of them.
-- What waits counts in the ledger like a sandbox and goes first when one needs its room; it counts against no bound of the service on
-  sandboxes. What waits for an owner takes of his quota what his live ones leave (:mod:`sandlot.core.pools.ownership`).
-- Who has no key any more has no pool any more.
-- A service that ends removes everything that waits. What a killed one left is swept by the next: nothing that waits is ever taken over.
+Invariants:
+- A request takes the youngest warm sandbox that serves its spec and never waits for a pool. Private pools of the owner come first, then shared pools.
+  A request never takes a warm sandbox of another owner.
+- To all principals but its owner and operators, a private pool does not exist. Operators see, change and delete all pools.
+- Warm and prepared sandboxes hold reservations like all sandboxes and are evicted when a sandbox needs their room. They do not count against the
+  largest number of sandboxes of the service. Private warm sandboxes use the part of the owner's quota that live sandboxes leave
+  (:mod:`sandlot.core.pools.ownership`).
+- The pools of a revoked key are deleted.
+- A service that stops removes all entries. The next service removes what a killed service left: entries are never taken over.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,18 +25,18 @@ from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.node.drivers import Supply
 from sandlot.core.node.reservations import Reservations
-from sandlot.core.pools import models, ownership, starts
-from sandlot.core.pools.config_file import PoolConfigFile, Said
-from sandlot.core.pools.models import PoolId, PoolSizes, PoolSpec, Wish
+from sandlot.core.pools import ownership
+from sandlot.core.pools.config_file import PoolConfigFile
+from sandlot.core.pools.models import PoolConfig, PoolId, PoolSizes, PoolSpec, StartPath, TemplateSnapshotSpec
 from sandlot.core.pools.ownership import PoolOwners
-from sandlot.core.pools.pool import Pool, WarmSandbox, all_sizes
+from sandlot.core.pools.pool import Pool, WarmSandbox, pool_gauges
 from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.starts import Lent, TemplateSnapshotStart, WarmStart
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot, TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.access import LOCAL, OwnerId, Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, PreparedSandbox
@@ -48,353 +49,386 @@ _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
-class Pooling:
-    """What an operator set, and where things lie.
-
-    Args:
-        cache: Where template snapshots are: the cache directory.
-        data: Where pools that were made at run time are kept: the data directory.
-        wishes: The pools that should be.
-        version: Sandlot's.
-    """
-
-    cache: Path
-    data: Path
-    wishes: tuple[Wish, ...] = ()
-    version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How a pool stands.
+    """Status of a pool.
 
     Args:
-        pool: It.
-        held: Its template snapshot; None where there is none.
-        error: Why there is none, or why it is not filled; empty where nothing failed.
+        pool: The pool.
+        snapshot: Template snapshot of the pool. None: there is none.
+        error: Reason of the last failure to fill the pool or to make its template snapshot; empty if nothing failed.
     """
 
     pool: Pool
-    held: TemplateSnapshot | None
+    snapshot: TemplateSnapshot | None
     error: str
 
     @property
     def hit_rate(self) -> float | None:
-        """The part of the requests of its kind that a waiting one answered; None where there was none."""
+        """Share of the requests for the pool's spec that claimed a warm sandbox. None: there was no request."""
         total = sum(self.pool.claims.values())
-        return self.pool.claims.get(starts.HOT, 0) / total if total else None
+        return self.pool.claims.get(StartPath.WARM, 0) / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClaim:
+    """Result of a claim.
+
+    Args:
+        warm: Warm sandbox, removed from its pool for good. None: no pool had one.
+        tried: Pools that were tried, in order. The start path of the request is counted for each of them.
+    """
+
+    warm: WarmSandbox | None
+    tried: tuple[Pool, ...]
 
 
 class PoolManager:
-    """All of them.
+    """All pools of a service.
 
     Args:
-        pooling: What an operator set.
+        configs: Shared pools that the settings name. Isolation ``auto`` is the default isolation of the service.
+        cache_dir: Cache directory with the template snapshots.
+        data_dir: Data directory with ``pools.json``.
+        version: Version of Sandlot.
         supply: Drivers and templates.
-        reservations: Where the node's promises are.
-        rules: What the operator allows.
-        greet: Makes a link to a guest.
-        clock: The time.
-        new_id: Makes ids that carry this node.
-        metrics: What is counted.
-        busy: Whether requests for sandboxes wait for a turn.
-        owners: Who owns pools, and what else is theirs.
+        reservations: Reservations of the node.
+        policy: Admission policy of the operator.
+        link_factory: Connects to guests.
+        clock: Clock of the service.
+        new_id: Creates sandbox ids of this node.
+        metrics: Metrics of the service.
+        start_slots: Start slots of create requests. While none is free, nothing is filled.
+        owners: Owners of private pools.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the service, passed by name
         self,
-        pooling: Pooling,
         *,
+        configs: Iterable[PoolConfig],
+        cache_dir: Path,
+        data_dir: Path,
+        version: str,
         supply: Supply,
         reservations: Reservations,
-        rules: AdmissionPolicy,
-        greet: GuestLinkFactory,
+        policy: AdmissionPolicy,
+        link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
-        busy: Callable[[], bool],
+        start_slots: asyncio.Semaphore,
         owners: PoolOwners,
     ) -> None:
         self._owners = owners
         self._supply = supply
         self._reservations = reservations
-        self._rules = rules
+        self._policy = policy
         self._clock = clock
         self._metrics = metrics
-        self._kept = PoolConfigFile(pooling.data)
-        self._said = self._kept.read()
-        self._saying = asyncio.Lock()
-        self._pooling = pooling
-        there = [Pool(which.kind, wish.sizes, implied=wish.implied) for which, wish in self._wished().items() if which not in self._said]
-        there += [Pool(which.kind, said.sizes, which.owner, metadata=said.metadata) for which, said in self._said.items() if said.sizes is not None]
-        self._pools = {pool.id: pool for pool in there}
+        self._from_settings = {config.pool_id: config for config in (_resolved(config, policy) for config in configs)}
+        self._file = PoolConfigFile(data_dir)
+        self._from_requests = self._file.read()
+        """Configuration of all pools that requests have touched; takes precedence over the settings."""
+        self._config_lock = asyncio.Lock()
+        pools = [Pool(config) for config in (self._from_settings | self._from_requests).values() if config.sizes is not None]
+        self._pools = {pool.id: pool for pool in pools}
         self._snapshots = TemplateSnapshotManager(
-            shelf=TemplateSnapshotCache(pooling.cache),
+            cache=TemplateSnapshotCache(cache_dir),
             supply=supply,
             reservations=reservations,
-            greet=greet,
+            link_factory=link_factory,
             clock=clock,
             new_id=new_id,
             metrics=metrics,
-            version=pooling.version,
+            version=version,
         )
         self._refiller = PoolRefiller(
-            pools=lambda: tuple(self._pools.values()),
-            # Whoever wants nothing to be made ahead gets nothing.
-            implied=[PoolSpec(DEFAULT_TEMPLATE, rules.isolation_default, Limits())] if pooling.wishes else [],
+            pools=self._pools,
+            # An operator who sets no pools wants no template snapshot either.
+            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if self._from_settings else [],
             snapshots=self._snapshots,
             supply=supply,
             reservations=reservations,
-            greet=greet,
+            link_factory=link_factory,
             clock=clock,
             new_id=new_id,
             metrics=metrics,
-            busy=busy,
-            settle=self._settle,
+            start_slots=start_slots,
+            enforce_ownership=self._enforce_ownership,
             owners=owners,
         )
         reservations.add_evictor(self)
-        metrics.count_pools(lambda: all_sizes(self._pools.values()))
-
-    # -- life -------------------------------------------------------------------------------------------------------
+        metrics.count_pools(lambda: pool_gauges(self._pools.values()))
 
     async def run(self) -> None:
-        """Keep them full, until it is cancelled."""
+        """Keep the pools full until cancelled."""
         await self._refiller.run()
 
     async def aclose(self) -> None:
-        """Remove everything that waits, or is in the making. Idempotent."""
+        """Remove all entries and cancel all fills. Idempotent."""
         for pool in tuple(self._pools.values()):
             self._empty(pool)
         self._pools.clear()
         await self._refiller.aclose()
         self._snapshots.close()
 
-    # -- requests ---------------------------------------------------------------------------------------------------
+    # Create requests ---------------------------------------------------------------------------------------------------
 
-    def waits(self, template: str, isolation: str, limits: Limits, owner: OwnerId) -> bool:
-        """Whether something waits that could become such a sandbox of that owner; looks only."""
-        return any(pool.has() for pool in ownership.suiting(self._pools.values(), PoolSpec(template, isolation, limits), owner))
+    def has_warm(self, spec: PoolSpec, owner: OwnerId) -> bool:
+        """Return whether a request of an owner for a spec could claim a warm sandbox now."""
+        return any(pool.has_warm() for pool in ownership.serving_pools(self._pools.values(), spec, owner))
 
-    def choose(self, spec: SandboxSpec, owner: OwnerId) -> Start:
-        """How a sandbox comes to its first answer that goes on from nothing but its template. Waits for nothing.
+    def claim(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
+        """Take a warm sandbox for a request, if a pool that serves it has one. Waits for nothing.
 
-        A claim holds what it takes over: its promise is to be handed over to the sandbox (``WarmStart.member.holder``).
+        The reservation of the warm sandbox (``WarmSandbox.reservation_key``) passes to the caller.
 
         Args:
-            spec: The sandbox.
-            owner: Whose it will be.
+            spec: Spec of the request.
+            owner: Owner of the request.
         """
-        kind = PoolSpec(spec.template, spec.isolation, spec.limits)
-        held = self._snapshots.at_hand(models.snapshot_spec(kind))
-        asked: list[Pool] = []
-        direct = TemplateSnapshotStart(held, lambda path: self._came(path, spec, asked), self._unusable)
-        now_s = self._clock.monotonic_s()
-        for pool in ownership.suiting(self._pools.values(), kind, owner):
-            asked.append(pool)
-            member = pool.take(now_s)
-            if member is not None:
-                self._refiller.kick()
-                return WarmStart(member, direct, lambda: self._came(starts.HOT, spec, asked), self._spoilt)
-            pool.missed(now_s)
-        self._refiller.kick()
-        return direct
+        self._refiller.notify()
+        tried: list[Pool] = []
+        for pool in ownership.serving_pools(self._pools.values(), spec, owner):
+            tried.append(pool)
+            if (warm := pool.take(self._clock.monotonic_s())) is not None:
+                return PoolClaim(warm, tuple(tried))
+        return PoolClaim(None, tuple(tried))
 
-    async def take_prepared(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
-        """A blank sandbox for a snapshot: one that was prepared ahead, where there is one of that shape; another one otherwise.
+    def started(self, path: StartPath, claim: PoolClaim, template: str) -> None:
+        """Count a sandbox that has started, for the metrics and for the pools that were tried."""
+        self._metrics.claimed(path, template)
+        for pool in claim.tried:
+            pool.claims[path] = pool.claims.get(path, 0) + 1
+
+    def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:
+        """Take a prepared sandbox of a shape out of a pool and release its reservation, because the request has its own."""
+        for pool in self._pools.values():
+            for entry in tuple(pool.prepared):
+                fits = entry.template.root.digest == shape.root.digest and entry.spec.limits == shape.limits
+                if fits and entry.spec.isolation == isolation and pool.take_prepared(entry, self._clock.monotonic_s()):
+                    self._refiller.notify()
+                    self._reservations.release(entry.reservation_key)
+                    return entry.prepared
+        return None
+
+    def current_snapshot(self, spec: PoolSpec) -> TemplateSnapshot | None:
+        """Return the template snapshot from which a sandbox of a spec can be restored now, if there is one."""
+        return self._snapshots.current(TemplateSnapshotSpec.of(spec))
+
+    def discard_warm(self, warm: WarmSandbox) -> None:
+        """Remove a warm sandbox whose claim failed. It has a reservation until nothing of it is left."""
+        self._reservations.record(warm.reservation_key, self._supply.drivers[warm.spec.isolation].max_resources(warm.spec.limits))
+        self._refiller.remove(warm)
+        self._refiller.notify()
+
+    def discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
+        """Stop using a template snapshot that could not be restored. A new one is made."""
+        self._snapshots.discard(snapshot, reason)
+        self._refiller.notify()
+
+    def choose_start(self, spec: SandboxSpec, owner: OwnerId) -> Start:
+        """Choose how to start a sandbox from its template. Waits for nothing.
+
+        A ``WarmStart`` has taken a warm sandbox. The caller transfers its reservation (``WarmStart.member.reservation_key``) to the sandbox.
 
         Args:
-            isolation: The driver's name.
-            shape: What it is to be.
-            snapshot: What it is going to be restored from; None takes none that waits.
+            spec: Spec of the sandbox.
+            owner: Owner of the sandbox.
+        """
+        requested = PoolSpec(spec.template, spec.isolation, spec.limits)
+        snapshot, claim = self.current_snapshot(requested), self.claim(requested, owner)
+        without_warm = TemplateSnapshotStart(snapshot, lambda path: self.started(path, claim, spec.template), self.discard_snapshot)
+        if claim.warm is None:
+            return without_warm
+        return WarmStart(claim.warm, without_warm, lambda: self.started(StartPath.WARM, claim, spec.template), self.discard_warm)
+
+    async def prepare(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
+        """Prepare a sandbox, or take a prepared one out of a pool.
+
+        Args:
+            isolation: Name of the driver.
+            shape: Shape of the sandbox.
+            snapshot: Snapshot to restore into the sandbox. None: none, and no prepared sandbox is taken out of a pool.
         """
         driver = self._supply.drivers[isolation]
-        if snapshot is not None:
-            for pool in self._pools.values():
-                for waiting in tuple(pool.blanks):
-                    same = waiting.base.root.digest == shape.root.digest and waiting.kind.limits == shape.limits
-                    if same and waiting.kind.isolation == isolation and pool.lend(waiting, self._clock.monotonic_s()):
-                        self._refiller.kick()
-                        self._reservations.release(waiting.holder)  # whoever gets it has a promise of its own
-                        return Lent(waiting.prepared, lambda: driver.prepare(shape, snapshot=snapshot))
+        prepared = None if snapshot is None else self.take_prepared(isolation, shape)
+        if prepared is not None:
+            return Lent(prepared, lambda: driver.prepare(shape, snapshot=snapshot))
         return await driver.prepare(shape, snapshot=snapshot)
 
     async def evict_one(self) -> bool:
-        """Remove one of those that wait, as :func:`~sandlot.core.pools.ownership.first_to_go` says; whether there was any.
+        """Evict one entry, or cancel one fill, and return True when its resources are free. Return False if there is none.
 
-        What is in the making for owners goes before what the node has.
+        The order is that of :func:`~sandlot.core.pools.ownership.next_eviction`. Fills of private pools come before entries of shared pools.
         """
-        self._refiller.hold()
+        self._refiller.pause_after_eviction()
         pools = tuple(self._pools.values())
-        chosen = ownership.first_to_go([pool for pool in pools if pool.owner != LOCAL])
-        if chosen is None and await self._refiller.free_one(of_owners=True):
+        entry = ownership.next_eviction([pool for pool in pools if ownership.is_private(pool)])
+        if entry is None and await self._refiller.free_one(only_private=True):
             return True
-        chosen = chosen or ownership.first_to_go(pools)
-        if chosen is None:
-            return await self._refiller.free_one()
-        self._refiller.evict(chosen, "A sandbox needed its room, or the host is short of memory.")
+        entry = entry or ownership.next_eviction(pools)
+        if entry is not None:
+            self._refiller.evict(entry, "A sandbox needed its room, or the host is short of memory.")
         return await self._refiller.free_one()
 
-    # -- owners and operators ---------------------------------------------------------------------------------------
+    # Pools -------------------------------------------------------------------------------------------------------------
 
     def list(self, principal: Principal) -> list[PoolStatus]:
-        """How those stand that somebody may see."""
-        seen = [pool for pool in self._pools.values() if principal.sees(pool.owner)]
-        return [self._told(pool) for pool in sorted(seen, key=lambda pool: (pool.kind.template, pool.kind.isolation, pool.id))]
+        """Return the status of all pools that a principal may see, sorted by template and isolation."""
+        visible = [pool for pool in self._pools.values() if principal.sees(pool.owner)]
+        return [self._status(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template, pool.spec.isolation, pool.id))]
 
-    def find(self, word: str, principal: Principal) -> PoolStatus:
-        """One that somebody may see by its id, or his own by its template where he has only one of that.
+    def find(self, id_or_template: str, principal: Principal) -> PoolStatus:
+        """Return the status of a pool that a principal may see, by its id or by the template of the principal's only pool of that template.
 
         Raises:
             NotFoundError: ``pool_not_found``.
-            ConflictError: He has several of the template.
+            ConflictError: The principal has several pools of the template.
         """
-        return self._told(ownership.find(self._pools, word, principal))
+        return self._status(ownership.find_pool(self._pools, id_or_template, principal))
 
-    def claimable(self, word: str, principal: Principal) -> Pool:
-        """One out of which somebody may have a sandbox: one of his own, or one of the node's whose id he knows; else ``pool_not_found``."""
-        return ownership.claimable(self._pools, word, principal)
+    def find_claimable(self, id_or_template: str, principal: Principal) -> Pool:
+        """Return a pool from which a principal may claim: a shared pool by its id, or a pool of the principal by its id or template.
+
+        Raises:
+            NotFoundError: ``pool_not_found``.
+            ConflictError: The principal has several pools of the template.
+        """
+        return ownership.find_claimable_pool(self._pools, id_or_template, principal)
+
+    def count(self, owner: OwnerId) -> int:
+        """Return the number of an owner's pools."""
+        return sum(1 for pool in self._pools.values() if pool.owner == owner)
 
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
     ) -> PoolStatus:
-        """Have a pool, also after a restart. One that nobody asked for is made somebody's.
+        """Create a pool that also exists after a restart. The implied pool of the same spec becomes an ordinary pool.
 
         Args:
-            principal: Whose it will be; an operator's are the node's.
-            template: What its sandboxes are made from.
-            isolation: ``auto`` or a kind that the operator allows.
-            limits: What each may use.
-            sizes: How much it holds.
-            metadata: His own words.
+            principal: Principal of the request. Pools of operators are shared, all other pools are private.
+            template: Name of the template.
+            isolation: ``auto`` or the name of a driver.
+            limits: Limits of each sandbox.
+            sizes: Sizes of the pool.
+            metadata: Metadata of the owner.
 
         Raises:
             NotFoundError: ``template_not_found``.
-            ForbiddenError: The operator does not allow the isolation; or blanks, which are the node's.
-            UnsupportedError: Its driver cannot let a sandbox wait.
-            InvalidRequestError: None of them can ever fit on this node.
-            LimitError: ``quota_exceeded``: he may have no more pools, or not so many sandboxes.
-            ConflictError: He has one of this kind.
+            ForbiddenError: The operator does not allow the isolation, or a private pool would have prepared sandboxes.
+            UnsupportedError: The driver cannot freeze sandboxes.
+            InvalidRequestError: A sandbox of these limits can never fit on this node.
+            LimitError: ``quota_exceeded``: the quota allows no more pools, or fewer sandboxes than would always be warm.
+            ConflictError: The owner has a pool of this spec.
         """
         self._supply.check_template(template)
-        chosen = admission.resolve_isolation(isolation, self._rules, self._supply.drivers)
-        can = await self._supply.capabilities(chosen)
-        if not can.can(DriverCapability.PAUSE):
+        driver = admission.resolve_isolation(isolation, self._policy, self._supply.drivers)
+        capabilities = await self._supply.capabilities(driver)
+        if not capabilities.can(DriverCapability.PAUSE):
             raise UnsupportedError(
-                f"Sandboxes of isolation {chosen!r} cannot wait in a pool: {can.why_not(DriverCapability.PAUSE)}.",
+                f"Isolation {driver!r} has no pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
                 code=ErrorCode.UNSUPPORTED,
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
-        self._reservations.check_feasible(self._supply.drivers[chosen].max_resources(limits), await self._reservations.read_host())
-        words = metadata or {}
-        admission.check_metadata(words)
-        pool = Pool(PoolSpec(template, chosen, limits), sizes, ownership.owner_of(principal), metadata=words)
-        async with self._saying:
-            there = self._pools.get(pool.id)
-            if there is not None and there.implied:
-                return await self._set(there, sizes, words)
-            if there is not None:
+        self._reservations.check_feasible(self._supply.drivers[driver].max_resources(limits), await self._reservations.read_host())
+        admission.check_metadata(metadata or {})
+        config = PoolConfig(PoolSpec(template, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})
+        async with self._config_lock:
+            existing = self._pools.get(str(config.pool_id))
+            if existing is not None and existing.config.is_implied:
+                return await self._configure(existing, config)
+            if existing is not None:
                 raise ConflictError(
-                    f"There is a pool of {template!r} with these limits already.",
+                    f"The pool {existing.id} of template {template!r} has the same limits.",
                     code=ErrorCode.CONFLICT,
-                    hint=f"Change it: 'sandlot pool set {pool.id}'.",
-                    fields={"pool": pool.id},
+                    hint=f"Change it with 'sandlot pool set {existing.id}'.",
+                    fields={"pool": existing.id},
                 )
-            ownership.check(pool, sizes, principal, self.count(pool.owner))
-            await self._say(pool.identity, Said(sizes, words))
+            pool = Pool(config)
+            ownership.check_allowed(pool, sizes, principal, existing=self.count(pool.owner))
+            await self._save(config)
             self._pools[pool.id] = pool
-            return self._changed(pool)
-
-    def count(self, owner: OwnerId) -> int:
-        """How many pools an owner has."""
-        return sum(1 for pool in self._pools.values() if pool.owner == owner)
+            self._refiller.notify()
+            return self._status(pool)
 
     async def update(
-        self, word: str, principal: Principal, *, warm: int | None, most: int | None, blank: int | None, metadata: Mapping[str, str] | None = None
+        self,
+        id_or_template: str,
+        principal: Principal,
+        *,
+        warm: int | None = None,
+        max: int | None = None,  # noqa: A002 - the name of the API
+        prepared: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> PoolStatus:
-        """Change what a pool holds, also after a restart; what is None stays.
+        """Change sizes or metadata of a pool, also for the time after a restart. None keeps a value.
 
         Raises:
             NotFoundError: ``pool_not_found``.
-            InvalidRequestError: The numbers make no sense.
-            LimitError: ``quota_exceeded``: more would always wait than its owner may have.
-            ForbiddenError: Blanks are the node's.
+            InvalidRequestError: A number is out of range.
+            LimitError: ``quota_exceeded``: more sandboxes would always be warm than the quota allows.
+            ForbiddenError: A private pool would have prepared sandboxes.
         """
         admission.check_metadata(metadata or {})
-        async with self._saying:
-            pool = self.find(word, principal).pool
-            sizes = pool.sizes.changed(warm=warm, most=most, blank=blank)
-            ownership.check(pool, sizes, principal)
-            return await self._set(pool, sizes, pool.metadata if metadata is None else metadata)
+        async with self._config_lock:
+            pool = ownership.find_pool(self._pools, id_or_template, principal)
+            sizes = pool.sizes.updated(warm=warm, max=max, prepared=prepared)
+            ownership.check_allowed(pool, sizes, principal)
+            return await self._configure(pool, replace(pool.config, sizes=sizes, metadata=pool.metadata if metadata is None else metadata))
 
-    async def delete(self, word: str, principal: Principal) -> None:
-        """Have a pool no more, also after a restart; what waits in it is removed.
+    async def delete(self, id_or_template: str, principal: Principal) -> None:
+        """Delete a pool, also for the time after a restart, and start to remove its entries.
 
         Raises:
             NotFoundError: ``pool_not_found``.
         """
-        async with self._saying:
-            pool = self.find(word, principal).pool
-            await self._say(pool.identity, Said(None))
-            self._forget(pool)
+        async with self._config_lock:
+            pool = ownership.find_pool(self._pools, id_or_template, principal)
+            await self._save(replace(pool.config, sizes=None, metadata={}))
+            self._remove(pool)
 
-    def _forget(self, pool: Pool) -> None:
+    async def _enforce_ownership(self) -> None:
+        """Delete the pools of revoked keys, and remove the warm sandboxes for which their owners' quotas have no room."""
+        for pool in self._owners.revoked(self._pools.values()):
+            async with self._config_lock:
+                self._remove(pool)
+                try:
+                    await self._save(replace(pool.config, sizes=None, metadata={}))
+                except SandlotError as error:  # the next service deletes the pool as well
+                    _log.error("pool.not_forgotten", pool=pool.id, error=error.message)
+            _log.info("pool.disowned", pool=pool.id, hint="The key of its owner was revoked.")
+        self._refiller.remove(*(warm for pool, warm in list(self._owners.over_quota(self._pools.values())) if pool.drop(warm)))
+
+    async def _configure(self, pool: Pool, config: PoolConfig) -> PoolStatus:
+        config = replace(config, is_implied=False)
+        await self._save(config)
+        pool.configure(config)
+        self._refiller.notify()
+        return self._status(pool)
+
+    async def _save(self, config: PoolConfig) -> None:
+        configs: dict[PoolId, PoolConfig] = {**self._from_requests, config.pool_id: config}
+        if config.sizes is None and config.pool_id not in self._from_settings:
+            del configs[config.pool_id]  # no setting would bring the pool back
+        await asyncio.to_thread(self._file.write, configs.values())
+        self._from_requests = configs
+
+    def _remove(self, pool: Pool) -> None:
         if self._pools.pop(pool.id, None) is not None:
-            for task in (*pool.filling, *pool.filling_blanks):
+            for task in (*pool.filling, *pool.preparing):
                 task.cancel()
             self._empty(pool)
 
-    async def _set(self, pool: Pool, sizes: PoolSizes, metadata: Mapping[str, str]) -> PoolStatus:
-        await self._say(pool.identity, Said(sizes, metadata))
-        pool.sizes, pool.metadata, pool.implied, pool.grown = sizes, metadata, False, 0
-        return self._changed(pool)
-
-    async def _say(self, which: PoolId, what: Said) -> None:
-        said = {**self._said, which: what}
-        if what.sizes is None and which not in self._wished():
-            del said[which]  # no setting would bring it back
-        await asyncio.to_thread(self._kept.write, said)
-        self._said = said
-
-    def _wished(self) -> dict[PoolId, Wish]:
-        return {PoolId(LOCAL, PoolSpec(wish.template, self._rules.isolation_default, Limits())): wish for wish in self._pooling.wishes}
-
-    def _changed(self, pool: Pool) -> PoolStatus:
-        self._refiller.kick()
-        return self._told(pool)
-
-    def _told(self, pool: Pool) -> PoolStatus:
-        look = models.snapshot_spec(pool.kind)
-        return PoolStatus(pool, self._snapshots.at_hand(look), pool.error or self._snapshots.error(look))
-
-    async def _settle(self) -> None:
-        """Remove the pools of those who have no key any more, and of what waits for others what their quotas leave no room for."""
-        for pool in self._owners.lost(self._pools.values()):
-            async with self._saying:
-                self._forget(pool)
-                try:
-                    await self._say(pool.identity, Said(None))
-                except SandlotError as error:  # the next service removes it as well
-                    _log.error("pool.not_forgotten", pool=pool.id, error=error.message)
-            _log.info("pool.disowned", pool=pool.id, hint="The key of its owner was revoked.")
-        self._refiller.dispose(*(member for pool, member in list(self._owners.over(self._pools.values())) if pool.drop(member)))
-
-    # -- what happens -----------------------------------------------------------------------------------------------
-
-    def _came(self, path: str, spec: SandboxSpec, pools: Iterable[Pool]) -> None:
-        self._metrics.claimed(path, spec.template)
-        for pool in pools:
-            pool.claims[path] = pool.claims.get(path, 0) + 1
-
-    def _spoilt(self, member: WarmSandbox) -> None:
-        """One that was claimed is of no use: it is removed, and promised until it is."""
-        self._reservations.record(member.holder, self._supply.drivers[member.kind.isolation].max_resources(member.kind.limits))
-        self._refiller.dispose(member)
-        self._refiller.kick()
-
-    def _unusable(self, held: TemplateSnapshot, why: str) -> None:
-        self._snapshots.failed(held, why)
-        self._refiller.kick()
-
     def _empty(self, pool: Pool) -> None:
-        self._refiller.dispose(*(what for what in list(pool.everything()) if pool.drop(what)))
+        self._refiller.remove(*(entry for entry in pool.entries() if pool.drop(entry)))
+
+    def _status(self, pool: Pool) -> PoolStatus:
+        spec = TemplateSnapshotSpec.of(pool.spec)
+        return PoolStatus(pool, self._snapshots.current(spec), pool.error or self._snapshots.error(spec))
+
+
+def _resolved(config: PoolConfig, policy: AdmissionPolicy) -> PoolConfig:
+    """Replace isolation ``auto`` by the default isolation of the service."""
+    if config.spec.isolation != admission.AUTO:
+        return config
+    return replace(config, spec=replace(config.spec, isolation=policy.isolation_default))

@@ -1,12 +1,12 @@
-"""Whose pools are: who sees which, what a quota leaves to them, and whose goes first. Decided from what there is; nothing is done here.
+"""Shared and private pools: who sees and claims from a pool, what an owner's quota leaves to it, and what is evicted first.
 
-Laws:
-- What operators make, and what settings name, is the node's; what any other key makes is that key's, and only it and operators see it: for all
-  others it is not there.
-- What waits for an owner takes of his quota what his live sandboxes leave, and never more: it goes, oldest first, where they grow. A sandbox is
-  refused for what lives alone; one that waited and is claimed only changes from one side to the other.
-- Where the host runs short, or the node's own pools have no room, what waits for owners goes before what the node keeps for everybody, the largest
-  holding first.
+Invariants:
+- Pools that operators create or settings name are shared. Every other pool is private: only its owner and operators see it, and for all other
+  principals it does not exist.
+- Warm sandboxes of private pools use only the part of the owner's quota that live sandboxes leave. When live sandboxes grow, warm ones are removed,
+  oldest first. A create request is checked against the live sandboxes alone; a claim only turns a warm sandbox into a live one.
+- When the host is short of room, or a shared pool finds none, private warm sandboxes are evicted before shared ones. The owner with the most memory
+  in warm sandboxes comes first.
 """
 
 from __future__ import annotations
@@ -15,197 +15,209 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sandlot.core.access import quotas
 from sandlot.core.access.quotas import Taken, taken
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSizes, PoolSpec
-from sandlot.core.pools.pool import Pool, PreparedPoolEntry, WarmSandbox
+from sandlot.core.pools.pool import Pool, PoolEntry, WarmSandbox
 from sandlot.model.access import LOCAL, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, NotFoundError
 from sandlot.model.specs import Limits
 
-_SUMS = "cpus", "memory_bytes", "disk_bytes"
+_SUMMED: Final = ("cpus", "memory_bytes", "disk_bytes")
+"""Quotas that limit a sum over all sandboxes of an owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOwners:
-    """Who owns pools, and what else is theirs.
+    """Owners of private pools, with their quotas and live sandboxes.
 
     Args:
-        principal_of: Whoever has the key of that id; None where it was revoked.
-        live: The limits of an owner's live sandboxes.
+        principal_of: Returns the principal of an owner. None: the owner's key was revoked.
+        live_limits: Returns the limits of all live sandboxes of an owner.
     """
 
     principal_of: Callable[[OwnerId], Principal | None]
-    live: Callable[[OwnerId], Sequence[Limits]]
+    live_limits: Callable[[OwnerId], Sequence[Limits]]
 
-    def lost(self, pools: Iterable[Pool]) -> list[Pool]:
-        """Pools whose owners have no key any more."""
-        return [pool for pool in pools if pool.owner != LOCAL and self.principal_of(pool.owner) is None]
+    def revoked(self, pools: Iterable[Pool]) -> list[Pool]:
+        """Return the private pools whose owner's key was revoked."""
+        return [pool for pool in pools if is_private(pool) and self.principal_of(pool.owner) is None]
 
-    def over(self, pools: Iterable[Pool]) -> Iterator[tuple[Pool, WarmSandbox]]:
-        """What waits in which pool, and has to go because its owner's quota leaves no room for it."""
-        of: dict[OwnerId, list[Pool]] = {}
-        for pool in pools:
-            of.setdefault(pool.owner, []).append(pool)
-        for owner, theirs in of.items():
-            principal = None if owner == LOCAL else self.principal_of(owner)
+    def over_quota(self, pools: Iterable[Pool]) -> Iterator[tuple[Pool, WarmSandbox]]:
+        """Yield the warm sandboxes for which the owner's quota has no room, each with its pool."""
+        pools_of: dict[OwnerId, list[Pool]] = {}
+        for pool in filter(is_private, pools):
+            pools_of.setdefault(pool.owner, []).append(pool)
+        for owner, own in pools_of.items():
+            principal = self.principal_of(owner)
             if principal is not None:
-                ready = sorted(((pool, member) for pool in theirs for member in pool.ready), key=lambda each: each[1].made_at_s)
-                making = [pool.kind.limits for pool in theirs for _ in range(pool.making)]
-                yield from ready[: excess(principal.quota, self.live(owner), making, [pool.kind.limits for pool, _ in ready])]
+                ready = sorted(((pool, warm) for pool in own for warm in pool.ready), key=lambda each: each[1].started_at_s)
+                unfinished = [pool.spec.limits for pool in own for _ in range(pool.unfinished)]
+                limits = [pool.spec.limits for pool, _ in ready]
+                yield from ready[: excess_count(principal.quota, self.live_limits(owner), unfinished, limits)]
 
-    def spare(self, pool: Pool, pools: Iterable[Pool]) -> int | None:
-        """How many more may wait in one of them, as far as its owner's quota goes; None is no bound."""
-        if pool.owner == LOCAL:
+    def quota_left(self, pool: Pool, pools: Iterable[Pool]) -> int | None:
+        """Return the number of further warm sandboxes that the owner's quota allows in a pool. None: no limit."""
+        if not is_private(pool):
             return None
         principal = self.principal_of(pool.owner)
         if principal is None:
             return 0
-        waiting = [each.kind.limits for each in pools if each.owner == pool.owner for _ in range(each.held)]
-        return spare(principal.quota, self.live(pool.owner), waiting, pool.kind.limits)
+        warm = [each.spec.limits for each in pools if each.owner == pool.owner for _ in range(each.total_warm)]
+        return quota_left(principal.quota, self.live_limits(pool.owner), warm, pool.spec.limits)
 
-    def may_have(self, pool: Pool, pools: Iterable[Pool]) -> bool:
-        """Whether anything may wait in one of them now: only then is there a template snapshot to be made for it."""
-        return policy.target(pool.sizes, pool.grown) > 0 and (pool.held > 0 or self.spare(pool, pools) != 0)
+    def can_have_warm(self, pool: Pool, pools: Iterable[Pool]) -> bool:
+        """Return whether the pool may have a warm sandbox now. Otherwise no template snapshot is made for it."""
+        return policy.wanted_warm(pool.sizes, pool.growth) > 0 and (pool.total_warm > 0 or self.quota_left(pool, pools) != 0)
 
 
-def owner_of(principal: Principal) -> OwnerId:
-    """Whose a pool is that somebody makes."""
+def is_private(pool: Pool) -> bool:
+    """Return whether a pool is private."""
+    return pool.owner != LOCAL
+
+
+def pool_owner(principal: Principal) -> OwnerId:
+    """Return the owner of the pools that a principal creates."""
     return LOCAL if principal.operator else principal.owner
 
 
-def find(pools: Mapping[str, Pool], word: str, principal: Principal) -> Pool:
-    """One that somebody sees by its id, or his own by its template where he has only one of that.
+def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Principal) -> Pool:
+    """Return a pool that a principal may see, by its id or by the template of the principal's only pool of that template.
 
-    A template's name is never somebody else's pool, not even to an operator: a removal that is asked for twice must not find the next one.
+    The name of a template never finds a pool of another owner, not even for an operator: a deletion that is repeated must not delete another pool.
 
     Args:
-        pools: Id -> pool.
-        word: The id, or the template.
-        principal: Who asks.
+        pools: Pool id -> pool.
+        id_or_template: Id of the pool, or name of its template.
+        principal: Principal of the request.
 
     Raises:
         NotFoundError: ``pool_not_found``.
-        ConflictError: He has several of the template.
+        ConflictError: The principal has several pools of the template.
     """
-    pool = pools.get(word)
+    pool = pools.get(id_or_template)
     if pool is not None and principal.sees(pool.owner):
         return pool
-    named = [each for each in pools.values() if each.kind.template == word and each.owner == owner_of(principal)]
+    named = [each for each in pools.values() if each.spec.template == id_or_template and each.owner == pool_owner(principal)]
     if len(named) > 1:
         ids = ", ".join(each.id for each in named)
-        raise ConflictError(f"The template {word[:64]!r} has several pools.", code=ErrorCode.CONFLICT, hint=f"Name one by its id: {ids}.")
+        raise ConflictError(
+            f"The template {id_or_template[:64]!r} has {len(named)} pools.", code=ErrorCode.CONFLICT, hint=f"Use the id of one of them: {ids}."
+        )
     if not named:
         raise NotFoundError(
-            f"There is no pool {word[:64]!r}.",
+            f"The pool {id_or_template[:64]!r} does not exist.",
             code=ErrorCode.POOL_NOT_FOUND,
-            hint="'sandlot pool ls' lists those that there are.",
-            fields={"pool": word[:64]},
+            hint="List the pools with 'sandlot pool ls'.",
+            fields={"pool": id_or_template[:64]},
         )
     return named[0]
 
 
-def claimable(pools: Mapping[str, Pool], word: str, principal: Principal) -> Pool:
-    """One out of which somebody may have a sandbox: one of his own, or one of the node's whose id he knows; else ``pool_not_found``."""
-    own, pool = owner_of(principal), pools.get(word)
-    if pool is not None and pool.owner in {own, LOCAL}:
-        return pool
-    return find({id_: each for id_, each in pools.items() if each.owner == own}, word, principal)
-
-
-def check(pool: Pool, sizes: PoolSizes, principal: Principal, others: int | None = None) -> None:
-    """Refuse a pool that somebody may not have.
-
-    Args:
-        pool: It.
-        sizes: How much it is to hold.
-        principal: Who asks.
-        others: How many its owner has besides; None where it is there already.
+def find_claimable_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Principal) -> Pool:
+    """Return a pool from which a principal may claim: a shared pool by its id, or a pool of the principal by its id or template.
 
     Raises:
-        ForbiddenError: Blanks of an owner.
-        LimitError: ``quota_exceeded``.
+        NotFoundError: ``pool_not_found``.
+        ConflictError: The principal has several pools of the template.
     """
-    if pool.owner == LOCAL:
-        return
-    if sizes.blank:
-        raise ForbiddenError(
-            "Blanks serve whatever is restored, whoever asks: they are the node's, and only an operator has pools of them.",
-            code=ErrorCode.FORBIDDEN,
-            hint="Leave blank out, or use an operator's key.",
-            fields={"field": "blank"},
-        )
-    if pool.owner == principal.owner and (others is not None or sizes.warm > pool.sizes.warm):
-        quotas.check_pool(principal.quota, pool.kind.limits, sizes.warm)
-    if others is not None:
-        quotas.check_pools(principal.quota, others)
+    owner, pool = pool_owner(principal), pools.get(id_or_template)
+    if pool is not None and pool.owner in {owner, LOCAL}:
+        return pool
+    return find_pool({id_: each for id_, each in pools.items() if each.owner == owner}, id_or_template, principal)
 
 
-def suiting(pools: Iterable[Pool], kind: PoolSpec, owner: OwnerId) -> list[Pool]:
-    """The pools out of which an owner may get one of a kind: his own, then the node's."""
-    return sorted((pool for pool in pools if pool.owner in {owner, LOCAL} and pool.kind.gives(kind)), key=lambda pool: pool.owner == LOCAL)
-
-
-def turn(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
-    """When it is a pool's turn to be filled, as what to sort by: the node's first, then whoever has least."""
-    return pool.owner != LOCAL, sum(each.held for each in pools if each.owner == pool.owner)
-
-
-def spare(quota: Quota, live: Sequence[Limits], waiting: Sequence[Limits], one: Limits) -> int | None:
-    """How many more may wait for an owner.
+def check_allowed(pool: Pool, sizes: PoolSizes, principal: Principal, *, existing: int | None = None) -> None:
+    """Refuse a private pool, or new sizes of one, that its owner may not have.
 
     Args:
-        quota: His.
-        live: Of his live sandboxes.
-        waiting: Of those that wait for him, those in the making included.
-        one: Of each of those that may be more.
+        pool: The pool, with its old sizes.
+        sizes: Requested sizes.
+        principal: Principal of the request.
+        existing: Number of the owner's pools, if the pool is new. None: the pool exists already.
 
-    Returns:
-        How many; None where nothing bounds them.
+    Raises:
+        ForbiddenError: The pool would have prepared sandboxes.
+        LimitError: ``quota_exceeded``.
     """
-    held = taken([*live, *waiting])
-    left = [] if quota.sandboxes is None else [quota.sandboxes - held.sandboxes]
-    bounds = {name: getattr(quota, name) for name in _SUMS}
-    left += [math.floor((limit - getattr(held, name)) / getattr(one, name)) for name, limit in bounds.items() if limit is not None]
+    if not is_private(pool):
+        return
+    if sizes.prepared:  # any request of any owner may take a prepared sandbox, so only shared pools have them
+        raise ForbiddenError(
+            f"`blank` is {sizes.prepared}; only operators can keep prepared sandboxes.",
+            code=ErrorCode.FORBIDDEN,
+            hint="Set `blank` to 0.",
+            fields={"field": "blank"},
+        )
+    if pool.owner == principal.owner and (existing is not None or sizes.warm > pool.sizes.warm):
+        quotas.check_pool(principal.quota, pool.spec.limits, sizes.warm)
+    if existing is not None:
+        quotas.check_pools(principal.quota, existing)
+
+
+def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list[Pool]:
+    """Return the pools that serve an owner's request for a spec: private pools first, then shared ones."""
+    return sorted((pool for pool in pools if pool.owner in {owner, LOCAL} and pool.spec.serves(spec)), key=lambda pool: pool.owner == LOCAL)
+
+
+def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
+    """Return a sort key: pools that are filled first have the smallest. Shared pools come first, then owners with few warm sandboxes."""
+    return is_private(pool), sum(each.total_warm for each in pools if each.owner == pool.owner)
+
+
+def quota_left(quota: Quota, live: Sequence[Limits], warm: Sequence[Limits], limits: Limits) -> int | None:
+    """Return the number of further warm sandboxes that a quota allows. None: no limit.
+
+    Args:
+        quota: Quota of the owner.
+        live: Limits of the owner's live sandboxes.
+        warm: Limits of the owner's warm sandboxes, unfinished ones included.
+        limits: Limits of each further warm sandbox.
+    """
+    used = taken([*live, *warm])
+    left = [] if quota.sandboxes is None else [quota.sandboxes - used.sandboxes]
+    bounds = {name: getattr(quota, name) for name in _SUMMED}
+    left += [math.floor((bound - getattr(used, name)) / getattr(limits, name)) for name, bound in bounds.items() if bound is not None]
     return max(0, min(left)) if left else None
 
 
-def excess(quota: Quota, live: Sequence[Limits], making: Sequence[Limits], ready: Sequence[Limits]) -> int:
-    """How many of those that wait for an owner have to go, the first so many.
+def excess_count(quota: Quota, live: Sequence[Limits], unfinished: Sequence[Limits], ready: Sequence[Limits]) -> int:
+    """Return the smallest number of warm sandboxes to remove, oldest first, so that the rest fits the quota.
 
     Args:
-        quota: His.
-        live: Of his live sandboxes.
-        making: Of what is in the making for him.
-        ready: Of those that wait, oldest first.
+        quota: Quota of the owner.
+        live: Limits of the owner's live sandboxes.
+        unfinished: Limits of the owner's warm sandboxes that are being made.
+        ready: Limits of the owner's warm sandboxes, oldest first.
     """
-    return next((gone for gone in range(len(ready)) if _fits(quota, taken([*live, *making, *ready[gone:]]))), len(ready))
+    return next((count for count in range(len(ready)) if _fits(quota, taken([*live, *unfinished, *ready[count:]]))), len(ready))
 
 
-def first_to_go(pools: Sequence[Pool]) -> WarmSandbox | PreparedPoolEntry | None:
-    """What goes first where its room is needed.
+def next_eviction(pools: Sequence[Pool]) -> PoolEntry | None:
+    """Return the entry to evict first, or None if the pools are empty.
 
-    Of what waits for owners the oldest of the largest pool of whoever has most; then the node's blanks; then the oldest of its largest pool.
+    The order is: the oldest warm sandbox in the largest pool of the owner whose private warm sandboxes have the most memory; prepared sandboxes;
+    the oldest warm sandbox of the shared pool with the most of them.
     """
     memory: Counter[OwnerId] = Counter()
-    for pool in pools:
-        if pool.owner != LOCAL:
-            memory[pool.owner] += _memory_bytes(pool)
-    whose, most = memory.most_common(1)[0] if memory else (LOCAL, 0)
+    for pool in filter(is_private, pools):
+        memory[pool.owner] += _memory_bytes(pool)
+    owner, most = memory.most_common(1)[0] if memory else (LOCAL, 0)
     if most:
-        return max((pool for pool in pools if pool.owner == whose), key=_memory_bytes).ready[0]
-    if blanks := [each for pool in pools for each in pool.blanks]:
-        return blanks[0]
+        return max((pool for pool in pools if pool.owner == owner), key=_memory_bytes).ready[0]
+    if prepared := [entry for pool in pools for entry in pool.prepared]:
+        return prepared[0]
     largest = max(pools, key=lambda pool: len(pool.ready), default=None)
     return largest.ready[0] if largest is not None and largest.ready else None
 
 
 def _memory_bytes(pool: Pool) -> int:
-    return len(pool.ready) * pool.kind.limits.memory_bytes
+    return len(pool.ready) * pool.spec.limits.memory_bytes
 
 
-def _fits(quota: Quota, held: Taken) -> bool:
-    bounds = (("sandboxes", held.sandboxes), *((name, getattr(held, name)) for name in _SUMS))
-    return all(getattr(quota, name) is None or used <= getattr(quota, name) for name, used in bounds)
+def _fits(quota: Quota, used: Taken) -> bool:
+    bounds = (("sandboxes", used.sandboxes), *((name, getattr(used, name)) for name in _SUMMED))
+    return all(getattr(quota, name) is None or amount <= getattr(quota, name) for name, amount in bounds)

@@ -1,13 +1,13 @@
-"""What a pool does next, decided from what it has. Pure.
+"""Decide what a pool does next, from its contents and its sizes. Pure.
 
-Laws:
-- Nothing is made while requests for sandboxes wait for a turn, while the host is short of memory, or within the pause that follows work or a
-  failure: making costs a tenth of a second of a processor and more, and whoever waits goes first.
-- No more than ``max`` at once, those in the making included; no more in the making than :data:`AT_ONCE`.
-- No more than an owner's quota leaves beside what lives and what waits of his (:mod:`sandlot.core.pools.ownership`).
-- A pool grows by one for each request that found it empty, and shrinks by one in each :data:`COOL_S` without any request.
-- What is too old, or stale, is replaced: made anew first where there is room, then removed.
-- No pool takes the last place of a node: while it fills, room for one more sandbox of that size stays.
+Invariants:
+- Nothing is filled while create requests wait for a start slot, while the host is short of memory, or during the rest after a fill or a failure.
+  A fill takes a tenth of a second of a processor and more, and create requests go first.
+- At most ``max`` warm sandboxes, unfinished ones included, and at most :data:`MAX_FILLS` fills at once.
+- A private pool has no more warm sandboxes than the owner's quota leaves (:mod:`sandlot.core.pools.ownership`).
+- A pool grows by one for each request that finds no warm sandbox. A pool shrinks by one after each :data:`SHRINK_AFTER_S` without a request.
+- A warm sandbox that is too old or outdated is replaced: the new one is made first if there is room, then the old one is removed.
+- A pool never takes the last room of a node: room for one more sandbox of the same limits must remain.
 """
 
 from __future__ import annotations
@@ -18,123 +18,118 @@ from typing import Final
 
 from sandlot.core.pools.models import PoolSizes
 
-AT_ONCE: Final = 2
-"""In the making at once, of all pools together: as many as a small machine has processors."""
-
-OWNERS_AT_ONCE: Final = 1
-"""Of these, those in the making for owners, of all of them together: one that is slow leaves a hand to the node's."""
-
-WORK_SHARE: Final = 0.5
-"""Of the time, at the most, in which the node's pools are filled, and in which owners' are: after work that took a second, there is none of the same
-side for a second."""
-
-CALM_S: Final = 0.5
-"""After a request nothing is begun for so long: whoever got a sandbox is about to use it, and more of them may come at once. A restore takes
-half of it."""
-
-PATIENT_S: Final = 1.0
-"""Requests that keep coming put it off no longer than that."""
-
-COOL_S: Final = 60.0
-OLDEST_S: Final = 3600.0
-"""After that a sandbox that waits is replaced: what it has of the host's time and files should not be older."""
+MAX_FILLS: Final = 2
+"""Concurrent fills of all pools together: as many as a small machine has processors."""
+MAX_PRIVATE_FILLS: Final = 1
+"""Concurrent fills of all private pools together. A slow private fill leaves one fill to the shared pools."""
+MAX_BUSY_SHARE: Final = 0.5
+"""Largest share of the time in which shared pools are filled, and the same for private pools. After a fill of 1 s, no pool of the same group is
+filled for 1 s."""
+QUIET_S: Final = 0.5
+"""Pause after a request: the client is about to use the sandbox, and more requests may follow. A restore takes half as long."""
+MAX_QUIET_WAIT_S: Final = 1.0
+"""Longest time for which continuous requests delay a fill."""
+SHRINK_AFTER_S: Final = 60.0
+"""Time without a request after which a grown pool shrinks by one sandbox."""
+MAX_AGE_S: Final = 3600.0
+"""Age at which a warm sandbox is replaced, because its view of the host's time and files should not be older."""
 
 _BACK_OFF_S: Final = (1.0, 5.0, 30.0, 120.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
-    """What a pool has.
+class PoolContents:
+    """Contents of a pool.
 
     Args:
-        ready: Ages in seconds of those that wait, oldest first.
-        filling: Those in the making.
-        blank: Blanks that wait.
-        blank_filling: Those in the making.
-        grown: By how many it has grown beyond ``warm``.
+        ages_s: Ages of the warm sandboxes, oldest first.
+        filling: Warm sandboxes that are being made.
+        prepared: Prepared sandboxes.
+        preparing: Prepared sandboxes that are being made.
+        growth: Warm sandboxes beyond ``PoolSizes.warm`` to which the pool has grown.
     """
 
-    ready: Sequence[float]
+    ages_s: Sequence[float]
     filling: int = 0
-    blank: int = 0
-    blank_filling: int = 0
-    grown: int = 0
+    prepared: int = 0
+    preparing: int = 0
+    growth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What to do now.
+class RefillStep:
+    """Changes to make to a pool now.
 
     Args:
-        fill: Sandboxes to begin to make.
-        fill_blank: Blanks to begin to make.
-        drop: Of those that wait, the oldest so many are to go.
-        drop_blank: Likewise.
+        fill: Number of warm sandboxes to start making.
+        prepare: Number of prepared sandboxes to start making.
+        drop: Number of warm sandboxes to remove, the oldest first.
+        drop_prepared: Number of prepared sandboxes to remove, the oldest first.
     """
 
     fill: int = 0
-    fill_blank: int = 0
+    prepare: int = 0
     drop: int = 0
-    drop_blank: int = 0
+    drop_prepared: int = 0
 
 
-def target(sizes: PoolSizes, grown: int) -> int:
-    """How many are to wait."""
-    return min(sizes.max, sizes.warm + grown)
+def wanted_warm(sizes: PoolSizes, growth: int) -> int:
+    """Return the number of warm sandboxes that a pool should have."""
+    return min(sizes.max, sizes.warm + growth)
 
 
-def step(sizes: PoolSizes, stock: Stock, free_hands: int, spare: int | None = None) -> Step:
-    """What a pool does next.
+def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_left: int | None = None) -> RefillStep:
+    """Return the changes to make to a pool now.
 
     Args:
-        sizes: What it should have.
-        stock: What it has.
-        free_hands: How many may be begun now: 0 where making must wait.
-        spare: How many more its owner's quota leaves; None where nothing bounds them.
+        sizes: Sizes of the pool.
+        contents: Contents of the pool.
+        max_fills: Fills that may start now; 0 while fills must wait.
+        quota_left: Further warm sandboxes that the owner's quota allows. None: no limit.
     """
-    want = target(sizes, stock.grown)
-    old = sum(1 for age_s in stock.ready if age_s > OLDEST_S)
-    there, fresh = len(stock.ready), len(stock.ready) - old
-    drop = max(0, there - want)
-    # An old one stays until its successor is there, unless the pool is full: then it goes first.
-    missing = max(0, want - fresh - stock.filling)
-    room = max(0, sizes.max - there - stock.filling)
-    room = room if spare is None else min(room, max(0, spare))
-    if old and fresh + stock.filling >= want:
+    wanted = wanted_warm(sizes, contents.growth)
+    old = sum(1 for age_s in contents.ages_s if age_s > MAX_AGE_S)
+    ready, fresh = len(contents.ages_s), len(contents.ages_s) - old
+    drop = max(0, ready - wanted)
+    # An old sandbox stays until its successor is ready, unless the pool is full: then the old one is removed first.
+    missing = max(0, wanted - fresh - contents.filling)
+    room = max(0, sizes.max - ready - contents.filling)
+    room = room if quota_left is None else min(room, max(0, quota_left))
+    if old and fresh + contents.filling >= wanted:
         drop = max(drop, old)
-    elif old and missing and not room and free_hands:
+    elif old and missing and not room and max_fills:
         drop = max(drop, 1)
-    fill = min(missing, room, free_hands)
-    fill_blank = min(max(0, sizes.blank - stock.blank - stock.blank_filling), free_hands - fill)
-    return Step(fill=fill, fill_blank=fill_blank, drop=drop, drop_blank=max(0, stock.blank - sizes.blank))
+    fill = min(missing, room, max_fills)
+    prepare = min(max(0, sizes.prepared - contents.prepared - contents.preparing), max_fills - fill)
+    return RefillStep(fill=fill, prepare=prepare, drop=drop, drop_prepared=max(0, contents.prepared - sizes.prepared))
 
 
-def is_calm(now_s: float, asked_s: float, hungry_s: float | None) -> bool:
-    """Whether making may begin, as far as requests go.
+def is_quiet(now_s: float, last_request_s: float, waiting_since_s: float | None) -> bool:
+    """Return whether the requests of a pool allow a fill to start.
 
     Args:
-        now_s: Now, monotonic.
-        asked_s: When there was a request last.
-        hungry_s: When there was the first since anything was begun; None where there was none.
+        now_s: Current monotonic time.
+        last_request_s: Time of the last request.
+        waiting_since_s: Time of the first request since a fill was last started. None: there was none.
     """
-    return now_s - asked_s >= CALM_S or (hungry_s is not None and now_s - hungry_s >= PATIENT_S)
+    return now_s - last_request_s >= QUIET_S or (waiting_since_s is not None and now_s - waiting_since_s >= MAX_QUIET_WAIT_S)
 
 
-def grown_by_miss(sizes: PoolSizes, grown: int) -> int:
-    """How far a pool has grown after a request that found it empty."""
-    return min(sizes.max - sizes.warm, grown + 1)
+def growth_after_miss(sizes: PoolSizes, growth: int) -> int:
+    """Return the growth of a pool after a request that found no warm sandbox."""
+    return min(sizes.max - sizes.warm, growth + 1)
 
 
-def shrunk(grown: int, quiet_s: float) -> int:
-    """How far it still is after so long without any request, since it last shrank or was asked."""
-    return max(0, grown - int(quiet_s // COOL_S))
+def growth_after_quiet(growth: int, quiet_s: float) -> int:
+    """Return the growth of a pool after ``quiet_s`` seconds since the last request or the last shrink."""
+    return max(0, growth - int(quiet_s // SHRINK_AFTER_S))
 
 
 def back_off_s(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """Return the pause after a number of consecutive failures."""
     return _BACK_OFF_S[min(failures, len(_BACK_OFF_S)) - 1] if failures else 0.0
 
 
-def pause_s(worked_s: float) -> float:
-    """How long to rest after work, so that no more than :data:`WORK_SHARE` of the time is worked."""
-    return worked_s * (1 / WORK_SHARE - 1)
+def rest_s(worked_s: float) -> float:
+    """Return the rest after work of ``worked_s`` seconds that keeps the share of work at :data:`MAX_BUSY_SHARE`."""
+    return worked_s * (1 / MAX_BUSY_SHARE - 1)

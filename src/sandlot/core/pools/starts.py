@@ -1,11 +1,11 @@
 """How a sandbox comes to its first answer where something was made ahead: claimed, or restored from its template's snapshot.
 
-=======  ===============================================================================================================================
-hot      thaw, one message that makes it somebody, one commit
-blank    a prepared one takes the template's snapshot
-direct   one is prepared, and takes the template's snapshot
-boot     as a machine starts
-=======  ===============================================================================================================================
+========  ==============================================================================================================================
+warm      thaw, one message that makes it somebody, one commit
+prepared  a prepared one takes the template's snapshot
+restored  one is prepared, and takes the template's snapshot
+booted    as a machine starts
+========  ==============================================================================================================================
 
 Each gives way to the next: whatever fails on the way to the first answer is given back, and the request still succeeds, only later.
 
@@ -21,12 +21,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SupervisionEndedError, driver_step, extend_deadline, until_end
 from sandlot.core.lifecycle.start import Started, boot, mounted, restore, wake
+from sandlot.core.pools.models import StartPath
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.sandbox import Sandbox
@@ -36,9 +37,6 @@ from sandlot.model.specs import SandboxSpec, Shape
 
 if TYPE_CHECKING:
     from sandlot.core.lifecycle.start import Start
-
-HOT, BLANK, DIRECT, BOOT = "hot", "blank", "direct", "boot"
-PATHS: Final = (HOT, BLANK, DIRECT, BOOT)
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -63,9 +61,9 @@ class WarmStart:
 
     async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: Holdings) -> Started:
         """Thaw it, and make it somebody."""
-        member, instance, link = self.member, self.member.asleep.instance, self.member.asleep.link
+        member, instance, link = self.member, self.member.instance, self.member.link
         holdings.append(instance)
-        sandbox.spec = replace(sandbox.spec, root=member.base.root.digest)
+        sandbox.spec = replace(sandbox.spec, root=member.template.root.digest)
         sandbox.instance, sandbox.ref, sandbox.link = instance, instance.ref, link
         link.offer(dependencies.services(sandbox))
         # The disk and the guest work at the same time. Where something is put into it first, it is recorded afterwards.
@@ -74,7 +72,7 @@ class WarmStart:
             extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
             recording = asyncio.ensure_future(dependencies.recorder.runs(sandbox))
         try:
-            await until_end(sandbox, driver_step("answer", self._become(sandbox, dependencies)), member.asleep.exits)
+            await until_end(sandbox, driver_step("answer", self._become(sandbox, dependencies)), member.exited)
             if recording is not None:
                 await asyncio.shield(recording)
         except BaseException as error:
@@ -89,16 +87,16 @@ class WarmStart:
             self._spoilt(member)
             return await self._otherwise(sandbox, dependencies, holdings)
         self._came()
-        return Started(instance, link, member.asleep.exits, recorded=recording is not None)
+        return Started(instance, link, member.exited, recorded=recording is not None)
 
     async def _become(self, sandbox: Sandbox, dependencies: LifecycleDependencies) -> None:
         member = self.member
-        await member.asleep.instance.resume()
+        await member.instance.resume()
         if volumes := await mounted(sandbox, dependencies):
-            await member.asleep.instance.configure(Change(volumes=volumes))
-        await wake(sandbox, dependencies, member.asleep.link, member.base)
-        if sandbox.spec.limits.pids != member.kind.limits.pids:
-            await member.asleep.instance.configure(Change(pids=sandbox.spec.limits.pids))
+            await member.instance.configure(Change(volumes=volumes))
+        await wake(sandbox, dependencies, member.link, member.template)
+        if sandbox.spec.limits.pids != member.spec.limits.pids:
+            await member.instance.configure(Change(pids=sandbox.spec.limits.pids))
 
 
 class TemplateSnapshotStart:
@@ -110,7 +108,7 @@ class TemplateSnapshotStart:
         unusable: Told why the snapshot could not be restored from.
     """
 
-    def __init__(self, held: TemplateSnapshot | None, came: Callable[[str], None], unusable: Callable[[TemplateSnapshot, str], None]) -> None:
+    def __init__(self, held: TemplateSnapshot | None, came: Callable[[StartPath], None], unusable: Callable[[TemplateSnapshot, str], None]) -> None:
         self._held = held
         self._came = came
         self._unusable = unusable
@@ -118,12 +116,12 @@ class TemplateSnapshotStart:
     async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: Holdings) -> Started:
         """Restore it, or boot it."""
         if self._held is not None:
-            path = DIRECT
+            path = StartPath.RESTORED
 
             async def prepare(shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
                 nonlocal path
                 prepared = await dependencies.prepare(shape, snapshot=snapshot)
-                path = BLANK if isinstance(prepared, Lent) else DIRECT
+                path = StartPath.PREPARED if isinstance(prepared, Lent) else StartPath.RESTORED
                 return prepared
 
             # Outside of the `try`: a store that refuses the record says nothing about the snapshot, and refuses the boot as well.
@@ -140,7 +138,7 @@ class TemplateSnapshotStart:
                 self._came(path)
                 return started
         started = await boot(sandbox, dependencies, holdings)
-        self._came(BOOT)
+        self._came(StartPath.BOOTED)
         return started
 
 

@@ -1,17 +1,19 @@
-"""Template snapshots: one sandbox of a look is booted, made warm and written down once; others are restored from that.
+"""Template snapshots: one sandbox of a spec is booted, warmed up and written to disk once; other sandboxes are restored from the snapshot.
 
-====== ================================================================================================================================
-boot   a sandbox that is nobody's; its spare kernel is forked, what kernels import is imported; it falls asleep
-write  the driver writes it down, and it has ended
-try    one is restored from that, woken, and runs a command and a cell
-shelf  what was tried appears under its key (:mod:`sandlot.core.pools.template_snapshot_cache`), and what it replaces goes
-====== ================================================================================================================================
+======== ==============================================================================================================================
+boot     a sandbox without an owner is booted; its spare kernel has imported what kernels import; the guest is quiesced
+write    the driver writes the snapshot, and the sandbox ends
+verify   a sandbox is restored from the snapshot, woken, and runs a command and a cell
+publish  the cache (:mod:`sandlot.core.pools.template_snapshot_cache`) gives the snapshot its key and removes the snapshots that it replaces
+======== ==============================================================================================================================
 
-Laws:
-- A snapshot whose key is not what it would be made of now is not used. It is looked at again every :data:`CHECK_S`, and whenever it failed.
-- One is made at a time, off every request's way, and only while there is room for it on the node: it is promised like a sandbox. One of the node's
-  gets the room of what waits for owners; one that only owners want may take :data:`FLEETING_S`, so that it does not keep the node's waiting.
-- What fails is tried again, ever more rarely, and can be seen: its words are told with the pools.
+Invariants:
+- A snapshot is used only while its key equals the key of a snapshot that would be made now. The key is computed again every :data:`CHECK_S` and
+  after each failure.
+- One snapshot is made at a time, outside of all requests, and only while the node has room: the sandbox has a reservation. A snapshot of a shared
+  pool gets the room of private warm sandboxes. A snapshot of private pools only may take at most :data:`PRIVATE_MAKE_S`, so that it does not
+  delay shared pools.
+- A failed attempt is repeated after growing pauses. Its reason is reported with the pools.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
 from sandlot.core.node.drivers import Supply
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import models, policy
-from sandlot.core.pools.models import TemplateSnapshotSpec
-from sandlot.core.pools.template_snapshot_cache import IMAGE, TemplateSnapshot, TemplateSnapshotCache, in_thread
+from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
+from sandlot.core.pools.template_snapshot_cache import IMAGE, TemplateSnapshot, TemplateSnapshotCache, take_in_thread
 from sandlot.core.pools.warm import WarmSandboxFactory, verify_restored
 from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
@@ -43,249 +45,270 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 
 CHECK_S: Final = 60.0
+"""Time after which the key of a snapshot in use is computed again."""
 MAKE_S: Final = 600.0
-"""For making one: the sum of its steps' patience would be longer than anybody believes that it still comes."""
+"""Timeout for making a snapshot. The sum of the timeouts of all steps would be longer than anyone would wait."""
+PRIVATE_MAKE_S: Final = 120.0
+"""Timeout for a snapshot that only private pools need, waits for locks included."""
 
-FLEETING_S: Final = 120.0
-"""For one that only owners' pools have, whatever it waits for."""
-
-_OTHERS_PAUSE_S: Final = 0.5
+_LOCK_POLL_S: Final = 0.5
 
 _log = structlog.get_logger("sandlot.core")
 
 
+class RoomMaker(Protocol):
+    """Evicts private pool entries for shared pools. Implemented by the refiller."""
+
+    def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
+        """Start to evict private entries until an amount will fit. Return False, and evict nothing, if all of them would not be enough."""
+        ...
+
+
 @dataclass(slots=True)
 class _State:
-    """How it stands with the snapshot of one look."""
+    """State of one spec.
 
-    held: TemplateSnapshot | None = None
+    Args:
+        snapshot: Snapshot in use.
+        checked_s: Monotonic time at which its key was last computed.
+        failures: Consecutive failures.
+        not_before_s: Monotonic time before which nothing is tried.
+        error: Reason of the last failure.
+        unusable_key: Key of a snapshot that could not be restored; the next attempt removes it.
+        is_private: True if only private pools need the snapshot.
+    """
+
+    snapshot: TemplateSnapshot | None = None
     checked_s: float = float("-inf")
     failures: int = 0
     not_before_s: float = float("-inf")
     error: str = ""
-    unusable: str = ""
-    """The key of one that could not be restored from."""
-    fleeting: bool = False
-    """Whether only pools of owners have it."""
+    unusable_key: str = ""
+    is_private: bool = False
+
+    def release(self) -> None:
+        if self.snapshot is not None:
+            self.snapshot.release()
+            self.snapshot = None
 
 
 class TemplateSnapshotManager:
     """The template snapshots that this service uses.
 
     Args:
-        shelf: Where they lie.
+        cache: Snapshots on disk.
         supply: Drivers and templates.
-        reservations: Where the node's promises are.
-        greet: Makes a link to a guest.
-        clock: The time.
-        new_id: Makes ids that carry this node.
-        metrics: What is counted.
-        version: Sandlot's: what another one made may have been made otherwise.
+        reservations: Reservations of the node.
+        link_factory: Connects to guests.
+        clock: Clock of the service.
+        new_id: Creates sandbox ids of this node.
+        metrics: Metrics of the service.
+        version: Version of Sandlot. Another version may lay a sandbox out differently.
     """
 
     def __init__(
         self,
         *,
-        shelf: TemplateSnapshotCache,
+        cache: TemplateSnapshotCache,
         supply: Supply,
         reservations: Reservations,
-        greet: GuestLinkFactory,
+        link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
         version: str,
     ) -> None:
-        self._shelf = shelf
+        self._cache = cache
         self._supply = supply
         self._reservations = reservations
-        self._greet = greet
+        self._link_factory = link_factory
         self._clock = clock
         self._new_id = new_id
         self._metrics = metrics
         self._version = version
         self._states: dict[TemplateSnapshotSpec, _State] = {}
-        self.displace: Callable[[Resources, HostReading], object] | None = None
-        """Sees to it that there will be room for something of the node's, as far as that is owners'."""
-        self.holder = ""
-        """Who has the promise of the one that is being made; empty where none is."""
+        self.reservation_key = ""
+        """Key of the reservation of the sandbox from which a snapshot is being made; empty while none is made."""
 
-    def at_hand(self, look: TemplateSnapshotSpec) -> TemplateSnapshot | None:
-        """The snapshot of a look, if there is one that may be used; looks at nothing."""
-        state = self._states.get(look)
-        return None if state is None else state.held
+    def current(self, spec: TemplateSnapshotSpec) -> TemplateSnapshot | None:
+        """Return the snapshot that is in use for a spec, if there is one. Nothing is checked."""
+        state = self._states.get(spec)
+        return None if state is None else state.snapshot
 
-    def error(self, look: TemplateSnapshotSpec) -> str:
-        """Why there is none, where making one failed; empty otherwise."""
-        state = self._states.get(look)
+    def error(self, spec: TemplateSnapshotSpec) -> str:
+        """Return the reason why the last attempt to make a snapshot failed; empty if it did not fail."""
+        state = self._states.get(spec)
         return "" if state is None else state.error
 
-    def failed(self, held: TemplateSnapshot, why: str) -> None:
-        """One could not be restored from: it is used no more, and made anew."""
-        for look, state in self._states.items():
-            if state.held is held:
-                _log.warning("template.unusable", template=look.template, isolation=look.isolation, error=why)
-                state.unusable = held.key
-                self._drop(state)
-                self._fail(state, why)
+    def discard(self, snapshot: TemplateSnapshot, reason: str) -> None:
+        """Stop using a snapshot that could not be restored. The next :meth:`ensure` removes it and makes a new one."""
+        for spec, state in self._states.items():
+            if state.snapshot is snapshot:
+                _log.warning("template.unusable", template=spec.template, isolation=spec.isolation, error=reason)
+                state.unusable_key = snapshot.key
+                state.release()
+                self._fail(state, reason)
                 self._metrics.template_snapshot("unusable")
 
-    async def keep(self, lasting: Collection[TemplateSnapshotSpec], fleeting: Collection[TemplateSnapshotSpec]) -> None:
-        """Use no others any more.
+    async def retain(self, shared: Collection[TemplateSnapshotSpec], private: Collection[TemplateSnapshotSpec]) -> None:
+        """Stop using all other snapshots.
 
         Args:
-            lasting: What the node's pools have. One that is used no more stays on the disk for who may need it again, until a sweep.
-            fleeting: What owners' pools alone have. It leaves the disk with them: else a key could fill it with one pool after the other.
+            shared: Specs of shared pools. A snapshot that is no longer used stays on disk for another service until a sweep.
+            private: Specs of private pools. A snapshot that only they used is removed from disk with them. Otherwise a key could fill the disk
+                by creating pool after pool.
         """
-        for look in (*lasting, *fleeting):
-            self._states.setdefault(look, _State()).fleeting = look not in lasting
-        for look in [each for each in self._states if each not in lasting and each not in fleeting]:
-            state = self._states.pop(look)
-            held = state.held
-            self._drop(state)
-            if held is not None and state.fleeting:
-                await asyncio.to_thread(self._shelf.remove, held.key)
+        for spec in (*shared, *private):
+            self._states.setdefault(spec, _State()).is_private = spec not in shared
+        for spec in [each for each in self._states if each not in shared and each not in private]:
+            state = self._states.pop(spec)
+            snapshot = state.snapshot
+            state.release()
+            if snapshot is not None and state.is_private:
+                await asyncio.to_thread(self._cache.remove, snapshot.key)
 
     async def sweep(self) -> None:
-        """Remove what killed services left half made, and what nobody has used for long."""
-        swept = await asyncio.to_thread(self._shelf.sweep)
+        """Remove what killed services left unfinished, and snapshots that were not used for a long time."""
+        swept = await asyncio.to_thread(self._cache.sweep)
         if swept:
             _log.info("template.swept", count=swept)
 
-    async def able(self, look: TemplateSnapshotSpec) -> bool:
-        """Whether a driver can have snapshots here at all."""
-        return (await self._supply.able(look.isolation, DriverCapability.SNAPSHOT)).can(DriverCapability.SNAPSHOT)
+    async def ensure(self, spec: TemplateSnapshotSpec, *, room: RoomMaker | None = None) -> TemplateSnapshot | None:
+        """Return the current snapshot of a spec. Make it if there is none. Return None if it cannot be made now.
 
-    async def ensure(self, look: TemplateSnapshotSpec) -> TemplateSnapshot | None:
-        """The snapshot of a look as it would be made now; made where it is not there. None where it cannot be, or not yet.
+        Only one call may run at a time.
 
-        One caller at a time.
+        Args:
+            spec: Spec of the snapshot.
+            room: Evicts private pool entries if a snapshot for a shared pool must be made. None: nothing is evicted.
         """
-        state = self._states.setdefault(look, _State())
+        state = self._states.setdefault(spec, _State())
         now_s = self._clock.monotonic_s()
-        if state.held is not None and now_s - state.checked_s < CHECK_S:
-            return state.held
-        if now_s < state.not_before_s or not await self.able(look):
+        if state.snapshot is not None and now_s - state.checked_s < CHECK_S:
+            return state.snapshot
+        if now_s < state.not_before_s or not (await self._supply.able(spec.isolation, DriverCapability.SNAPSHOT)).can(DriverCapability.SNAPSHOT):
             return None
         try:
-            async with asyncio.timeout(FLEETING_S if state.fleeting else None):
-                await self._renew(look, state)
-        except UnavailableError as error:  # no room for it now: that is no failure
+            async with asyncio.timeout(PRIVATE_MAKE_S if state.is_private else None):
+                await self._renew(spec, state, room)
+        except UnavailableError as error:  # no room now: not a failure
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
-            _log.warning("template.not_written", template=look.template, isolation=look.isolation, error=str(error) or type(error).__name__)
-            self._fail(state, failure(error))
+            _log.warning("template.not_written", template=spec.template, isolation=spec.isolation, error=str(error) or type(error).__name__)
+            self._fail(state, failure_reason(error))
             self._metrics.template_snapshot("failed")
-        return state.held
+        return state.snapshot
 
     def close(self) -> None:
-        """Use none of them any more."""
+        """Stop using all snapshots."""
         for state in self._states.values():
-            self._drop(state)
+            state.release()
 
-    async def _renew(self, look: TemplateSnapshotSpec, state: _State) -> None:
-        driver = self._supply.drivers[look.isolation]
-        base = await self._supply.base(look.template)
+    async def _renew(self, spec: TemplateSnapshotSpec, state: _State, room: RoomMaker | None) -> None:
+        driver = self._supply.drivers[spec.isolation]
+        template = await self._supply.base(spec.template)
         fingerprint = await asyncio.to_thread(driver.fingerprint)
-        parts = models.made_of(look, base, fingerprint, self._version)
-        key = models.key(parts)
+        inputs = models.snapshot_inputs(spec, template, fingerprint, self._version)
+        key = models.snapshot_key(inputs)
         state.checked_s = self._clock.monotonic_s()
-        if state.held is not None and state.held.key == key:
+        if state.snapshot is not None and state.snapshot.key == key:
             return
-        self._drop(state)
-        if state.unusable == key:
-            await asyncio.to_thread(self._shelf.remove, key)
-            state.unusable = ""
-        making = WarmSandboxFactory(driver, self._greet, look.template, base, look.limits)
-        held = await self._take(key, making)
-        while held is None:
-            lock = await in_thread(self._shelf.lock, key, os.close)
+        state.release()
+        if state.unusable_key == key:
+            await asyncio.to_thread(self._cache.remove, key)
+            state.unusable_key = ""
+        factory = WarmSandboxFactory(driver, self._link_factory, self._clock, PoolSpec(spec.template, spec.isolation, spec.limits), template)
+        snapshot = await self._open(key, factory)
+        while snapshot is None:
+            lock = await take_in_thread(self._cache.lock, key, os.close)
             try:
-                held = await self._take(key, making)  # whoever had the lock may have made it
-                if held is None and lock is not None:
+                snapshot = await self._open(key, factory)  # the previous holder of the lock may have made it
+                if snapshot is None and lock is not None:
                     async with asyncio.timeout(MAKE_S):
-                        await self._make(look, making, key, parts, fleeting=state.fleeting)
+                        await self._make(spec, factory, key, inputs, room)
             finally:
                 if lock is not None:
                     os.close(lock)
             if lock is None:
-                await asyncio.sleep(_OTHERS_PAUSE_S)
-        state.held, state.failures, state.error = held, 0, ""
+                await asyncio.sleep(_LOCK_POLL_S)
+        state.snapshot, state.failures, state.error = snapshot, 0, ""
 
-    async def _take(self, key: str, making: WarmSandboxFactory) -> TemplateSnapshot | None:
-        """One that lies there, if this driver can use it; one that it cannot is removed."""
-        held = await in_thread(self._shelf.take, key, TemplateSnapshot.release)
-        if held is None:
+    async def _open(self, key: str, factory: WarmSandboxFactory) -> TemplateSnapshot | None:
+        """Return the snapshot of a key from the cache. A snapshot that the driver cannot restore is removed."""
+        snapshot = await take_in_thread(self._cache.take, key, TemplateSnapshot.release)
+        if snapshot is None:
             return None
-        verdict = await asyncio.to_thread(making.driver.restorable, held.image)
+        verdict = await asyncio.to_thread(factory.driver.restorable, snapshot.image)
         if verdict.ok:
-            return held
-        held.release()
+            return snapshot
+        snapshot.release()
         _log.warning("template.unusable", key=key, error=verdict.reason)
-        await asyncio.to_thread(self._shelf.remove, key)
+        await asyncio.to_thread(self._cache.remove, key)
         return None
 
-    async def _make(self, look: TemplateSnapshotSpec, making: WarmSandboxFactory, key: str, parts: Any, *, fleeting: bool) -> None:  # noqa: ANN401 - what the manifest tells
-        """Make a snapshot, try it and publish it. The caller has locked the key."""
-        takes = making.driver.max_resources(look.limits)
-        holder = f"template-{key[:16]}"
+    async def _make(
+        self,
+        spec: TemplateSnapshotSpec,
+        factory: WarmSandboxFactory,
+        key: str,
+        inputs: Any,  # noqa: ANN401 - JSON values
+        room: RoomMaker | None,
+    ) -> None:
+        """Make, verify and publish a snapshot. The caller has locked the key."""
+        max_resources = factory.driver.max_resources(spec.limits)
+        reservation_key = f"template-{key[:16]}"
         reading = await self._reservations.read_host()
-        if not fleeting and self.displace is not None:
-            self.displace(takes, reading)
-        self._reservations.reserve(holder, takes, reading)
-        self.holder = holder
-        watch = _Stopwatch()
+        if room is not None:
+            room.make_room_for_shared(max_resources, reading)
+        self._reservations.reserve(reservation_key, max_resources, reading)
+        self.reservation_key = reservation_key
+        stopwatch = _Stopwatch()
         try:
-            folder = await in_thread(self._shelf.begin, key, LockedFolder.close)
+            folder = await take_in_thread(self._cache.begin, key, LockedFolder.close)
             try:
-                size = await self._write(making, folder.content / IMAGE, watch)
+                size = await self._write(factory, folder.content / IMAGE, stopwatch)
                 manifest = {
-                    "look": look.words(),
-                    "made_of": dict(parts),
+                    "spec": spec.manifest(),
+                    "inputs": dict(inputs),
                     "made_at": self._clock.now().isoformat(timespec="seconds"),
                     "size_bytes": size,
-                    **watch.laps,
+                    **stopwatch.laps,
                 }
-                await asyncio.to_thread(self._shelf.publish, key, folder, manifest)
+                await asyncio.to_thread(self._cache.publish, key, folder, manifest)
             finally:
                 await asyncio.shield(asyncio.to_thread(folder.close))
         finally:
-            self._reservations.release(holder)
-            self.holder = ""
+            self._reservations.release(reservation_key)
+            self.reservation_key = ""
         self._metrics.template_snapshot("made")
-        _log.info("template.written", template=look.template, isolation=look.isolation, size_bytes=size, **watch.laps)
-        await asyncio.to_thread(functools.partial(self._shelf.replaced, key, look.words()))
+        _log.info("template.written", template=spec.template, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
+        await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
 
-    async def _write(self, making: WarmSandboxFactory, image: Path, watch: _Stopwatch) -> int:
-        """Write the snapshot of a new sandbox, restore another sandbox from it, and return its size in bytes."""
-        made = await making.boot(self._new_id())
+    async def _write(self, factory: WarmSandboxFactory, image: Path, stopwatch: _Stopwatch) -> int:
+        """Write the snapshot of a new sandbox, verify a sandbox that is restored from it, and return the size in bytes."""
+        source = await factory.boot(self._new_id())
         try:
-            watch.lap("boot_s")
-            size = await made.instance.snapshot(image, keep_running=False)
-            watch.lap("write_s")
+            stopwatch.lap("boot_s")
+            size = await source.instance.snapshot(image, keep_running=False)
+            stopwatch.lap("write_s")
         finally:
-            await asyncio.shield(made.destroy())
-        again = await making.restore(self._new_id(), image)
+            await asyncio.shield(source.destroy())
+        restored = await factory.restore(self._new_id(), image)
         try:
-            await verify_restored(making, again)
-            watch.lap("try_s")
+            await verify_restored(factory, restored)
+            stopwatch.lap("verify_s")
         finally:
-            await asyncio.shield(again.destroy())
+            await asyncio.shield(restored.destroy())
         return size
 
-    def _fail(self, state: _State, why: str) -> None:
+    def _fail(self, state: _State, reason: str) -> None:
         state.failures += 1
-        state.error = why
+        state.error = reason
         state.not_before_s = self._clock.monotonic_s() + policy.back_off_s(state.failures)
-
-    @staticmethod
-    def _drop(state: _State) -> None:
-        if state.held is not None:
-            state.held.release()
-            state.held = None
 
 
 class _Stopwatch:
-    """How long the parts of something took."""
+    """Durations of consecutive steps, in seconds."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -297,17 +320,17 @@ class _Stopwatch:
         self._since_s = now_s
 
 
-def made_at(held: TemplateSnapshot) -> datetime | None:
-    """When a snapshot was made, as its manifest says."""
+def made_at(snapshot: TemplateSnapshot) -> datetime | None:
+    """Return the time at which a snapshot was made, from its manifest."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
-        return datetime.fromisoformat(held.made["made_at"])
+        return datetime.fromisoformat(snapshot.manifest["made_at"])
     return None
 
 
-def failure(error: Exception) -> str:
-    """What is told of something that could not be made, to whoever has the pool: no path of the host, which the log has."""
+def failure_reason(error: Exception) -> str:
+    """Return the reason of a failure for the owner of a pool. Paths of the host are left out; the log has them."""
     if isinstance(error, TimeoutError) and not str(error):
-        return "It took too long."
+        return "The time limit was exceeded."
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -1,212 +1,201 @@
-"""A sandbox that is nobody's yet: started, made warm, asleep.
+"""Make, rehearse and verify sandboxes that have no owner yet.
 
-Laws:
-- What is said to it while it is made is the same for all of a kind: a neutral name, its template's environment, no deadline.
-- It becomes somebody by the one message that wakes it, which brings everything that is its own: name, environment, randomness, limits.
-- What cannot be finished is given back whole, by whoever began it.
+Invariants:
+- While a warm sandbox is made, its guest receives the same for all sandboxes of a spec: a neutral identity, the template's environment, no deadline.
+- One message makes the sandbox its owner's: the wake request of the claim, with identity, environment, entropy and limits.
+- A sandbox that cannot be finished is destroyed by the function that started it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from sandlot.core.lifecycle.dependencies import driver_step
-from sandlot.core.ports import GuestLinkFactory, ResolvedTemplate
+from sandlot.core.pools.models import PoolSpec
+from sandlot.core.pools.pool import WarmSandbox
+from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Driver, Exit, Instance, PreparedSandbox
-from sandlot.model.specs import Limits, Network, ProcessSpec, SandboxSpec, Shape
+from sandlot.model.specs import Network, ProcessSpec, SandboxSpec, Shape
 
-NEUTRAL: Final = "template"
-"""Who a sandbox is while it is made; nothing of it is left once it is woken as somebody."""
-
-_TRY_TIMEOUT_S = 60.0
-
-
-@dataclass(slots=True)
-class StartedWarmSandbox:
-    """It.
-
-    Args:
-        instance: It, as its driver knows it.
-        link: To its guest, which is asleep.
-        exits: Resolved when its processes end.
-        restored: Whether it was restored from a snapshot; otherwise it was booted.
-    """
-
-    instance: Instance
-    link: Link
-    exits: asyncio.Future[Exit]
-    restored: bool
-
-    async def destroy(self) -> None:
-        """End it and remove every trace. Idempotent."""
-        self.exits.cancel()
-        await self.link.aclose()
-        await self.instance.destroy()
+NEUTRAL_IDENTITY: Final = "template"
+"""Identity and host name of a sandbox until it is claimed. The wake request of the claim replaces both."""
+_VERIFY_IDENTITY: Final = "tried"
+_STEP_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class WarmSandboxFactory:
-    """What such a sandbox is made with.
+    """Makes warm sandboxes of one spec.
 
     Args:
-        driver: Who isolates.
-        greet: Makes a link to a guest.
-        template: What it is made from, by name.
-        base: What that gives.
-        limits: What it may use.
+        driver: Driver of the spec's isolation.
+        link_factory: Connects to guests.
+        clock: Clock of the service.
+        spec: Spec of the sandboxes.
+        template: Root file system and environment of the spec's template.
     """
 
     driver: Driver
-    greet: GuestLinkFactory
-    template: str
-    base: ResolvedTemplate
-    limits: Limits
+    link_factory: GuestLinkFactory
+    clock: Clock
+    spec: PoolSpec
+    template: ResolvedTemplate
 
     @property
     def shape(self) -> Shape:
-        """What must be known of it to prepare it."""
-        return Shape(root=self.base.root, limits=self.limits, network=Network.NONE)
+        """Shape to prepare."""
+        return Shape(root=self.template.root, limits=self.spec.limits, network=Network.NONE)
 
-    def spec(self, id_: SandboxId) -> SandboxSpec:
-        """It, as a driver is told."""
-        return SandboxSpec(
-            id=id_,
-            template=self.template,
-            limits=self.limits,
-            timeout_s=None,
-            network=Network.NONE,
-            isolation=self.driver.name,
-            root=self.base.root.digest,
-        )
-
-    async def boot(self, id_: SandboxId) -> StartedWarmSandbox:
-        """Start it as a machine starts, make it warm, and let it fall asleep.
+    async def boot(self, id_: SandboxId) -> WarmSandbox:
+        """Boot a sandbox, warm its kernel up, and quiesce the guest.
 
         Raises:
-            SandlotError: It could not; nothing of it is left.
+            SandlotError: The sandbox could not be made. Nothing of it is left.
         """
         prepared = await driver_step("prepare", self.driver.prepare(self.shape))
-        instance = await _or_destroyed(prepared, driver_step("start", prepared.boot(self.spec(id_))))
-        made = await self._reached(instance, restored=False)
-        await self._warmed(made)
-        return made
+        instance = await _destroy_on_error(prepared, driver_step("start", prepared.boot(self._sandbox_spec(id_))))
+        warm = await self._connect(id_, instance)
+        await self._warm_up(warm)
+        return warm
 
-    async def restore(self, id_: SandboxId, image: Path) -> StartedWarmSandbox:
-        """Restore it from a snapshot: asleep, and said nothing but hello.
+    async def restore(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
+        """Restore a sandbox from a template snapshot. The guest has received nothing but the greeting.
+
+        Args:
+            id_: Id of the sandbox.
+            image: Folder of the driver's snapshot.
+            snapshot_key: Key of the snapshot.
 
         Raises:
-            SandlotError: It could not; nothing of it is left.
+            SandlotError: The sandbox could not be restored. Nothing of it is left.
         """
         prepared = await driver_step("prepare", self.driver.prepare(self.shape, snapshot=image))
-        instance = await _or_destroyed(prepared, driver_step("restore", prepared.restore(image, self.spec(id_))))
-        made = await self._reached(instance, restored=True)
-        if not made.link.asleep:
-            await asyncio.shield(made.destroy())
-            raise HostError("What was restored from a template snapshot is awake.", hint="It is made anew.")
-        return made
+        instance = await _destroy_on_error(prepared, driver_step("restore", prepared.restore(image, self._sandbox_spec(id_))))
+        warm = await self._connect(id_, instance, snapshot_key)
+        if not warm.link.asleep:
+            await asyncio.shield(warm.destroy())
+            raise HostError("The guest of a restored template snapshot is awake.", hint="Wait until the template snapshot has been made again.")
+        return warm
 
-    async def rehearse(self, id_: SandboxId, image: Path) -> StartedWarmSandbox:
-        """Restore it, and let it go through once what it will go through when it is claimed, as nobody: then its memory is where that needs it.
+    async def rehearse(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
+        """Restore a sandbox, and run through a claim once with the neutral identity, so that the pages that a claim needs are in memory.
+
+        Args:
+            id_: Id of the sandbox.
+            image: Folder of the driver's snapshot.
+            snapshot_key: Key of the snapshot.
 
         Raises:
-            SandlotError: It could not; nothing of it is left.
+            SandlotError: The sandbox could not be made. Nothing of it is left.
         """
-        made = await self.restore(id_, image)
-        await self._warmed(made, rehearsed=True)
-        return made
+        warm = await self.restore(id_, image, snapshot_key)
+        await self._warm_up(warm, rehearse=True)
+        return warm
 
-    async def _warmed(self, made: StartedWarmSandbox, *, rehearsed: bool = False) -> None:
-        """Woken as nobody, made warm, asleep again."""
-        try:
-            has_python = await driver_step("answer", self.wake(made.link, NEUTRAL, NEUTRAL))
-            if rehearsed:
-                await _rehearse(made.link)
-            if has_python:
-                await made.link.warm(lean=True)
-            await made.link.quiesce()
-        except BaseException:
-            await asyncio.shield(made.destroy())
-            raise
-
-    async def wake(self, link: Link, identity: str, hostname: str, env: Mapping[str, str] | None = None) -> bool:
-        """Make it somebody, for as long as it is tried; whether its image has a python."""
+    async def wake(self, link: Link, identity: str) -> bool:
+        """Wake a guest with an identity, which is also the host name, and return whether its image has Python."""
         python = await link.wake(
             identity=identity,
-            hostname=hostname,
-            env=self.base.env if env is None else env,
-            pids=self.limits.pids,
-            memory_bytes=self.limits.memory_bytes,
+            hostname=identity,
+            env=self.template.env,
+            pids=self.spec.limits.pids,
+            memory_bytes=self.spec.limits.memory_bytes,
             deadline_s=None,
         )
         return python is not None
 
-    async def _reached(self, instance: Instance, *, restored: bool) -> StartedWarmSandbox:
-        exits = asyncio.ensure_future(instance.wait())
-        greeting = asyncio.ensure_future(self._greeted(instance))
-        ends: set[asyncio.Future[Any]] = {exits, greeting}
+    async def _warm_up(self, warm: WarmSandbox, *, rehearse: bool = False) -> None:
         try:
-            async with asyncio.timeout(_TRY_TIMEOUT_S):
+            has_python = await driver_step("answer", self.wake(warm.link, NEUTRAL_IDENTITY))
+            if rehearse:
+                await _rehearse_command(warm.link)
+            if has_python:
+                await warm.link.warm(lean=True)
+            await warm.link.quiesce()
+        except BaseException:
+            await asyncio.shield(warm.destroy())
+            raise
+
+    async def _connect(self, id_: SandboxId, instance: Instance, snapshot_key: str = "") -> WarmSandbox:
+        exited = asyncio.ensure_future(instance.wait())
+        greeting = asyncio.ensure_future(self._greet(instance))
+        ends: set[asyncio.Future[Any]] = {exited, greeting}
+        try:
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not greeting.done():
-                raise _ended_early(exits.result())  # noqa: TRY301 - what was begun is given back below, as for all that fails
-            return StartedWarmSandbox(instance, greeting.result(), exits, restored)
+                raise _ended_early(exited.result())  # noqa: TRY301 - the handler below cleans up after every failure
+            return WarmSandbox(id_, self.spec, self.template, instance, greeting.result(), exited, self.clock.monotonic_s(), snapshot_key)
         except BaseException:
-            exits.cancel()
+            exited.cancel()
             greeting.cancel()
             with contextlib.suppress(BaseException):
                 await (await greeting).aclose()
             await asyncio.shield(instance.destroy())
             raise
 
-    async def _greeted(self, instance: Instance) -> Link:
-        return await self.greet(await instance.connect(), services={})
+    async def _greet(self, instance: Instance) -> Link:
+        return await self.link_factory(await instance.connect(), services={})
+
+    def _sandbox_spec(self, id_: SandboxId) -> SandboxSpec:
+        return SandboxSpec(
+            id=id_,
+            template=self.spec.template,
+            limits=self.spec.limits,
+            timeout_s=None,
+            network=Network.NONE,
+            isolation=self.driver.name,
+            root=self.template.root.digest,
+        )
 
 
-async def verify_restored(making: WarmSandboxFactory, made: StartedWarmSandbox) -> None:
-    """See that what was restored works: it is woken, runs a command and, where it has a python, a cell. It is of no more use afterwards.
+async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> None:
+    """Wake a restored sandbox and run a command and, if its image has Python, a cell. The sandbox must be destroyed afterwards.
 
     Raises:
-        HostError: It does not.
-        SandlotError: It ended, or did not answer.
+        HostError: The command or the cell failed.
+        SandlotError: The sandbox ended, or its guest did not respond within 60 s.
     """
-    async with asyncio.timeout(_TRY_TIMEOUT_S):
-        has_python = await making.wake(made.link, "tried", "tried")
-        process = await made.link.start(ProcessSpec(argv=("/bin/sh", "-c", "true"), timeout_s=_TRY_TIMEOUT_S))
-        ended = await process.result()
-        if ended.exit_code != 0:
-            raise HostError(f"A template snapshot cannot be used: 'true' ended with {ended.exit_code} in it.")
+    async with asyncio.timeout(_STEP_TIMEOUT_S):
+        has_python = await factory.wake(warm.link, _VERIFY_IDENTITY)
+        process = await warm.link.start(ProcessSpec(argv=("/bin/sh", "-c", "true"), timeout_s=_STEP_TIMEOUT_S))
+        result = await process.result()
+        if result.exit_code != 0:
+            raise HostError(f"A template snapshot failed its verification: the command 'true' ended with exit code {result.exit_code}.")
         if has_python:
-            cell = await made.link.execute("print(1)", language="python", timeout_s=_TRY_TIMEOUT_S)
-            done = await cell.result()
-            if str(done.status) != "ok":
-                raise HostError(f"A template snapshot cannot be used: print(1) ended with {done.status} in it.")
+            cell = await warm.link.execute("print(1)", language="python", timeout_s=_STEP_TIMEOUT_S)
+            outcome = await cell.result()
+            if str(outcome.status) != "ok":
+                raise HostError(f"A template snapshot failed its verification: the cell 'print(1)' ended with status {outcome.status}.")
 
 
-async def _rehearse(link: Link) -> None:
-    """Run a command: what the guest does for one it has done once.
+async def _rehearse_command(link: Link) -> None:
+    """Run a command, so that the guest's memory for commands is touched before the claim.
 
-    After a restore each page of memory costs a moment when it is first touched (50 us in gVisor, where a cell and its way there touch a thousand).
-    The python kernel that waits rehearses by itself (``guest.warm``).
+    After a restore the first access to each page takes time: 50 us in gVisor, and a cell touches a thousand pages. The spare Python kernel
+    rehearses by itself (``guest.warm``).
     """
-    async with asyncio.timeout(_TRY_TIMEOUT_S):
-        with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # an image without it does not need it
-            process = await link.start(ProcessSpec(argv=("/bin/true",), timeout_s=_TRY_TIMEOUT_S, hidden=True))
+    async with asyncio.timeout(_STEP_TIMEOUT_S):
+        with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # an image without the command has nothing to rehearse
+            process = await link.start(ProcessSpec(argv=("/bin/true",), timeout_s=_STEP_TIMEOUT_S, hidden=True))
             await process.result()
 
 
-def _ended_early(how: Exit) -> HostError:
-    return HostError(f"The sandbox ended before it answered ({how.reason}: {how.detail}).", hint="The service's log may have more.")
+def _ended_early(exit_: Exit) -> HostError:
+    return HostError(
+        f"The sandbox ended before its guest responded ({exit_.reason}: {exit_.detail}).", hint="Look for the reason in the service's log."
+    )
 
 
-async def _or_destroyed(prepared: PreparedSandbox, work: Coroutine[Any, Any, Instance]) -> Instance:
+async def _destroy_on_error(prepared: PreparedSandbox, work: Coroutine[Any, Any, Instance]) -> Instance:
     try:
         return await work
     except BaseException:

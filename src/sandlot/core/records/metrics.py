@@ -113,7 +113,7 @@ class Metrics:
         """A sandbox has come to its first answer.
 
         Args:
-            path: ``hot``, ``blank``, ``direct`` or ``boot``.
+            path: Start path: ``warm``, ``prepared``, ``restored`` or ``booted``.
             template: What it was made from: one of those that there are.
         """
         self._claims.labels(path, template).inc()
@@ -210,7 +210,7 @@ class _Pools(Collector):
     @staticmethod
     def _family() -> GaugeMetricFamily:
         return GaugeMetricFamily(
-            "sandlot_pool", "What pools hold: ready, filling, blank; and how many are wanted.", labels=["template", "isolation", "what"]
+            "sandlot_pool", "What pools hold: ready, filling, prepared; and how many are wanted.", labels=["template", "isolation", "what"]
         )
 
 

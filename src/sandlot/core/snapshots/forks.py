@@ -359,7 +359,7 @@ class ForkManager:
 
     def _asked(self, parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
         """The children, as they would have been asked for."""
-        metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.OWN)}
+        metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.RESERVED_PREFIX)}
         return [
             CreateSandboxParams(
                 template=parent.spec.template,

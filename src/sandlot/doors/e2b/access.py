@@ -21,7 +21,7 @@ from sandlot.core.service import Core
 from sandlot.doors.e2b.envd import signatures
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.states import RESTING
+from sandlot.model.states import SUSPENDED
 from sandlot.web.asking import core_of, principal_of
 from sandlot.web.auth import presented
 
@@ -119,7 +119,7 @@ def box_of(request: HTTPConnection) -> Sandbox:
         raise gone(sandbox) from None
     if box.ended.is_set() or box.end_requested.is_set():
         raise gone(sandbox)
-    if box.state in RESTING and not box.spec.auto_resume:
+    if box.state in SUSPENDED and not box.spec.auto_resume:
         raise box.suspended_error()
     return box
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.core.admission import OWN, CreateSandboxParams, check_own
+from sandlot.core.admission import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
@@ -89,7 +89,7 @@ def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = No
         UnsupportedError: It asks for what is not enforced here.
     """
     metadata = body.metadata or {}
-    check_own(metadata)
+    check_reserved_names(metadata)
     check_unsupported(body)
     return CreateSandboxParams(
         template=DEFAULT_TEMPLATE if snapshot is not None else ours(body.template_id),
@@ -212,7 +212,7 @@ def template_name(sandbox: Sandbox) -> str:
 
 def shown(metadata: Mapping[str, str]) -> dict[str, str]:
     """The owner's own words."""
-    return {name: value for name, value in metadata.items() if not name.startswith(OWN)}
+    return {name: value for name, value in metadata.items() if not name.startswith(RESERVED_PREFIX)}
 
 
 def is_there(sandbox: Sandbox) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from sandlot.core.admission import OWN, CreateSandboxParams
+from sandlot.core.admission import RESERVED_PREFIX, CreateSandboxParams
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
@@ -95,9 +95,9 @@ def checked(metadata: Mapping[str, str]) -> Mapping[str, str]:
         InvalidRequestError: A name in it is the service's own.
     """
     for name in metadata:
-        if name.startswith(OWN):
+        if name.startswith(RESERVED_PREFIX):
             raise InvalidRequestError(
-                f"{name[:64]!r} cannot be set: names in the metadata that begin with {OWN!r} are the service's own.",
+                f"{name[:64]!r} cannot be set: names in the metadata that begin with {RESERVED_PREFIX!r} are the service's own.",
                 hint="Choose another name.",
                 fields={"field": "metadata"},
             )
@@ -106,7 +106,9 @@ def checked(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 def forked(parent: Sandbox, metadata: Mapping[str, str] | None, tree: str) -> Mapping[str, str]:
     """The metadata of a fork: what was given, or its parent's, and the tree that it is of."""
-    words = {name: value for name, value in parent.metadata.items() if not name.startswith(OWN)} if metadata is None else checked(metadata)
+    words = (
+        {name: value for name, value in parent.metadata.items() if not name.startswith(RESERVED_PREFIX)} if metadata is None else checked(metadata)
+    )
     kept = {TTL_WORD: parent.metadata[TTL_WORD]} if TTL_WORD in parent.metadata else {}
     return {**words, **kept, DOOR_WORD: NAME, TREE_WORD: tree}
 
@@ -132,7 +134,7 @@ def update(sandbox: Sandbox, body: LifecycleBody, quota: Quota) -> UpdateSandbox
 def sandbox(sandbox: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
     """What is told of a sandbox."""
     spec = sandbox.spec
-    words = {name: value for name, value in sandbox.metadata.items() if not name.startswith(OWN)}
+    words = {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)}
     if spec.parent is not None:
         words |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(sandbox)}
     return SandboxAnswer(

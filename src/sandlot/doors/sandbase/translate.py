@@ -12,7 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.core.admission import OWN, CreateSandboxParams, check_own
+from sandlot.core.admission import RESERVED_PREFIX, CreateSandboxParams, check_reserved_names
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.lifecycle.update import Used
 from sandlot.core.ports import Template
@@ -143,7 +143,7 @@ def new_sandbox(body: SandboxBody, known: Collection[str]) -> CreateSandboxParam
         UnsupportedError: It asks for the internet.
     """
     metadata, name = body.metadata or {}, ours(body.template_id, known)
-    check_own(metadata)
+    check_reserved_names(metadata)
     if body.allow_internet_access:
         raise UnsupportedError(
             "allowInternetAccess: true cannot be had yet: it is refused rather than ignored.",
@@ -176,7 +176,7 @@ def sandbox(sandbox: Sandbox, token: str | None = None) -> dict[str, Any]:
         "clientID": CLIENT_ID,
         "status": told,
         "state": told,
-        "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(OWN)},
+        "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)},
         "startedAt": moment(sandbox.created_at),
         "endAt": moment(sandbox.ended_at or sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from sandlot.core.admission import LEAST_IDLE_S, CreateSandboxParams
+from sandlot.core.admission import MIN_IDLE_TIMEOUT_S, CreateSandboxParams
 from sandlot.core.execution.code import CodeExecutionResult
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.requirements import InstallParams
@@ -128,9 +128,9 @@ def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) 
         InvalidRequestError: The idle timeout is out of bounds.
     """
     idle_s = DEFAULT_IDLE_S if idle_ttl is None else idle_ttl
-    if not LEAST_IDLE_S <= idle_s <= MAX_TIMEOUT_S:
+    if not MIN_IDLE_TIMEOUT_S <= idle_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
-            f"idle_ttl is {idle_s:g}; it must be from {LEAST_IDLE_S:g} to {MAX_TIMEOUT_S:g}.", hint="Seconds.", fields={"field": "idle_ttl"}
+            f"idle_ttl is {idle_s:g}; it must be from {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g}.", hint="Seconds.", fields={"field": "idle_ttl"}
         )
     longest_s = principal.quota.lifetime_s
     return CreateSandboxParams(

@@ -301,7 +301,7 @@ def pool_network(words: Mapping[str, str]) -> str:
 
 def pool(told: PoolStatus) -> PoolAnswer:
     """A pool, without what is in it."""
-    kind, words = told.pool.kind, told.pool.metadata
+    kind, words = told.pool.spec, told.pool.metadata
     return PoolAnswer(
         id=told.pool.id,
         namespace=NAMESPACE,

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.access.quotas import taken
-from sandlot.core.pools.ownership import owner_of
+from sandlot.core.pools.ownership import pool_owner
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.storage import Position
@@ -46,7 +46,7 @@ async def who_am_i(request: Request) -> Response:
     principal, core = principal_of(request), core_of(request)
     live = [sandbox.spec.limits for sandbox in core.manager.list(principal) if sandbox.owner == principal.owner]
     snapshots, volumes = await core.snapshots.totals(principal.owner), await core.volumes.totals(principal.owner)
-    pools = core.manager.pools.count(owner_of(principal))
+    pools = core.manager.pools.count(pool_owner(principal))
     return reply(SelfAnswer.of(principal, taken(live), core.execution_counter.used(principal.owner), snapshots, volumes, pools))
 
 

@@ -35,7 +35,7 @@ async def change(pool: str, body: PoolChange, request: Request) -> Response:
     """Change how much a pool holds, also after a restart."""
     pools, principal = core_of(request).manager.pools, principal_of(request)
     words = body.words(pools.find(pool, principal).pool.metadata)
-    return reply(PoolAnswer.of(await pools.update(pool, principal, warm=body.warm, most=body.max, blank=body.blank, metadata=words)))
+    return reply(PoolAnswer.of(await pools.update(pool, principal, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)

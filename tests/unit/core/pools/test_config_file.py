@@ -1,59 +1,84 @@
-"""Pools that were made at run time survive the service."""
+"""``pools.json``: pools that requests created, changed or deleted survive the service."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools.config_file import FILE, PoolConfigFile, Said
-from sandlot.core.pools.models import PoolId, PoolSizes, PoolSpec, kind_as_words
-from sandlot.model.access import LOCAL, OwnerId
+from sandlot.core.pools.config_file import POOLS_FILE, PoolConfigFile
+from sandlot.core.pools.models import PoolConfig, PoolId, PoolSizes, PoolSpec
+from sandlot.model.access import OwnerId
 from sandlot.model.errors import HostError
 from sandlot.model.specs import Limits
 
-KIND = PoolSpec("base", "gvisor", Limits(pids=99))
-SAID = {
-    PoolId(LOCAL, KIND): Said(PoolSizes(2, 4, 1), {"team": "blue"}),
-    PoolId(OwnerId("0123456789ab"), KIND): Said(PoolSizes(1, 1)),
-    PoolId(LOCAL, PoolSpec("code-interpreter", "gvisor", Limits())): Said(None),
-}
+SPEC = PoolSpec("base", "gvisor", Limits(cpus=2, pids=99))
+SHARED = PoolConfig(SPEC, PoolSizes(2, 4, 1), metadata={"team": "blue"})
+PRIVATE = PoolConfig(SPEC, PoolSizes(1, 1), OwnerId("0123456789ab"))
+DELETED = PoolConfig(PoolSpec("code-interpreter", "gvisor", Limits()), None)
 
 
-def test_what_was_said_is_read_back(tmp_path: Path) -> None:
-    kept = PoolConfigFile(tmp_path)
-    assert kept.read() == {}
-    kept.write(SAID)
-    assert PoolConfigFile(tmp_path).read() == SAID
-    kept.write({})
+def by_id(*configs: PoolConfig) -> dict[PoolId, PoolConfig]:
+    return {config.pool_id: config for config in configs}
+
+
+def write(folder: Path, configs: Iterable[PoolConfig] = (SHARED, PRIVATE, DELETED)) -> None:
+    PoolConfigFile(folder).write(configs)
+
+
+def test_missing_file_has_no_pools(tmp_path: Path) -> None:
     assert PoolConfigFile(tmp_path).read() == {}
-    assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
-def test_one_that_has_owners_is_not_read_by_a_service_that_knows_none(tmp_path: Path) -> None:
-    PoolConfigFile(tmp_path).write(SAID)
-    assert json.loads((tmp_path / FILE).read_text("utf-8"))["format"] == 2  # of format 1 it would make all of them the node's
+def test_shared_private_and_deleted_pools_are_read_back(tmp_path: Path) -> None:
+    write(tmp_path)
+
+    assert PoolConfigFile(tmp_path).read() == by_id(SHARED, PRIVATE, DELETED)
 
 
-def test_one_of_before_pools_had_owners_is_the_nodes(tmp_path: Path) -> None:
-    pool = {"kind": kind_as_words(KIND), "sizes": {"warm": 2, "max": 4, "blank": 1}, "metadata": {"team": "blue"}}
-    (tmp_path / FILE).write_text(json.dumps({"format": 1, "pools": [pool]}), "utf-8")
-    assert PoolConfigFile(tmp_path).read() == {PoolId(LOCAL, KIND): Said(PoolSizes(2, 4, 1), {"team": "blue"})}
+def test_pool_keeps_its_id(tmp_path: Path) -> None:
+    write(tmp_path)
+
+    assert [str(pool_id) for pool_id in PoolConfigFile(tmp_path).read()] == [str(each.pool_id) for each in (SHARED, PRIVATE, DELETED)]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 3, "pools": []}', '{"format": 1, "pools": [{"kind": {}, "sizes": null}]}', "\xff"])
-def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text, encoding="latin-1")
+def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    write(tmp_path)
+
+    write(tmp_path, ())
+
     assert PoolConfigFile(tmp_path).read() == {}
+    assert [file.name for file in tmp_path.iterdir()] == [POOLS_FILE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 2, "pools": []}',
+        '{"format": 3, "pools": [{"spec": {}, "sizes": null}]}',
+        '{"format": 3, "pools": [{"spec": {"template": "base", "isolation": "gvisor", "limits": {"pids": 1}}, "sizes": null}]}',
+        "\xff",
+    ],
+    ids=["empty", "truncated", "list", "other format", "incomplete", "invalid limits", "not UTF-8"],
+)
+def test_unreadable_file_is_renamed(tmp_path: Path, text: str) -> None:
+    (tmp_path / POOLS_FILE).write_text(text, encoding="latin-1")
+
+    assert PoolConfigFile(tmp_path).read() == {}
+
     assert [file.read_text("latin-1") for file in tmp_path.iterdir()] == [text]
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / POOLS_FILE).exists()
 
 
-def test_a_disk_that_refuses_leaves_what_there_was(tmp_path: Path) -> None:
-    kept = PoolConfigFile(tmp_path)
-    kept.write(SAID)
-    (tmp_path / f".{FILE}").mkdir()
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / f".{POOLS_FILE}").mkdir()
+
     with pytest.raises(HostError):
-        kept.write({})
-    assert kept.read() == SAID
+        write(tmp_path, ())
+
+    assert PoolConfigFile(tmp_path).read() == by_id(SHARED, PRIVATE, DELETED)

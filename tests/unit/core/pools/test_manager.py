@@ -20,11 +20,10 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.pools import policy
-from sandlot.core.pools.config_file import FILE as POOLS_FILE
-from sandlot.core.pools.models import PoolSizes, PoolSpec
+from sandlot.core.pools.config_file import POOLS_FILE
+from sandlot.core.pools.models import PoolSizes, PoolSpec, StartPath
 from sandlot.core.pools.pool import Pool
-from sandlot.core.pools.starts import BOOT, DIRECT, HOT
-from sandlot.core.pools.warm import NEUTRAL as NEUTRAL_IDENTITY
+from sandlot.core.pools.warm import NEUTRAL_IDENTITY
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
 from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
@@ -48,9 +47,9 @@ def state(tmp_path: Path) -> NodeState:
 
 
 async def refill(node: Node) -> None:
-    """Run the refill task until it has nothing left to start. A second passes before: a request delays refills by half a second.
+    """Run the refill task until it has nothing left to start. One second passes first: a request delays refills by half a second.
 
-    It is done twice, because what a sandbox that has just ended had becomes free only after the answer to its kill.
+    The second run sees the resources of a sandbox that has just ended: they are released after the response to its kill.
     """
     for _ in range(2):
         node.clock.advance(1.0)
@@ -96,10 +95,10 @@ async def test_create_claims_a_warm_sandbox_and_records_it_as_running(node: Node
 
     assert sandbox.id in warm_ids
     assert sandbox.state is State.RUNNING
-    assert pool.claims == {HOT: 1}
+    assert pool.claims == {StartPath.WARM: 1}
     record = await node.store.sandboxes.get(sandbox.id)
     assert record is not None
-    assert (record.state, record.ref, record.spec.root) == (State.RUNNING, sandbox.ref, pool.ready[0].base.root.digest)
+    assert (record.state, record.ref, record.spec.root) == (State.RUNNING, sandbox.ref, pool.ready[0].template.root.digest)
 
 
 async def test_warm_sandbox_is_asleep_and_has_had_only_the_neutral_identity(node: Node) -> None:
@@ -126,7 +125,7 @@ async def test_concurrent_creates_never_share_a_warm_sandbox(node: Node) -> None
     sandboxes = await asyncio.gather(*(create(node) for _ in range(5)))
 
     assert len({sandbox.ref for sandbox in sandboxes}) == 5
-    assert pool.claims == {HOT: 3, BOOT: 2}
+    assert pool.claims == {StartPath.WARM: 3, StartPath.BOOTED: 2}
     wakes = [node.guest(sandbox.id).requests("guest.wake")[-1] for sandbox in sandboxes]
     assert len({wake["entropy"] for wake in wakes}) == 5
 
@@ -145,7 +144,7 @@ async def test_create_with_fewer_pids_claims_and_lowers_the_limit(node: Node) ->
 
     sandbox = await create(node, limits=replace(LIMITS, pids=LIMITS.pids - 1))
 
-    assert pool.claims == {HOT: 1}
+    assert pool.claims == {StartPath.WARM: 1}
     assert sandbox.instance is not None
     assert sandbox.instance.limits.pids == LIMITS.pids - 1
 
@@ -173,9 +172,9 @@ async def test_create_boots_if_the_claimed_sandbox_does_not_resume(node: Node) -
     await refill(node)
 
     assert sandbox.id == broken.id, "the id of the request does not change"
-    assert sandbox.instance is not broken.asleep.instance
-    assert pool.claims == {BOOT: 1}
-    assert broken.asleep.instance not in node.driver.instances
+    assert sandbox.instance is not broken.instance
+    assert pool.claims == {StartPath.BOOTED: 1}
+    assert broken.instance not in node.driver.instances
     assert (await node.reservations.capacity()).sandboxes == 2, "the new sandbox and the refilled one"
 
 
@@ -193,7 +192,7 @@ async def test_create_fails_without_another_attempt_if_the_store_refuses_its_rec
 async def test_create_that_the_store_refuses_keeps_the_template_snapshot_and_boots_nothing(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         pool = await filled_pool(node, warm=1)
-        snapshot = node.pools.find(pool.id, OPERATOR).held
+        snapshot = node.pools.find(pool.id, OPERATOR).snapshot
         assert snapshot is not None
         await create(node)  # claims the warm sandbox, so that the next create is restored
         prepared = len(node.driver.prepared)
@@ -203,9 +202,9 @@ async def test_create_that_the_store_refuses_keeps_the_template_snapshot_and_boo
             await create(node)
 
         assert len(node.driver.prepared) == prepared
-        assert node.pools.find(pool.id, OPERATOR).held is snapshot
+        assert node.pools.find(pool.id, OPERATOR).snapshot is snapshot
         await create(node)
-        assert pool.claims == {HOT: 1, DIRECT: 1}
+        assert pool.claims == {StartPath.WARM: 1, StartPath.RESTORED: 1}
 
 
 async def test_failed_claim_waits_for_its_own_save(node: Node) -> None:
@@ -242,12 +241,12 @@ async def test_refill_replaces_a_claimed_sandbox(node: Node) -> None:
 async def test_miss_grows_an_empty_pool(node: Node) -> None:
     pool = await create_pool(node, warm=0, grow_to=2)
     await create(node)
-    assert pool.claims == {BOOT: 1}
+    assert pool.claims == {StartPath.BOOTED: 1}
 
     await refill(node)
     await create(node)
 
-    assert pool.claims == {BOOT: 1, HOT: 1}
+    assert pool.claims == {StartPath.BOOTED: 1, StartPath.WARM: 1}
 
 
 async def test_failed_fill_is_reported_counted_and_retried(node: Node) -> None:
@@ -323,25 +322,25 @@ async def test_refill_waits_ten_seconds_after_an_eviction(state: NodeState) -> N
 async def test_template_snapshot_is_discarded_after_its_second_failed_restore(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         pool = await filled_pool(node, warm=1)
-        snapshot = node.pools.find(pool.id, OPERATOR).held
+        snapshot = node.pools.find(pool.id, OPERATOR).snapshot
         assert snapshot is not None
         node.driver.fail_next("restore", HostError("cannot restore"), HostError("cannot restore"))
         await create(node)
 
-        node.clock.advance(policy.CALM_S)
+        node.clock.advance(policy.QUIET_S)
         await node.pools.run_until_idle()
         assert pool.failures == 1
-        assert node.pools.find(pool.id, OPERATOR).held is snapshot
+        assert node.pools.find(pool.id, OPERATOR).snapshot is snapshot
 
         node.clock.advance(policy.back_off_s(1))
         await node.pools.run_until_idle()
         assert pool.failures == 2
-        assert node.pools.find(pool.id, OPERATOR).held is None
+        assert node.pools.find(pool.id, OPERATOR).snapshot is None
 
         node.clock.advance(policy.back_off_s(2))
         await node.pools.run_until_idle()
         assert len(pool.ready) == 1
-        assert node.pools.find(pool.id, OPERATOR).held is not None
+        assert node.pools.find(pool.id, OPERATOR).snapshot is not None
 
 
 # Reservations and limits of the node -----------------------------------------------------------------------------------
@@ -402,8 +401,9 @@ async def test_create_that_waited_for_an_eviction_is_checked_again(state: NodeSt
         await create(node)
         release.set()
 
-        with pytest.raises(UnavailableError, match="All 1 sandboxes"):
+        with pytest.raises(UnavailableError) as error:
             await waiting
+        assert error.value.fields["max_sandboxes"] == 1
 
 
 async def test_eviction_takes_private_pools_before_shared_ones(state: NodeState) -> None:
@@ -433,7 +433,7 @@ async def test_create_prefers_the_private_pool_then_the_shared_one_and_never_ano
     assert (first.id, second.id) == (annes_id, shared_id)
     assert third.id != bobs_id
     assert [warm.id for warm in bobs.ready] == [bobs_id]
-    assert [pool.claims for pool in (shared, annes, bobs)] == [{HOT: 1, BOOT: 1}, {HOT: 2, BOOT: 1}, {}]
+    assert [pool.claims for pool in (shared, annes, bobs)] == [{StartPath.WARM: 1, StartPath.BOOTED: 1}, {StartPath.WARM: 2, StartPath.BOOTED: 1}, {}]
 
 
 async def test_private_pools_shrink_as_live_sandboxes_use_the_quota(node: Node) -> None:
@@ -497,7 +497,7 @@ async def test_prepared_sandboxes_are_refused_for_private_pools(node: Node) -> N
     anne = await new_key(node, "anne")
 
     with pytest.raises(ForbiddenError):
-        await node.pools.create(anne, "base", "auto", LIMITS, PoolSizes(warm=0, max=0, blank=1))
+        await node.pools.create(anne, "base", "auto", LIMITS, PoolSizes(warm=0, max=0, prepared=1))
     pool = await create_pool(node, anne, warm=0)
     with pytest.raises(ForbiddenError):
         await node.pools.update(pool.id, anne, prepared=1)
@@ -552,7 +552,7 @@ async def test_pools_and_their_updates_survive_a_restart(state: NodeState) -> No
     assert state.driver.leftovers() == [], "warm sandboxes end with the service"
 
     async with open_node(state) as node:
-        assert {status.pool.kind: status.pool.sizes for status in node.pools.list(OPERATOR)} == {
+        assert {status.pool.spec: status.pool.sizes for status in node.pools.list(OPERATOR)} == {
             PoolSpec("base", "gvisor", LIMITS): PoolSizes(warm=1, max=1),
             PoolSpec("base", "gvisor", LARGE): PoolSizes(warm=0, max=3),
         }

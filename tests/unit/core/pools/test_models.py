@@ -1,91 +1,188 @@
-"""What a pool holds and how much: ids, sizes, and the words of a setting."""
+"""Specs, ids, sizes and settings of pools, and keys of template snapshots."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools.models import DEFAULT_WISHES, GROWS_TO, POOL_ID, PoolId, PoolSizes, PoolSpec, Wish, kind_as_words, kind_of_words, wishes
+from sandlot.core.pools.models import (
+    DEFAULT_MAX,
+    DEFAULT_POOLS,
+    POOL_ID,
+    SNAPSHOT_DISK_BYTES,
+    PoolConfig,
+    PoolId,
+    PoolSizes,
+    PoolSpec,
+    TemplateSnapshotSpec,
+    parse_pools,
+    snapshot_inputs,
+    snapshot_key,
+)
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits
+from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, MIB, Limits, RootFs
 
-KIND = PoolSpec("base", "gvisor", Limits())
+SPEC = PoolSpec("base", "gvisor", Limits())
+TEMPLATE = ResolvedTemplate(root=RootFs(Path("/roots/a"), "a" * 64), env={"PATH": "/bin", "LANG": "C.UTF-8"})
 
 
-def test_an_id_stands_for_whose_a_pool_is_and_for_what_it_holds() -> None:
+# Ids ------------------------------------------------------------------------------------------------------------------
+
+
+def test_pool_id_depends_on_the_owner_and_on_every_field_of_the_spec() -> None:
     others = [
-        replace(KIND, template="code-interpreter"),
-        replace(KIND, isolation="container"),
-        *(replace(KIND, limits=limits) for limits in (Limits(cpus=2.0), Limits(memory_bytes=2 * GIB), Limits(disk_bytes=GIB), Limits(pids=100))),
+        replace(SPEC, template="code-interpreter"),
+        replace(SPEC, isolation="container"),
+        *(replace(SPEC, limits=limits) for limits in (Limits(cpus=2.0), Limits(memory_bytes=2 * GIB), Limits(disk_bytes=GIB), Limits(pids=100))),
     ]
     owners = (LOCAL, OwnerId("0123456789ab"), OwnerId("ba9876543210"))
-    ids = {PoolId(owner, each).id for each in (KIND, *others) for owner in owners}
+
+    ids = {str(PoolId(owner, spec)) for spec in (SPEC, *others) for owner in owners}
+
     assert len(ids) == len(owners) * (len(others) + 1)
     assert all(POOL_ID.fullmatch(each) for each in ids)
-    assert PoolId(LOCAL, PoolSpec("base", "gvisor", Limits())).id == PoolId(LOCAL, KIND).id == "pool-j66vgm5nuh7a"
+
+
+def test_pool_id_is_the_same_on_every_node() -> None:
+    assert str(PoolId(LOCAL, PoolSpec("base", "gvisor", Limits()))) == "pool-j66vgm5nuh7a"
+
+
+def test_pool_id_does_not_depend_on_how_a_number_of_cores_is_written() -> None:
+    assert str(PoolId(LOCAL, replace(SPEC, limits=Limits(cpus=2)))) == str(PoolId(LOCAL, replace(SPEC, limits=Limits(cpus=2.0))))
+
+
+# Specs ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "wanted, given",
+    "request_spec, served",
     [
-        (KIND, True),
-        (replace(KIND, limits=Limits(pids=16)), True),
-        (replace(KIND, limits=Limits(pids=513)), False),
-        (replace(KIND, limits=Limits(memory_bytes=2 * GIB)), False),
-        (replace(KIND, limits=Limits(memory_bytes=GIB // 2)), False),
-        (replace(KIND, limits=Limits(cpus=0.5)), False),
-        (replace(KIND, limits=Limits(disk_bytes=GIB)), False),
-        (replace(KIND, template="code-interpreter"), False),
-        (replace(KIND, isolation="container"), False),
+        (SPEC, True),
+        (replace(SPEC, limits=Limits(pids=16)), True),
+        (replace(SPEC, limits=Limits(pids=513)), False),
+        (replace(SPEC, limits=Limits(memory_bytes=2 * GIB)), False),
+        (replace(SPEC, limits=Limits(memory_bytes=GIB // 2)), False),
+        (replace(SPEC, limits=Limits(cpus=0.5)), False),
+        (replace(SPEC, limits=Limits(disk_bytes=GIB)), False),
+        (replace(SPEC, template="code-interpreter"), False),
+        (replace(SPEC, isolation="container"), False),
     ],
 )
-def test_what_is_seen_from_inside_must_be_what_was_asked_for(wanted: PoolSpec, *, given: bool) -> None:
-    assert KIND.gives(wanted) is given
+def test_pool_serves_requests_of_its_spec_or_with_fewer_processes(request_spec: PoolSpec, *, served: bool) -> None:
+    assert SPEC.serves(request_spec) is served
 
 
-def test_a_change_keeps_what_it_does_not_name_and_max_follows_warm_upwards() -> None:
-    before = PoolSizes(1, 4, 2)
-    assert before.changed(blank=0) == PoolSizes(1, 4, 0)
-    assert before.changed(warm=6) == PoolSizes(6, 6, 2)
-    assert before.changed(warm=0) == PoolSizes(0, 4, 2)
-    assert before.changed(most=1) == PoolSizes(1, 1, 2)
-    with pytest.raises(InvalidRequestError):
-        before.changed(warm=3, most=2)
+# Sizes ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "text, wanted",
+    "change, sizes",
+    [
+        ({"prepared": 0}, PoolSizes(1, 4, 0)),
+        ({"warm": 6}, PoolSizes(6, 6, 2)),
+        ({"warm": 0}, PoolSizes(0, 4, 2)),
+        ({"max": 1}, PoolSizes(1, 1, 2)),
+    ],
+)
+def test_update_keeps_other_sizes_but_max_follows_warm_upwards(change: dict[str, int], sizes: PoolSizes) -> None:
+    assert PoolSizes(1, 4, 2).updated(**change) == sizes
+
+
+def test_update_with_max_below_warm_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        PoolSizes(1, 4, 2).updated(warm=3, max=2)
+
+    assert error.value.fields == {"field": "max"}
+
+
+@pytest.mark.parametrize("sizes", [{"warm": -1}, {"warm": 1001, "max": 1001}, {"prepared": 1001}])
+def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequestError):
+        PoolSizes(**sizes)
+
+
+# The setting ----------------------------------------------------------------------------------------------------------
+
+
+def config(template: str, sizes: PoolSizes) -> PoolConfig:
+    return PoolConfig(PoolSpec(template, "auto", Limits()), sizes)
+
+
+@pytest.mark.parametrize(
+    "text, configs",
     [
         ("", ()),
         ("none", ()),
         (" none ", ()),
-        ("base=1", (Wish("base", PoolSizes(1, GROWS_TO)),)),
-        ("base=7", (Wish("base", PoolSizes(7, 7)),)),
-        ("base=2:2", (Wish("base", PoolSizes(2, 2)),)),
-        ("code-interpreter=2:4, base=1:1+3", (Wish("code-interpreter", PoolSizes(2, 4)), Wish("base", PoolSizes(1, 1, 3)))),
-        ("base=0:0+2", (Wish("base", PoolSizes(0, 0, 2)),)),
+        ("base=1", (config("base", PoolSizes(1, DEFAULT_MAX)),)),
+        ("base=7", (config("base", PoolSizes(7, 7)),)),
+        ("base=2:2", (config("base", PoolSizes(2, 2)),)),
+        ("code-interpreter=2:4, base=1:1+3", (config("code-interpreter", PoolSizes(2, 4)), config("base", PoolSizes(1, 1, 3)))),
+        ("base=0:0+2", (config("base", PoolSizes(0, 0, 2)),)),
     ],
 )
-def test_a_setting_is_read(text: str, wanted: tuple[Wish, ...]) -> None:
-    assert wishes(text, {"base", "code-interpreter"}) == wanted
+def test_setting_is_parsed(text: str, configs: tuple[PoolConfig, ...]) -> None:
+    assert parse_pools(text, {"base", "code-interpreter"}) == configs
 
 
 @pytest.mark.parametrize(
     "text", ["base", "base=", "base=x", "base=-1", "base=1:", "base=3:2", "base=1,base=2", "other=1", "base=1;x=2", "=1", "base=99999"]
 )
-def test_what_is_no_setting_is_refused(text: str) -> None:
+def test_invalid_setting_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError):
-        wishes(text, {"base"})
+        parse_pools(text, {"base"})
 
 
-def test_the_default_is_small_and_nobodys_wish() -> None:
-    (wish,) = DEFAULT_WISHES
-    assert (wish.template, wish.implied) == (DEFAULT_TEMPLATE, True)
-    assert wish.sizes.warm == 1
+def test_default_pool_is_small_and_implied() -> None:
+    (default,) = DEFAULT_POOLS
+
+    assert (default.spec.template, default.is_implied) == (DEFAULT_TEMPLATE, True)
+    assert default.sizes is not None
+    assert default.sizes.warm == 1
 
 
-def test_a_kind_survives_its_words() -> None:
-    kind = replace(KIND, limits=Limits(cpus=0.5, memory_bytes=GIB // 2, disk_bytes=GIB, pids=99))
-    assert kind_of_words(kind_as_words(kind)) == kind
+# Template snapshots ---------------------------------------------------------------------------------------------------
+
+
+def key(spec: PoolSpec = SPEC, template: ResolvedTemplate = TEMPLATE, fingerprint: str = "runsc:1", version: str = "1.0") -> str:
+    return snapshot_key(snapshot_inputs(TemplateSnapshotSpec.of(spec), template, fingerprint, version))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        key(replace(SPEC, isolation="container")),
+        key(replace(SPEC, limits=Limits(memory_bytes=2 * GIB))),
+        key(replace(SPEC, limits=Limits(cpus=2.0))),
+        key(replace(SPEC, limits=Limits(disk_bytes=64 * MIB))),
+        key(template=replace(TEMPLATE, root=RootFs(Path("/roots/a"), "b" * 64))),
+        key(template=replace(TEMPLATE, env={**TEMPLATE.env, "LANG": "C"})),
+        key(fingerprint="runsc:2"),
+        key(version="1.1"),
+    ],
+    ids=["isolation", "memory", "cpus", "disk", "root", "env", "fingerprint", "version"],
+)
+def test_snapshot_key_changes_with_everything_that_a_snapshot_depends_on(other: str) -> None:
+    assert other != key()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        key(replace(SPEC, limits=Limits(pids=100))),
+        key(replace(SPEC, limits=Limits(disk_bytes=50 * GIB))),
+        key(template=ResolvedTemplate(root=RootFs(Path("/elsewhere"), "a" * 64), env=dict(sorted(TEMPLATE.env.items())))),
+    ],
+    ids=["pids", "more disk", "order of the environment"],
+)
+def test_snapshot_key_does_not_change_with_what_is_set_at_the_claim(same: str) -> None:
+    assert same == key()
+
+
+@pytest.mark.parametrize("disk_bytes, snapshot_disk_bytes", [(5 * GIB, SNAPSHOT_DISK_BYTES), (64 * MIB, 64 * MIB)])
+def test_snapshot_is_taken_with_a_small_disk(disk_bytes: int, snapshot_disk_bytes: int) -> None:
+    assert TemplateSnapshotSpec.of(replace(SPEC, limits=Limits(disk_bytes=disk_bytes))).limits.disk_bytes == snapshot_disk_bytes

@@ -1,4 +1,4 @@
-"""What a pool does next."""
+"""Decisions about refills: what a pool makes and removes next, and how it grows and shrinks."""
 
 from __future__ import annotations
 
@@ -8,75 +8,92 @@ from hypothesis import strategies as st
 
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSizes
-from sandlot.core.pools.policy import COOL_S, OLDEST_S, Step, Stock
+from sandlot.core.pools.policy import MAX_AGE_S, MAX_FILLS, SHRINK_AFTER_S, PoolContents, RefillStep
 
-HANDS = policy.AT_ONCE
-OLD_S = OLDEST_S + 1
+OLD_S = MAX_AGE_S + 1
 
 
 @pytest.mark.parametrize(
-    "sizes, stock, hands, wanted",
+    "sizes, contents, max_fills, step",
     [
-        (PoolSizes(2, 4), Stock(ready=()), HANDS, Step(fill=2)),
-        (PoolSizes(9, 9), Stock(ready=()), HANDS, Step(fill=2)),
-        (PoolSizes(2, 4), Stock(ready=()), 0, Step()),
-        (PoolSizes(2, 4), Stock(ready=(), filling=2), HANDS, Step()),
-        (PoolSizes(2, 4), Stock(ready=(5.0, 1.0)), HANDS, Step()),
-        (PoolSizes(2, 4), Stock(ready=(5.0, 1.0), grown=1), HANDS, Step(fill=1)),
-        (PoolSizes(2, 4), Stock(ready=(5.0, 1.0), grown=9), HANDS, Step(fill=2)),
-        (PoolSizes(1, 4), Stock(ready=(5.0, 4.0, 3.0)), HANDS, Step(drop=2)),
-        (PoolSizes(0, 0), Stock(ready=(5.0,)), 0, Step(drop=1)),
-        # One that is too old stays until its successor is there.
-        (PoolSizes(1, 4), Stock(ready=(OLD_S,)), HANDS, Step(fill=1)),
-        (PoolSizes(1, 4), Stock(ready=(OLD_S,), filling=1), HANDS, Step(drop=1)),
-        (PoolSizes(1, 4), Stock(ready=(OLD_S, 1.0)), HANDS, Step(drop=1)),
-        (PoolSizes(1, 1), Stock(ready=(OLD_S,)), HANDS, Step(drop=1)),
-        (PoolSizes(1, 1), Stock(ready=(OLD_S,)), 0, Step()),
-        # Blanks take the hands that are left.
-        (PoolSizes(1, 1, 3), Stock(ready=()), HANDS, Step(fill=1, fill_blank=1)),
-        (PoolSizes(1, 1, 3), Stock(ready=(1.0,), blank=1, blank_filling=1), HANDS, Step(fill_blank=1)),
-        (PoolSizes(1, 1, 0), Stock(ready=(1.0,), blank=2), HANDS, Step(drop_blank=2)),
+        (PoolSizes(2, 4), PoolContents(ages_s=()), MAX_FILLS, RefillStep(fill=2)),
+        (PoolSizes(9, 9), PoolContents(ages_s=()), MAX_FILLS, RefillStep(fill=2)),
+        (PoolSizes(2, 4), PoolContents(ages_s=()), 0, RefillStep()),
+        (PoolSizes(2, 4), PoolContents(ages_s=(), filling=2), MAX_FILLS, RefillStep()),
+        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0)), MAX_FILLS, RefillStep()),
+        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0), growth=1), MAX_FILLS, RefillStep(fill=1)),
+        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0), growth=9), MAX_FILLS, RefillStep(fill=2)),
+        (PoolSizes(1, 4), PoolContents(ages_s=(5.0, 4.0, 3.0)), MAX_FILLS, RefillStep(drop=2)),
+        (PoolSizes(0, 0), PoolContents(ages_s=(5.0,)), 0, RefillStep(drop=1)),
     ],
 )
-def test_it_does_what_is_missing_and_no_more(sizes: PoolSizes, stock: Stock, hands: int, wanted: Step) -> None:
-    assert policy.step(sizes, stock, hands) == wanted
+def test_step_makes_what_is_missing_and_removes_what_is_too_much(sizes: PoolSizes, contents: PoolContents, max_fills: int, step: RefillStep) -> None:
+    assert policy.next_step(sizes, contents, max_fills) == step
+
+
+@pytest.mark.parametrize(
+    "sizes, contents, max_fills, step",
+    [
+        (PoolSizes(1, 4), PoolContents(ages_s=(OLD_S,)), MAX_FILLS, RefillStep(fill=1)),
+        (PoolSizes(1, 4), PoolContents(ages_s=(OLD_S,), filling=1), MAX_FILLS, RefillStep(drop=1)),
+        (PoolSizes(1, 4), PoolContents(ages_s=(OLD_S, 1.0)), MAX_FILLS, RefillStep(drop=1)),
+        (PoolSizes(1, 1), PoolContents(ages_s=(OLD_S,)), MAX_FILLS, RefillStep(drop=1)),
+        (PoolSizes(1, 1), PoolContents(ages_s=(OLD_S,)), 0, RefillStep()),
+    ],
+)
+def test_old_warm_sandbox_is_replaced_and_removed_first_only_from_a_full_pool(
+    sizes: PoolSizes, contents: PoolContents, max_fills: int, step: RefillStep
+) -> None:
+    assert policy.next_step(sizes, contents, max_fills) == step
+
+
+@pytest.mark.parametrize(
+    "sizes, contents, step",
+    [
+        (PoolSizes(1, 1, 3), PoolContents(ages_s=()), RefillStep(fill=1, prepare=1)),
+        (PoolSizes(1, 1, 3), PoolContents(ages_s=(1.0,), prepared=1, preparing=1), RefillStep(prepare=1)),
+        (PoolSizes(1, 1, 0), PoolContents(ages_s=(1.0,), prepared=2), RefillStep(drop_prepared=2)),
+    ],
+)
+def test_prepared_sandboxes_get_the_fills_that_warm_ones_leave(sizes: PoolSizes, contents: PoolContents, step: RefillStep) -> None:
+    assert policy.next_step(sizes, contents, MAX_FILLS) == step
 
 
 @hypothesis.given(
     warm=st.integers(0, 6),
     more=st.integers(0, 6),
-    ready=st.lists(st.floats(0, 2 * OLDEST_S), max_size=12),
+    ages_s=st.lists(st.floats(0, 2 * MAX_AGE_S), max_size=12),
     filling=st.integers(0, 3),
-    grown=st.integers(0, 8),
-    hands=st.integers(0, HANDS),
+    growth=st.integers(0, 8),
+    max_fills=st.integers(0, MAX_FILLS),
 )
-def test_it_stays_within_its_bounds(warm: int, more: int, ready: list[float], filling: int, grown: int, hands: int) -> None:
+def test_step_stays_within_sizes_and_fills(warm: int, more: int, ages_s: list[float], filling: int, growth: int, max_fills: int) -> None:
     sizes = PoolSizes(warm, warm + more)
-    stock = Stock(ready=sorted(ready, reverse=True), filling=filling, grown=grown)
-    step = policy.step(sizes, stock, hands)
-    assert 0 <= step.fill <= hands
-    assert 0 <= step.drop <= len(ready)
+
+    step = policy.next_step(sizes, PoolContents(ages_s=sorted(ages_s, reverse=True), filling=filling, growth=growth), max_fills)
+
+    assert 0 <= step.fill <= max_fills
+    assert 0 <= step.drop <= len(ages_s)
     if step.fill:
-        assert len(ready) + filling + step.fill <= sizes.max
-    if len(ready) - step.drop < policy.target(sizes, grown) - filling:
-        assert step.drop == 0 or any(age_s > OLDEST_S for age_s in ready)
+        assert len(ages_s) + filling + step.fill <= sizes.max
+    if len(ages_s) - step.drop < policy.wanted_warm(sizes, growth) - filling:
+        assert step.drop == 0 or any(age_s > MAX_AGE_S for age_s in ages_s)
 
 
 @pytest.mark.parametrize(
-    "stock, spare, wanted",
+    "ages_s, quota_left, step",
     [
-        (Stock(ready=()), None, Step(fill=2)),
-        (Stock(ready=()), 1, Step(fill=1)),
-        (Stock(ready=()), 0, Step()),
-        (Stock(ready=(1.0,)), 0, Step()),
-        (Stock(ready=(OLD_S, 1.0)), 0, Step(drop=1)),  # it is replaced where there is no room for both
+        ((), None, RefillStep(fill=2)),
+        ((), 1, RefillStep(fill=1)),
+        ((), 0, RefillStep()),
+        ((1.0,), 0, RefillStep()),
+        ((OLD_S, 1.0), 0, RefillStep(drop=1)),  # removed first: the quota has no room for both
     ],
 )
-def test_it_fills_no_further_than_a_quota_leaves(stock: Stock, spare: int | None, wanted: Step) -> None:
-    assert policy.step(PoolSizes(2, 4), stock, HANDS, spare) == wanted
+def test_step_fills_no_more_than_the_quota_leaves(ages_s: tuple[float, ...], quota_left: int | None, step: RefillStep) -> None:
+    assert policy.next_step(PoolSizes(2, 4), PoolContents(ages_s=ages_s), MAX_FILLS, quota_left) == step
 
 
-def test_it_shrinks_by_one_for_each_time_that_is_quiet() -> None:
-    assert policy.shrunk(3, COOL_S - 1) == 3
-    assert policy.shrunk(3, COOL_S) == 2
-    assert policy.shrunk(3, 10 * COOL_S) == 0
+@pytest.mark.parametrize("quiet_s, growth", [(SHRINK_AFTER_S - 1, 3), (SHRINK_AFTER_S, 2), (10 * SHRINK_AFTER_S, 0)])
+def test_pool_shrinks_by_one_for_each_quiet_minute(quiet_s: float, growth: int) -> None:
+    assert policy.growth_after_quiet(3, quiet_s) == growth

@@ -78,7 +78,7 @@ async def test_unfinished_private_warm_sandbox_gives_its_room_to_a_shared_one(st
         await refill_for_a_minute(node)
 
         assert len(shared.ready) == 1
-        assert private.held == 0
+        assert private.total_warm == 0
 
 
 async def test_template_snapshot_of_a_shared_pool_gets_the_room_of_private_warm_sandboxes(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_private_pools_are_filled_one_at_a_time_and_beside_the_shared_ones
 
 
 async def test_rest_after_filling_a_private_pool_does_not_delay_shared_ones(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "pause_s", lambda _: 1000.0)
+    monkeypatch.setattr(policy, "rest_s", lambda _: 1000.0)
     async with open_node(state) as node:
         private = await private_pool(node, warm=2)
         await refill(node)
@@ -162,16 +162,16 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
 
 
 async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_snapshots, "FLEETING_S", 0.2)
+    monkeypatch.setattr(template_snapshots, "PRIVATE_MAKE_S", 0.2)
     async with open_node(NodeState(tmp_path)) as node:
         node.driver.hold("prepare")
         private = await private_pool(node, warm=1, gib=6)
         node.clock.advance(1.0)
-        await settled(lambda: node.pools.find(private.id, OPERATOR).error == "It took too long.")
+        await settled(lambda: node.pools.find(private.id, OPERATOR).error == "The time limit was exceeded.")
 
         shared = await shared_pool(node, warm=1, gib=7)
         node.clock.advance(1.0)
         pools = node.core.manager.pools
-        await settled(lambda: pools._snapshots.holder != "" and not pools._refiller._writes_owners)  # noqa: SLF001
+        await settled(lambda: pools._snapshots.reservation_key != "" and not pools._refiller._snapshot_is_private)  # noqa: SLF001
 
         assert node.pools.find(shared.id, OPERATOR).error == ""

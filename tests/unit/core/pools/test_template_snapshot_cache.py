@@ -1,4 +1,4 @@
-"""Where template snapshots lie: whole or not there, shared, and not removed from under who uses them."""
+"""Template snapshots on disk: complete or absent, shared by services, and not removed while one of them uses them."""
 
 from __future__ import annotations
 
@@ -10,122 +10,139 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools.template_snapshot_cache import IMAGE, MADE, UNUSED_S, TemplateSnapshotCache, in_thread
+from sandlot.core.pools.template_snapshot_cache import IMAGE, MANIFEST, UNUSED_S, TemplateSnapshot, TemplateSnapshotCache, take_in_thread
 from tests.support.node import settled
 
-ONE, TWO = "1" * 64, "2" * 64
-LOOK = {"template": "base", "isolation": "gvisor"}
+ONE, TWO, THREE = "1" * 64, "2" * 64, "3" * 64
+SPEC = {"template": "base", "isolation": "gvisor"}
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> TemplateSnapshotCache:
+def cache(tmp_path: Path) -> TemplateSnapshotCache:
     return TemplateSnapshotCache(tmp_path)
 
 
-def publish(shelf: TemplateSnapshotCache, key: str, look: dict[str, str] = LOOK) -> None:
-    lock = shelf.lock(key)
+def publish(cache: TemplateSnapshotCache, key: str, spec: dict[str, str] = SPEC) -> None:
+    lock = cache.lock(key)
     assert lock is not None
-    with shelf.begin(key) as folder:
+    with cache.begin(key) as folder:
         (folder.content / IMAGE).mkdir()
-        shelf.publish(key, folder, {"look": look, "size_bytes": 7})
+        cache.publish(key, folder, {"spec": spec, "size_bytes": 7})
     os.close(lock)
 
 
-def names(tmp_path: Path) -> set[str]:
-    assert list((tmp_path / "snapshots/tmp").iterdir()) == []  # nothing is left of what was published or removed
-    return {path.name for path in (tmp_path / "snapshots").iterdir()} - {"tmp", "locks"}
+def taken(cache: TemplateSnapshotCache, key: str) -> TemplateSnapshot:
+    snapshot = cache.take(key)
+    assert snapshot is not None
+    return snapshot
 
 
-def test_snapshot_is_found_once_it_is_published(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
-    assert shelf.take(ONE) is None
-    publish(shelf, ONE)
-    held = shelf.take(ONE)
-    assert held is not None
-    assert held.image.is_dir()
-    assert held.made["size_bytes"] == 7
+def published_keys(cache_dir: Path) -> set[str]:
+    assert list((cache_dir / "snapshots/tmp").iterdir()) == [], "nothing is left of snapshots that were published or removed"
+    return {path.name for path in (cache_dir / "snapshots").iterdir()} - {"tmp", "locks"}
+
+
+def test_snapshot_is_found_after_it_was_published(cache: TemplateSnapshotCache) -> None:
+    assert cache.take(ONE) is None
+    publish(cache, ONE)
+
+    snapshot = taken(cache, ONE)
+
+    assert snapshot.image.is_dir()
+    assert snapshot.manifest["size_bytes"] == 7
+    snapshot.release()
+
+
+def test_only_root_can_read_snapshots(cache: TemplateSnapshotCache, tmp_path: Path) -> None:
+    publish(cache, ONE)
+
     assert (tmp_path / "snapshots").stat().st_mode & 0o077 == 0
-    held.release()
 
 
-def test_one_at_a_time_makes_a_key(shelf: TemplateSnapshotCache) -> None:
-    lock = shelf.lock(ONE)
+def test_each_key_is_made_by_one_service_at_a_time(cache: TemplateSnapshotCache) -> None:
+    lock, other = cache.lock(ONE), cache.lock(TWO)
     assert lock is not None
-    assert shelf.lock(ONE) is None
-    other = shelf.lock(TWO)
     assert other is not None
-    os.close(other)
+    assert cache.lock(ONE) is None
     os.close(lock)
-    again = shelf.lock(ONE)
+
+    again = cache.lock(ONE)
+
     assert again is not None
     os.close(again)
+    os.close(other)
 
 
-def test_what_somebody_uses_is_not_removed(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
-    publish(shelf, ONE)
-    held, twice = shelf.take(ONE), TemplateSnapshotCache(tmp_path).take(ONE)
-    assert held is not None
-    assert twice is not None
-    held.release()
-    assert not shelf.remove(ONE)
-    assert twice.image.is_dir()
-    twice.release()
-    assert shelf.remove(ONE)
-    assert names(tmp_path) == set()
-    assert shelf.take(ONE) is None
+def test_snapshot_is_removed_only_when_no_service_uses_it(cache: TemplateSnapshotCache, tmp_path: Path) -> None:
+    publish(cache, ONE)
+    first, second = taken(cache, ONE), taken(TemplateSnapshotCache(tmp_path), ONE)
+
+    first.release()
+    assert not cache.remove(ONE)
+    assert second.image.is_dir()
+
+    second.release()
+    assert cache.remove(ONE)
+    assert published_keys(tmp_path) == set()
+    assert cache.take(ONE) is None
 
 
-def test_a_new_one_takes_the_place_of_the_stale_one_of_its_look(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
-    publish(shelf, ONE)
-    publish(shelf, TWO)
-    publish(shelf, "3" * 64, {"template": "other"})
-    assert shelf.replaced(TWO, LOOK) == 1
-    assert names(tmp_path) == {TWO, "3" * 64}
+def test_new_snapshot_replaces_older_ones_of_an_equal_spec(cache: TemplateSnapshotCache, tmp_path: Path) -> None:
+    publish(cache, ONE)
+    publish(cache, TWO)
+    publish(cache, THREE, {"template": "other"})
+
+    assert cache.remove_replaced(TWO, SPEC) == 1
+
+    assert published_keys(tmp_path) == {TWO, THREE}
 
 
-def test_sweep_removes_what_a_dead_service_left_and_keeps_what_is_being_made(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
-    publish(shelf, ONE)
+def test_sweep_removes_leftovers_of_killed_services_but_no_unfinished_snapshot(cache: TemplateSnapshotCache, tmp_path: Path) -> None:
+    publish(cache, ONE)
     (tmp_path / "snapshots/tmp/dead").mkdir()
-    with shelf.begin(TWO) as folder:
-        assert shelf.sweep() == 1
+
+    with cache.begin(TWO) as folder:
+        assert cache.sweep() == 1
         assert folder.content.is_dir()
-    assert names(tmp_path) == {ONE}
+
+    assert published_keys(tmp_path) == {ONE}
 
 
-def test_what_nobody_has_used_for_long_goes(shelf: TemplateSnapshotCache, tmp_path: Path) -> None:
-    publish(shelf, ONE)
-    publish(shelf, TWO)
-    long_ago_s = time.time() - UNUSED_S - 60
+def test_sweep_removes_snapshots_that_were_not_used_for_a_week(cache: TemplateSnapshotCache, tmp_path: Path) -> None:
+    publish(cache, ONE)
+    publish(cache, TWO)
+    unused_since_s = time.time() - UNUSED_S - 60
     for key in (ONE, TWO):
-        os.utime(tmp_path / "snapshots" / key / MADE, (long_ago_s, long_ago_s))
-    held = shelf.take(TWO)
-    assert held is not None
-    assert shelf.sweep() == 1
-    assert names(tmp_path) == {TWO}
-    held.release()
+        os.utime(tmp_path / "snapshots" / key / MANIFEST, (unused_since_s, unused_since_s))
+    snapshot = taken(cache, TWO)
+
+    assert cache.sweep() == 1
+
+    assert published_keys(tmp_path) == {TWO}
+    snapshot.release()
 
 
-async def test_lock_taken_for_a_cancelled_caller_is_released(shelf: TemplateSnapshotCache) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+async def test_lock_taken_for_a_cancelled_caller_is_released(cache: TemplateSnapshotCache) -> None:
+    started, may_go_on = threading.Event(), threading.Event()
     released: list[int] = []
 
     def slow(key: str) -> int | None:
-        begun.set()
-        go_on.wait()
-        return shelf.lock(key)
+        started.set()
+        may_go_on.wait()
+        return cache.lock(key)
 
     def release(lock: int) -> None:
         os.close(lock)
         released.append(lock)
 
-    taking = in_thread(slow, ONE, release)
-    waiting = asyncio.create_task(taking)
-    await asyncio.to_thread(begun.wait)
-    waiting.cancel()
+    taking = asyncio.create_task(take_in_thread(slow, ONE, release))
+    await asyncio.to_thread(started.wait)
+    taking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
-    go_on.set()
+        await taking
+    may_go_on.set()
     await settled(lambda: len(released) == 1)
 
-    lock = shelf.lock(ONE)
+    lock = cache.lock(ONE)
     assert lock is not None
     os.close(lock)

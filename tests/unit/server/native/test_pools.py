@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from sandlot.core.pools.models import GROWS_TO
+from sandlot.core.pools.models import DEFAULT_MAX
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.service import Bench, tcp_client
@@ -24,7 +24,7 @@ async def made(http: httpx.AsyncClient, **more: Any) -> dict[str, Any]:  # noqa:
 
 async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.AsyncClient) -> None:
     pool = await made(http)
-    assert (pool["template"], pool["isolation"], pool["warm"], pool["max"], pool["blank"]) == ("base", "gvisor", 1, GROWS_TO, 0)
+    assert (pool["template"], pool["isolation"], pool["warm"], pool["max"], pool["blank"]) == ("base", "gvisor", 1, DEFAULT_MAX, 0)
     assert (pool["limits"]["pids"], pool["hit_rate"], pool["error"], pool["snapshot"]) == (32768, None, "", None)
 
     async def is_full() -> bool:
@@ -41,7 +41,7 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
     assert (changed.json()["warm"], changed.json()["max"]) == (0, 0)
     await until(lambda: not at.sandboxes.pools.find("base", OPERATOR).pool.ready)
     text = (await http.get("/metrics")).text
-    assert 'sandlot_claims_total{path="hot",template="base"} 1.0' in text
+    assert 'sandlot_claims_total{path="warm",template="base"} 1.0' in text
     assert 'sandlot_pool{isolation="gvisor",template="base",what="wanted"} 0.0' in text
     assert (await http.delete("/v1/pools/base")).status_code == 204
     assert (await http.get("/v1/pools")).json() == {"pools": []}
@@ -69,7 +69,7 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dic
 async def test_a_pool_carries_words_and_the_services_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
     pool = await made(http, metadata={"team": "blue"})
     assert pool["metadata"] == {"team": "blue"}
-    at.sandboxes.pools.find("base", OPERATOR).pool.metadata = {"sandlot.door": "x", "team": "blue"}
+    await at.sandboxes.pools.update("base", OPERATOR, metadata={"sandlot.door": "x", "team": "blue"})
     assert (await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})).json()["metadata"] == {"sandlot.door": "x", "team": "blue"}
     assert (await http.patch("/v1/pools/base", json={"metadata": {"a": "b"}})).json()["metadata"] == {"sandlot.door": "x", "a": "b"}
     for refused in (

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from sandlot.core.admission import AUTO, CreateSandboxParams
 from sandlot.core.pools.manager import PoolStatus
-from sandlot.core.pools.models import sizes
+from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -36,7 +36,7 @@ _ONE = "/sandbox-pools/{pool}"
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready."""
     pools, words = core_of(request).manager.pools, translate.pool_words(body)
-    asked = sizes(body.warm_containers or 0, body.max_containers)
+    asked = PoolSizes.with_defaults(body.warm_containers or 0, body.max_containers)
     told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
     return reply(PoolMadeAnswer(pool_id=told.pool.id, namespace=NAMESPACE))
 
@@ -58,11 +58,11 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
     pools, principal, words = core_of(request).manager.pools, principal_of(request), translate.pool_words(body)
     there = pools.find(pool, principal).pool
-    if translate.template(body.image) != there.kind.template or translate.limits(body.resources) != there.kind.limits:
+    if translate.template(body.image) != there.spec.template or translate.limits(body.resources) != there.spec.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
-    told = await pools.update(pool, principal, warm=body.warm_containers, most=body.max_containers, blank=None, metadata=words)
+    told = await pools.update(pool, principal, warm=body.warm_containers, max=body.max_containers, metadata=words)
     return reply(_answer(request, told))
 
 
@@ -86,11 +86,11 @@ async def remove(pool: str, request: Request) -> Response:
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
     core = core_of(request)
-    told = core.manager.pools.claimable(pool, principal_of(request))
+    told = core.manager.pools.find_claimable(pool, principal_of(request))
     params = CreateSandboxParams(
-        template=told.kind.template,
-        isolation=told.kind.isolation,
-        limits=told.kind.limits,
+        template=told.spec.template,
+        isolation=told.spec.isolation,
+        limits=told.spec.limits,
         metadata={DOOR_WORD: NAME, POOL_WORD: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},
         timeout_s=translate.pool_timeout_s(told.metadata),
         network=translate.pool_network(told.metadata),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import check_own
+from sandlot.core.admission import check_reserved_names
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import MOST, SAME, ForkParams, Promoted, Tree
 from sandlot.model.records import SnapshotRecord
@@ -108,7 +108,7 @@ class ForkBody(Body):
 
     def asked(self) -> ForkParams:
         """What core makes of it."""
-        check_own(self.metadata or {})
+        check_reserved_names(self.metadata or {})
         timeout_s = SAME if self.timeout is None else self.timeout
         return ForkParams(
             count=self.count, name=self.name, metadata=self.metadata, env=self.env, timeout_s=timeout_s, share_volumes=self.share_volumes

@@ -7,10 +7,9 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, OWN, check_own
+from sandlot.core.admission import AUTO, RESERVED_PREFIX, check_reserved_names
 from sandlot.core.pools.manager import PoolStatus
-from sandlot.core.pools.models import GROWS_TO, MOST, PoolSizes, sizes
-from sandlot.core.pools.starts import PATHS
+from sandlot.core.pools.models import DEFAULT_MAX, MAX_SIZE, PoolSizes, StartPath
 from sandlot.core.pools.template_snapshots import made_at
 from sandlot.model.access import LOCAL
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
@@ -25,20 +24,24 @@ _BLANK = (
 )
 
 
+PATH_NAMES = {StartPath.WARM: "hot", StartPath.PREPARED: "blank", StartPath.RESTORED: "direct", StartPath.BOOTED: "boot"}
+"""Start path -> its name in the API."""
+
+
 class PoolBody(Body):
     """A pool to have."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandboxes are made from.")
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What each may use; a request that differs is not answered from it.")
-    warm: int = Field(default=1, ge=0, le=MOST, description=_WARM)
-    max: int | None = Field(default=None, ge=0, le=MOST, description=f"{_MAX} {GROWS_TO} where nothing is said, or 'warm' where that is more.")
-    blank: int = Field(default=0, ge=0, le=MOST, description=_BLANK)
+    warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
+    max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} {DEFAULT_MAX} where nothing is said, or 'warm' where that is more.")
+    blank: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
     metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
 
     def words(self) -> Mapping[str, str]:
         """What is said of it beside what it holds."""
-        check_own(self.metadata)
+        check_reserved_names(self.metadata)
         return self.metadata
 
     def limits_asked(self) -> Limits:
@@ -47,23 +50,23 @@ class PoolBody(Body):
 
     def sizes_asked(self) -> PoolSizes:
         """How much it holds."""
-        return sizes(self.warm, self.max, self.blank)
+        return PoolSizes.with_defaults(self.warm, self.max, self.blank)
 
 
 class PoolChange(Body):
     """What to change of a pool; what is left out stays as it is."""
 
-    warm: int | None = Field(default=None, ge=0, le=MOST, description=_WARM)
-    max: int | None = Field(default=None, ge=0, le=MOST, description=_MAX)
-    blank: int | None = Field(default=None, ge=0, le=MOST, description=_BLANK)
+    warm: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_WARM)
+    max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_MAX)
+    blank: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_BLANK)
     metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
 
     def words(self, there: Mapping[str, str]) -> Mapping[str, str] | None:
         """What is said of it from now on; None where that stays."""
         if self.metadata is None:
             return None
-        check_own(self.metadata, there)
-        return {**{name: word for name, word in there.items() if name.startswith(OWN)}, **self.metadata}
+        check_reserved_names(self.metadata, there)
+        return {**{name: word for name, word in there.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
 
 
 class TemplateSnapshotAnswer(Answer):
@@ -105,23 +108,23 @@ class PoolAnswer(Answer):
     @classmethod
     def of(cls, told: PoolStatus) -> PoolAnswer:
         """It, told."""
-        pool, held = told.pool, told.held
+        pool, held = told.pool, told.snapshot
         return cls(
             id=pool.id,
             owner=None if pool.owner == LOCAL else pool.owner,
-            template=pool.kind.template,
-            isolation=pool.kind.isolation,
-            limits=LimitsAnswer.of(pool.kind.limits),
+            template=pool.spec.template,
+            isolation=pool.spec.isolation,
+            limits=LimitsAnswer.of(pool.spec.limits),
             metadata=dict(pool.metadata),
             warm=pool.sizes.warm,
             max=pool.sizes.max,
-            blank=pool.sizes.blank,
+            blank=pool.sizes.prepared,
             ready=len(pool.ready),
             filling=len(pool.filling),
-            blank_ready=len(pool.blanks),
-            claims=ClaimsAnswer(**{path: pool.claims.get(path, 0) for path in PATHS}),
+            blank_ready=len(pool.prepared),
+            claims=ClaimsAnswer(**{name: pool.claims.get(path, 0) for path, name in PATH_NAMES.items()}),
             hit_rate=told.hit_rate,
-            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=int(held.made.get("size_bytes", 0)), made_at=made_at(held)),
+            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=int(held.manifest.get("size_bytes", 0)), made_at=made_at(held)),
             error=told.error,
         )
 

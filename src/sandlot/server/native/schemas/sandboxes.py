@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, CreateSandboxParams, check_own
+from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, CreateSandboxParams, check_reserved_names
 from sandlot.core.lifecycle.update import UpdateSandboxParams, Used
 from sandlot.core.registry import ENDED, LIVE, Wanted, states_of
 from sandlot.core.sandbox import Sandbox
@@ -100,7 +100,7 @@ class CreateBody(Body):
                 hint=f"Leave out '{given[0]}'.",
                 fields={"field": given[0]},
             )
-        check_own(self.metadata)
+        check_reserved_names(self.metadata)
         timeout_s = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
         return CreateSandboxParams(
             snapshot=self.snapshot,
