@@ -21,7 +21,6 @@ NOT_DONE = {
     "core",
     "core/access",
     "core/execution",
-    "core/files",
     "core/forwarding",
     "core/lifecycle",
     "core/node",
