@@ -251,8 +251,8 @@ async def open_service(
             pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
         )
         await volumes.open()
-        snapshots = SnapshotManager(manager, store, saved, node, time, records.events.notify)
-        forks = ForkManager(manager, store, saved, node, time, records.events.notify)
+        snapshots = SnapshotManager(manager, store, saved, node, time, records.events)
+        forks = ForkManager(manager, store, saved, node, time, records.events)
         kept = await snapshots.open()
         await manager.open()
         volumes.tidy()
