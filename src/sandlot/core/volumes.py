@@ -40,6 +40,8 @@ LEAST_BYTES: Final = 16 * MIB
 MOST_BYTES: Final = 16 * 1024 * GIB
 DEFAULT_BYTES: Final = GIB
 
+_log = structlog.get_logger("sandlot.core")
+
 
 @dataclass(frozen=True, slots=True)
 class Volume:
@@ -89,9 +91,6 @@ def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
 def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
     """Yield each mount with its slot."""
     yield from ((mount.slot or 0, mount) for mount in placed(mounts))
-
-
-_log = structlog.get_logger("sandlot.core")
 
 
 class VolumeManager:

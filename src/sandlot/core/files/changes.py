@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import structlog
 
@@ -60,12 +60,6 @@ class Mark:
     def __init__(self, sandbox: Sandbox, helper: GuestHelper) -> None:
         self._sandbox = sandbox
         self._helper = helper
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
     async def changed(self) -> tuple[Sequence[ChangedFile], bool]:
         """Return the files that were created or changed, by path, and whether there may be more. This uses up the mark.

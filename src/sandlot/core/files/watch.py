@@ -36,6 +36,12 @@ CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW, GONE = "created", "modified", "remo
 _KINDS = frozenset({CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW})
 _EVENTS = 1_000
 """Maximum number of events in one message of the program."""
+MOST: Final = 32
+"""Maximum number of watchers of one sandbox. Each is a process inside."""
+EVENTS: Final = 4096
+"""Maximum number of events that one watcher keeps."""
+_EVENT_BYTES = 200
+"""Memory of an event without its paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +154,6 @@ def _invalid_message() -> ConflictError:
     return ConflictError(
         "The sandbox's report of the watched folder cannot be read.", code=ErrorCode.CONFLICT, hint="Check the sandbox for processes that forge it."
     )
-
-
-MOST: Final = 32
-"""Maximum number of watchers of one sandbox. Each is a process inside."""
-EVENTS: Final = 4096
-"""Maximum number of events that one watcher keeps."""
-_EVENT_BYTES = 200
-"""Memory of an event without its paths."""
 
 
 class BufferedFolderWatch:

@@ -48,6 +48,18 @@ from sandlot.model.records import NewEvent
 from sandlot.model.specs import SnapshotKind
 from sandlot.model.storage import Store
 
+MOST: Final = 100
+"""Maximum number of children of one request."""
+DEEPEST: Final = 10_000
+"""Maximum number of generations that are followed upwards to find the root of a tree."""
+SAME: Final = suspend.SAME
+"""Value of ``timeout_s`` for the parent's timeout."""
+WORD: Final = "fork"
+"""Name of this way to start, for metrics."""
+_ROUNDS: Final = 3
+"""Times that a promote looks for siblings that were created meanwhile."""
+_log = structlog.get_logger("sandlot.core")
+
 
 def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> SandboxId:
     """Return the root of a sandbox's tree: the first ancestor that is not a fork, or that is not known.
@@ -100,19 +112,6 @@ def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str,
         and other.spec.parent == sandbox.spec.parent
         and all(other.metadata.get(name) == value for name, value in among.items())
     ]
-
-
-MOST: Final = 100
-"""Maximum number of children of one request."""
-DEEPEST: Final = 10_000
-"""Maximum number of generations that are followed upwards to find the root of a tree."""
-SAME: Final = suspend.SAME
-"""Value of ``timeout_s`` for the parent's timeout."""
-WORD: Final = "fork"
-"""Name of this way to start, for metrics."""
-_ROUNDS: Final = 3
-"""Times that a promote looks for siblings that were created meanwhile."""
-_log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
