@@ -48,7 +48,7 @@ async def parent(core_service: Service) -> tuple[Sandbox, State]:
 async def fork(
     service: Service, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **asked: object
 ) -> list[Sandbox]:
-    return list(await service.core.forks.fork(sandbox.id, principal, ForkParams(count, **asked), key=key))  # type: ignore[arg-type]
+    return list(await service.core.forks.create(sandbox.id, principal, ForkParams(count, **asked), key=key))  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
@@ -97,7 +97,7 @@ async def test_generations_of_forks_keep_everything(core_service: Service, gener
             await end(core_service, line[-3])
     assert (await shell(line[-1], "cat /workspace/generations")).split() == [str(number) for number in range(1, generations + 1)]
     await check(line[-1], state)
-    assert (await core_service.core.forks.tree(line[-1].id, OPERATOR)).root == sandbox.id
+    assert (await core_service.core.forks.get_tree(line[-1].id, OPERATOR)).root == sandbox.id
     await end(core_service, *line)
     await gone(state_dir, *saved(state_dir))
 

@@ -29,7 +29,7 @@ async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
 
 
 async def listed(service: Service) -> list[str]:
-    return [record.id for record in (await service.core.snapshots.page(OPERATOR, after=None, limit=99))[0]]
+    return [record.id for record in (await service.core.snapshots.list(OPERATOR, after=None, limit=99))[0]]
 
 
 def live(service: Service) -> set[str]:
@@ -46,9 +46,11 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
             assert saved(folder) == there
             assert len(there) == (1 if step == "recorded" else 0)
             if there:
-                await check(await service.core.snapshots.create(CreateSandboxParams(snapshot="kept"), OPERATOR), State("first", told["ticker"]))
+                await check(
+                    await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR), State("first", told["ticker"])
+                )
             else:  # the name is free, and the sandbox can be written again
-                await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+                await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
             assert len(await listed(service)) == 1
 
 
@@ -58,7 +60,7 @@ async def test_while_one_is_tried_and_its_files_are_packed() -> None:
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
             snapshots = service.core.snapshots
-            await snapshots.verifier.settled()
+            await snapshots.verifier.idle.wait()
             record = await snapshots.get(told["snapshot"], OPERATOR)
             assert (record.layer, record.problem) == (True, "")
             assert sorted(each.name for each in (folder / "saved" / record.id).iterdir()) == ["files.layer", "image"]
@@ -82,7 +84,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
             for other in service.sandboxes.list(OPERATOR):
                 if other.id != sandbox.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
                     await check(other, State("first", told["ticker"]))
-            again = await service.core.snapshots.create(CreateSandboxParams(snapshot="kept"), OPERATOR)
+            again = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
             await check(again, State("first", told["ticker"]))
 
 
@@ -97,7 +99,7 @@ async def test_while_it_is_forked(step: str) -> None:
             assert saved(folder) == []
             found = live(service) - {sandbox.id}
             assert len(found) in {"one is told of": {1, 2}, "all are told of": {2}, "image removed": {2}}.get(step, {0})
-            children = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
+            children = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
             assert len(children) == COUNT
             if len(found) == COUNT:
                 assert {child.id for child in children} == found, "what was made whole is given again"

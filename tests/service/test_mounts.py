@@ -264,7 +264,7 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     await attach(service, sandbox)
     await shell(sandbox, "echo 1 > /data/word")
     with pytest.raises(ConflictError, match="share_volumes"):
-        await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams())
+        await service.core.forks.create(sandbox.id, OPERATOR, ForkParams())
     await made(service, "other")
     async with mounts.pin_mounts(sandbox):
         for work in (attach(service, sandbox, OTHER), detach(service, sandbox)):
@@ -273,29 +273,29 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     await service.sandboxes.pause(sandbox.id, OPERATOR)
     sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], moving=True),))
     with pytest.raises(ConflictError, match="being attached"):
-        await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+        await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     with pytest.raises(ConflictError, match="being attached"):
-        await service.core.snapshots.take(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
+        await service.core.snapshots.create(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
     await service.sandboxes.resume(sandbox.id, OPERATOR)
     assert [each.moving for each in sandbox.spec.volumes] == [False]
-    (child,) = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+    (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
     await detach(service, sandbox)
     assert not await is_mounted(sandbox)
     assert await shell(child, "cat /data/word") == "2\n"
-    (free,) = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams())
+    (free,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams())
     assert free.spec.volumes == ()
     assert await shell(free, "ls -A /data") == ""
     await attach(service, free, replace(DATA, read_only=True))
-    readers = await service.core.forks.fork(free.id, OPERATOR, ForkParams(count=2))
+    readers = await service.core.forks.create(free.id, OPERATOR, ForkParams(count=2))
     for reader in readers:
         assert await shell(reader, "cat /data/word") == "2\n"
         assert "Read-only" in await fails(reader, "touch /data/x")
     assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 4
-    taken = await service.core.snapshots.take(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
+    taken = await service.core.snapshots.create(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
     assert [each.path for each in taken.spec.volumes] == ["/data"]
     await detach(service, child)
-    again = await service.core.snapshots.create(replace(BASE, snapshot="with"), OPERATOR)
+    again = await service.core.snapshots.create_sandbox(replace(BASE, snapshot="with"), OPERATOR)
     assert not await is_mounted(again)
     await attach(service, again, replace(DATA, path="/elsewhere"))
     assert await shell(again, "ls -A /data; cat /elsewhere/word") == "2\n"
@@ -322,7 +322,7 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
         with pytest.raises(HostError, match="full"):
             await attach(service, sandbox)
         assert [each.moving for each in sandbox.spec.volumes] == [True]
-    (child,) = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
+    (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert [each.moving for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
     assert await shell(sandbox, "echo 1 > /data/word") == ""
     assert await shell(child, "cat /data/word") == "1\n"

@@ -65,7 +65,7 @@ async def source(service: Service) -> tuple[Sandbox, State]:
 
 
 async def start(service: Service, snapshot: str, *, limits: Change | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
-    return await service.core.snapshots.create(CreateSandboxParams(snapshot=snapshot, **asked), principal, limits=limits)  # type: ignore[arg-type]
+    return await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **asked), principal, limits=limits)  # type: ignore[arg-type]
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
@@ -95,7 +95,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
 ) -> None:
     sandbox, state = source
     await service.sandboxes.hibernate(sandbox.id, OPERATOR)
-    record = await service.core.snapshots.take(sandbox.id, OPERATOR)
+    record = await service.core.snapshots.create(sandbox.id, OPERATOR)
     larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
     await check(larger, state)
@@ -112,8 +112,8 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
 async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
-    taken = await service.core.snapshots.take(source[0].id, OPERATOR, name="set-up")
-    await service.core.snapshots.verifier.settled()
+    taken = await service.core.snapshots.create(source[0].id, OPERATOR, name="set-up")
+    await service.core.snapshots.verifier.idle.wait()
     record = await service.core.snapshots.get(taken.id, OPERATOR)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
@@ -137,8 +137,8 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     for image in (state_dir / "saved" / taken.id / "image").glob("*.img"):
         with image.open("r+b") as file:
             file.write(bytes(image.stat().st_size))
-    service.core.snapshots.verifier.put(taken.id, tries=1)
-    await service.core.snapshots.verifier.settled()
+    service.core.snapshots.verifier.submit(taken.id, tries=1)
+    await service.core.snapshots.verifier.idle.wait()
     assert (await service.core.snapshots.get("set-up", OPERATOR)).problem
     assert (await events(service, "snapshot.unusable"))[-1]["snapshot"] == taken.id
     with pytest.raises(ConflictError, match="could not be restored"):
@@ -154,19 +154,19 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             state = await fill(sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
             with pytest.raises(UnavailableError, match="disk") as busy:
-                await careful.core.snapshots.take(sandbox.id, OPERATOR)
+                await careful.core.snapshots.create(sandbox.id, OPERATOR)
             assert "retry_after_s" in busy.value.fields
             await check(sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
             sandbox = careless.sandboxes.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
-                await careless.core.snapshots.take(sandbox.id, OPERATOR)
+                await careless.core.snapshots.create(sandbox.id, OPERATOR)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
             assert await careless.store.snapshots.of_node(careless.node) == []
             await check(sandbox, state)
             filled.unlink()
-            record = await careless.core.snapshots.take(sandbox.id, OPERATOR)
+            record = await careless.core.snapshots.create(sandbox.id, OPERATOR)
             assert saved(folder) == [record.id]
             await check(sandbox, state)
 
@@ -176,7 +176,7 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
         async with real_service(folder) as first:
             sandbox = await make(first)
             state = await fill(sandbox, size=8 * MIB)
-            record = await first.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+            record = await first.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
             await first.sandboxes.kill(sandbox.id, OPERATOR)
         (folder / "saved" / "snap-half").mkdir()
         half = replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False)

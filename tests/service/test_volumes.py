@@ -210,19 +210,19 @@ async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_fo
     snapshots, sandbox = service.core.snapshots, await make(service, WITH)
     await shell(sandbox, "echo 1 > /data/word; echo kept > /workspace/kept")
     for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
-        await snapshots.take(sandbox.id, OPERATOR, name=str(kind), kind=kind)
-        none = await snapshots.create(CreateSandboxParams(snapshot=str(kind)), OPERATOR)
+        await snapshots.create(sandbox.id, OPERATOR, name=str(kind), kind=kind)
+        none = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind)), OPERATOR)
         assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
         assert await shell(none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
         mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
-        some = await snapshots.create(CreateSandboxParams(snapshot=str(kind), volumes=mounts), OPERATOR)
+        some = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind), volumes=mounts), OPERATOR)
         assert await shell(some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
             await service.sandboxes.kill(each.id, OPERATOR)
     await service.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
     await service.core.volumes.delete(OPERATOR, "data")
-    assert await shell(await snapshots.create(CreateSandboxParams(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
+    assert await shell(await snapshots.create_sandbox(CreateSandboxParams(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
 
 
 @pytest.mark.slow

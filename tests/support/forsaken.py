@@ -31,7 +31,7 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots import writer
-from sandlot.core.snapshots.fork_batch import ForkBatchGate
+from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.blank import OciBlank
 from sandlot.drivers.oci.instance import OciInstance
@@ -93,9 +93,9 @@ STEPS: dict[str, Callable[[], None]] = {
     "recorded": lambda: after(Snapshots, "update"),
     "packing": lambda: amid(overlay, "pack_layer"),
     "forgotten": lambda: after(Snapshots, "remove"),
-    "conceived": lambda: after(Scheduler, "conceive"),
+    "conceived": lambda: after(Scheduler, "admit"),
     "restoring": lambda: amid(MemoryImageStart, "__call__"),
-    "one waits": lambda: amid(ForkBatchGate, "pass_through"),
+    "one waits": lambda: amid(ForkBatch, "wait_all_ready"),
     "one is told of": lambda: after(SandboxRecorder, "runs"),
     "all are told of": lambda: after(SandboxRecorder, "runs", COUNT),
     "image removed": lambda: after(MemoryImages, "remove"),
@@ -121,12 +121,12 @@ STEPS: dict[str, Callable[[], None]] = {
 
 async def take(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    record = await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+    record = await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
 
 
 async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+    record = await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
     arm()
     await service.core.snapshots.delete("kept", OPERATOR)
@@ -134,21 +134,21 @@ async def delete(service: Service, sandbox: Sandbox, arm: Callable[[], None]) ->
 
 
 async def create(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    record = await service.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+    record = await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
     say(snapshot=record.id)
     arm()
-    made = await service.core.snapshots.create(CreateSandboxParams(snapshot="kept"), OPERATOR)
+    made = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
     say(made=made.id)
 
 
 async def fork(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    made = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
+    made = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(COUNT), key="k")
     say(children=[child.id for child in made])
 
 
 async def promote(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.core.forks.fork(sandbox.id, OPERATOR, ForkParams(3))
+    made = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(3))
     say(children=[child.id for child in made])
     arm()
     promoted = await service.core.forks.promote(made[0].id, OPERATOR)

@@ -1,15 +1,13 @@
-"""One volume as it is told of; what may be asked for of one; and which of a sandbox's places each of its volumes has.
+"""Volumes: file systems of users that outlive sandboxes. Create, get, list and delete them, and mount them for sandboxes.
 
-Volumes: made, found, listed, attached, let go of, deleted.
-
-Laws:
-- A volume is recorded as an intent first; it exists once its file system is there and its record says so. What a kill leaves in between is
-  removed by :meth:`VolumeManager.open`.
-- It is its owner's alone: to all others it is not there, by whatever name.
-- One file system is mounted once on the host, however many sandboxes have it, from before the first of them sees it until the last is gone
-  or asleep: they share it like processes of one machine, and its size holds for all of them together.
-- A volume that a sandbox has, a hibernated one included, is not deleted.
-- Its size is promised on the disk of the node from its first moment to its last, however little is in it.
+Invariants:
+- A volume is recorded as an intent first. It exists once its file system is made and its record says so. :meth:`VolumeManager.open` removes
+  what a kill leaves in between.
+- A volume is visible to its owner only, and to operators. For all other callers it does not exist, by name or by id.
+- A file system is mounted once on the host, however many sandboxes use it, from before the first sandbox sees it until the last has ended or
+  is hibernated. The sandboxes share it like processes of one machine, and its size limits all of them together.
+- A volume that a sandbox has, also a hibernated one, is not deleted.
+- The full size of a volume is reserved on the node's disk while the volume exists, however little it contains.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from sandlot.core.access import quotas
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock, VolumeDisks
+from sandlot.core.records.events import EventFeed
 from sandlot.host.threads import run_apart
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError
@@ -41,19 +40,21 @@ LEAST_BYTES: Final = 16 * MIB
 MOST_BYTES: Final = 16 * 1024 * GIB
 DEFAULT_BYTES: Final = GIB
 
+_log = structlog.get_logger("sandlot.core")
+
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume, as it is at this moment.
+    """The current state of a volume.
 
     Args:
-        id: Its id.
-        name: What its owner calls it.
-        owner: Whose it is.
-        size_bytes: What may be written to it.
-        used_bytes: What was.
-        created_at: When it was asked for.
-        attached: The ids of the sandboxes that have it, hibernated ones included.
+        id: Id of the volume.
+        name: Name that is unique among the owner's volumes.
+        owner: Owner of the volume.
+        size_bytes: Maximum size of its content.
+        used_bytes: Current size of its content; of an unmounted volume, the size when it was last mounted.
+        created_at: Time of the create request.
+        attached: Ids of the sandboxes that have the volume, hibernated ones included.
     """
 
     id: VolumeId
@@ -66,46 +67,43 @@ class Volume:
 
 
 def check_name(name: str) -> str:
-    """A name for a volume. Pure.
+    """Return the name of a volume if it is valid.
 
     Raises:
-        InvalidRequestError: It is none, or is an id.
+        InvalidRequestError: The name is invalid, or is an id.
     """
     if NAME.fullmatch(name) is None or VOLUME_ID.fullmatch(name) is not None:
         raise InvalidRequestError(
-            f"{name[:64]!r} is no name for a volume.",
-            hint="Use up to 63 lower-case letters, digits, '_' and '-', beginning with a letter or a digit.",
+            f"The volume name {name[:64]!r} is not valid.",
+            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit.",
             fields={"field": "name"},
         )
     return name
 
 
 def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-    """The same, each in a slot of its own: those that have one keep it, because the memory of a sandbox remembers where its volumes were. Pure."""
+    """Return mounts with a slot each. A mount keeps the slot that it has, because a sandbox's memory image refers to its slots."""
     taken = {mount.slot for mount in mounts}
     free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
     return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
 
 
 def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
-    """Each with its slot. Pure."""
+    """Yield each mount with its slot."""
     yield from ((mount.slot or 0, mount) for mount in placed(mounts))
-
-
-_log = structlog.get_logger("sandlot.core")
 
 
 class VolumeManager:
     """All volumes of this node.
 
     Args:
-        table: Where they are recorded.
-        disks: Their file systems.
-        node: This node.
-        clock: The time.
-        told: Called with its owner after an event was committed.
-        ledger: Gives where the node's promises are.
-        attached: Gives which sandboxes have which volumes: all that hold anything of the host or sleep on its disk.
+        table: Records of the volumes.
+        disks: File systems of the volumes.
+        node: Id of this node.
+        clock: Clock of the service.
+        events: Feed to notify of committed events.
+        ledger: Returns the reservations of this node.
+        attached: Returns the volumes of each sandbox that holds resources of the host or is hibernated.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class VolumeManager:
         disks: VolumeDisks,
         node: NodeId,
         clock: Clock,
-        told: Callable[[OwnerId], None],
+        events: EventFeed,
         *,
         ledger: Callable[[], Reservations],
         attached: Callable[[], Mapping[SandboxId, Sequence[VolumeMount]]],
@@ -123,129 +121,129 @@ class VolumeManager:
         self._disks = disks
         self._node = node
         self._clock = clock
-        self._told = told
+        self._events = events
         self._ledger = ledger
         self._attached = attached
-        self._there: dict[VolumeId, VolumeRecord] = {}
+        self._volumes: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
         self._users: dict[VolumeId, set[SandboxId]] = {}
-        """Whose processes may see it; it is mounted while there is one."""
+        """Sandboxes whose processes may see a volume. The volume is mounted while there is one."""
         self._mount_locks = KeyedLock()
-        """By volume: it is mounted, unmounted or removed by one task at a time."""
-        self._admitting = asyncio.Lock()
+        """By volume id: one task at a time mounts, unmounts or removes a volume."""
+        self._admission_lock = asyncio.Lock()
         self._tasks = TaskSet("volume.defect")
 
     async def open(self) -> None:
-        """Know what an earlier service made, and remove what it did not finish. Call it before anything is made or taken over.
+        """Load the volumes of an earlier service and remove unfinished ones. Call this before any other method.
 
         Raises:
             SandlotError: The store cannot be read or written.
         """
         for record in await self._table.of_node(self._node):
             if record.ready:
-                self._know(record)
+                self._add(record)
             else:
                 await self._table.remove(record.id)
                 _log.info("volume.forgotten", volume=record.id)
-        for stray in await asyncio.to_thread(self._disks.ids) - set(self._there):
-            await self._removed(stray)
+        for stray in await asyncio.to_thread(self._disks.ids) - set(self._volumes):
+            await self._remove(stray)
 
     def hold(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> None:
-        """An earlier service left a sandbox that sees these volumes: they stay mounted."""
+        """Keep volumes mounted for a sandbox that an earlier service left running."""
         for mount in mounts:
             self._users.setdefault(VolumeId(mount.volume), set()).add(sandbox)
 
-    def tidy(self) -> None:
-        """Unmount what an earlier service left mounted and no sandbox sees, in the background. Call it once all that live are held."""
-        for volume in self._there:
+    def unmount_unused(self) -> None:
+        """Unmount volumes of an earlier service that no sandbox sees, in the background. Call this after :meth:`hold` for all sandboxes."""
+        for volume in self._volumes:
             if not self._users.get(volume):
                 self._tasks.spawn(self._unmount(volume))
 
     async def aclose(self) -> None:
-        """Wait for what is being unmounted; what a sandbox that lives on sees stays."""
+        """Wait for the unmounts in progress. Volumes of sandboxes that keep running stay mounted."""
         await self._tasks.wait()
 
     async def create(self, principal: Principal, *, name: str, size_bytes: int = DEFAULT_BYTES) -> Volume:
-        """Make a volume, empty.
+        """Create an empty volume.
 
         Args:
-            principal: Whose it will be.
-            name: What to call it; unique among its owner's.
-            size_bytes: What may be written to it; 16 MiB at least.
+            principal: Owner of the volume.
+            name: Name that is unique among the owner's volumes.
+            size_bytes: Maximum size of its content, 16 MiB to 16 TiB.
 
         Raises:
-            InvalidRequestError: The name is none, or it can never fit on this node.
-            ConflictError: Its owner has one of that name.
-            LimitError: ``quota_exceeded``; ``disk_full``.
-            UnavailableError: ``busy``: there is no room for it on the disk now.
-            HostError: The host cannot make it; says why.
+            InvalidRequestError: The name or the size is invalid, or the volume can never fit on this node.
+            ConflictError: The owner has another volume of that name.
+            LimitError: ``quota_exceeded`` or ``disk_full``.
+            UnavailableError: ``busy``: the disk has no room for the volume now.
+            HostError: The host cannot make the file system; the message says why.
         """
         check_name(name)
         if not LEAST_BYTES <= size_bytes <= MOST_BYTES:
-            raise InvalidRequestError(
-                f"A volume cannot have {size_bytes} bytes; it must have from {LEAST_BYTES} to {MOST_BYTES}.", fields={"field": "size_bytes"}
-            )
+            raise InvalidRequestError(f"size_bytes is {size_bytes}; it must be from {LEAST_BYTES} to {MOST_BYTES}.", fields={"field": "size_bytes"})
         return await asyncio.shield(asyncio.ensure_future(self._create(principal, name, size_bytes)))
 
     async def get(self, principal: Principal, name_or_id: str) -> Volume:
-        """One, by its id or by its owner's name for it.
+        """Return a volume by its id, or by the caller's name for it.
 
         Raises:
             NotFoundError: ``volume_not_found``.
         """
-        return await self._seen(self._find(principal, name_or_id))
+        return await self._describe(self._find(principal, name_or_id))
 
     async def list(self, principal: Principal) -> Sequence[Volume]:
-        """One's own, oldest first; for an operator everybody's."""
-        return [await self._seen(record) for record in tuple(self._there.values()) if principal.sees(record.owner)]
+        """Return the caller's volumes, oldest first. Operators see the volumes of all owners."""
+        return [await self._describe(record) for record in tuple(self._volumes.values()) if principal.sees(record.owner)]
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """How many somebody has, those that are being made included, and their sizes together."""
+        """Return the number of an owner's volumes, unfinished ones included, and their total size in bytes."""
         return await self._table.totals(owner)
 
     async def delete(self, principal: Principal, name_or_id: str) -> None:
-        """Delete a volume and all that is in it.
+        """Delete a volume with its content.
 
         Raises:
             NotFoundError: ``volume_not_found``.
-            ConflictError: A sandbox has it.
+            ConflictError: A sandbox has the volume.
         """
         record = self._find(principal, name_or_id)
-        if having := self._having(record.id):
+        if sandboxes := self._sandboxes_with(record.id):
             raise ConflictError(
-                f"Volume {record.name!r} is attached to {len(having)} sandbox{'es' if len(having) > 1 else ''}: {', '.join(having[:3])}.",
+                f"Volume {record.name!r} is attached to {len(sandboxes)} sandbox{'es' if len(sandboxes) > 1 else ''}: {', '.join(sandboxes[:3])}.",
                 code=ErrorCode.CONFLICT,
-                hint="Kill them first; a hibernated one as well.",
-                fields={"volume": record.id, "sandboxes": list(having[:100])},
+                hint="Kill these sandboxes first, hibernated ones included.",
+                fields={"volume": record.id, "sandboxes": list(sandboxes[:100])},
             )
         self._forget(record)
         try:
             await self._table.remove(record.id, self._event("volume.deleted", record))
         except BaseException:
-            self._know(record)
+            self._add(record)
             raise
-        self._told(record.owner)
+        self._events.notify(record.owner)
         _log.info("volume.deleted", volume=record.id)
-        await asyncio.shield(asyncio.ensure_future(self._removed(record.id)))
+        await asyncio.shield(asyncio.ensure_future(self._remove(record.id)))
 
     def resolve(self, principal: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-        """The same by ids, each in a slot. It waits for nothing: what is resolved in the step in which a sandbox gets it is not deleted before.
+        """Return mounts with the volumes' ids and a slot each.
+
+        There is no ``await`` here: a volume cannot be deleted if the caller gives the mounts to a sandbox in the same step.
 
         Raises:
             NotFoundError: ``volume_not_found``.
-            InvalidRequestError: One of them is in two places.
+            InvalidRequestError: A volume is mounted twice.
         """
         ids = [self._find(principal, mount.volume).id for mount in mounts]
         found = placed([replace(mount, volume=id_, asked=mount.asked or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
         if len({mount.volume for mount in found}) < len(found):
-            raise InvalidRequestError("A sandbox has a volume in one place only.", hint="Give each volume once.", fields={"field": "volumes"})
+            raise InvalidRequestError("A volume is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"})
         return found
 
     async def attach(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
-        """Have volumes mounted on the host for a sandbox, until :meth:`release`.
+        """Mount volumes on the host for a sandbox until :meth:`release`.
 
         Raises:
-            HostError: One of them cannot be mounted; says why.
+            HostError: A volume cannot be mounted; the message says why.
         """
         attachments = []
         for slot, mount in slots(mounts):
@@ -258,16 +256,21 @@ class VolumeManager:
                     raise HostError(
                         f"Volume {self._name(volume)} cannot be mounted: {error.strerror or error}.",
                         code=ErrorCode.HOST_NOT_READY,
-                        hint="See the host's kernel log (dmesg); e2fsck can mend a file system.",
+                        hint="Look for errors in the host's kernel log (dmesg), and repair the file system with e2fsck.",
                         fields={"volume": volume},
                     ) from error
             attachments.append(Attachment(slot=slot, source=source, path=mount.path, read_only=mount.read_only))
         return tuple(attachments)
 
-    def release(self, sandbox: SandboxId, *which: str) -> None:
-        """A sandbox sees its volumes no more, or these alone: its processes are gone, or they were taken away from it. Idempotent."""
+    def release(self, sandbox: SandboxId, *only: str) -> None:
+        """Unmount volumes that a sandbox no longer sees, unless another sandbox does. Idempotent.
+
+        Args:
+            sandbox: Sandbox whose processes are dead, or whose volumes were detached.
+            only: Ids of the volumes to release; none releases all.
+        """
         for volume, users in tuple(self._users.items()):
-            if sandbox in users and (not which or volume in which):
+            if sandbox in users and (not only or volume in only):
                 users.discard(sandbox)
                 if not users:
                     self._tasks.spawn(self._unmount(volume))
@@ -276,18 +279,18 @@ class VolumeManager:
         record = VolumeRecord(
             id=new_volume_id(self._node), node=self._node, owner=principal.owner, name=name, size_bytes=size_bytes, created_at=self._clock.now()
         )
-        takes = self._takes(record)
-        async with self._admitting:  # nobody is to come between the sum and what is added to it
-            if (there := self._names.get((principal.owner, name))) is not None:
+        needed = self._resources(record)
+        async with self._admission_lock:  # no other volume is recorded between the check of the totals and this one
+            if (other := self._names.get((principal.owner, name))) is not None:
                 raise ConflictError(
-                    f"There is a volume of the name {name!r} already: {there}.",
+                    f"A volume named {name!r} exists already: {other}.",
                     code=ErrorCode.CONFLICT,
-                    hint="Choose another name, or delete that one first.",
-                    fields={"name": name, "volume": there},
+                    hint="Choose another name, or delete that volume first.",
+                    fields={"name": name, "volume": other},
                 )
             quotas.check_volumes(principal.quota, *await self._table.totals(principal.owner), size_bytes)
-            reading = await self._ledger().make_room(takes)
-            self._ledger().reserve(record.id, takes, reading)
+            reading = await self._ledger().make_room(needed)
+            self._ledger().reserve(record.id, needed, reading)
             try:
                 await self._table.save(record)
             except BaseException:
@@ -301,26 +304,26 @@ class VolumeManager:
             await self._discard(record)
             if isinstance(error, OSError):
                 raise HostError(
-                    f"The volume cannot be made: {error.strerror or error}.",
+                    f"Volume {name!r} cannot be created: {error.strerror or error}.",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="Look at the free space of the state directory.",
+                    hint="Check the free space of the state directory.",
                 ) from error
             raise
-        self._know(record)
-        self._told(record.owner)
+        self._add(record)
+        self._events.notify(record.owner)
         _log.info("volume.created", volume=record.id, size_bytes=size_bytes)
-        return await self._seen(record)
+        return await self._describe(record)
 
     async def _discard(self, record: VolumeRecord) -> None:
-        """Leave nothing of one that did not come to be; what cannot be removed now is by the next start."""
+        """Remove a volume that could not be finished. The next start removes what cannot be removed now."""
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
             _log.warning("volume.not_discarded", volume=record.id, error=str(error))
-        await self._removed(record.id)
+        await self._remove(record.id)
 
-    async def _removed(self, volume: str) -> None:
-        """Remove what is on the disk of one that nobody can find any more."""
+    async def _remove(self, volume: str) -> None:
+        """Remove the file system of a volume that has no record any more, and release its reservation."""
         async with self._mount_locks.hold(volume):
             try:
                 await run_apart(self._disks.remove, volume)
@@ -340,15 +343,15 @@ class VolumeManager:
             except OSError as error:
                 _log.warning("volume.not_unmounted", volume=volume, error=str(error))
                 return
-        record = self._there.get(volume)
+        record = self._volumes.get(volume)
         if record is not None and used is not None and used != record.used_bytes:
-            self._there[volume] = record = replace(record, used_bytes=used)
+            self._volumes[volume] = record = replace(record, used_bytes=used)
             try:
                 await self._table.save(record)
             except SandlotError as error:
                 _log.warning("volume.not_recorded", volume=volume, error=str(error))
 
-    async def _seen(self, record: VolumeRecord) -> Volume:
+    async def _describe(self, record: VolumeRecord) -> Volume:
         used = await asyncio.to_thread(self._disks.used_bytes, record.id) if self._users.get(record.id) else None
         return Volume(
             id=record.id,
@@ -357,38 +360,38 @@ class VolumeManager:
             size_bytes=record.size_bytes,
             used_bytes=record.used_bytes if used is None else used,
             created_at=record.created_at,
-            attached=tuple(self._having(record.id)),
+            attached=tuple(self._sandboxes_with(record.id)),
         )
 
     def _find(self, principal: Principal, name_or_id: str) -> VolumeRecord:
         id_ = VolumeId(name_or_id) if VOLUME_ID.fullmatch(name_or_id) else self._names.get((principal.owner, name_or_id))
-        record = None if id_ is None else self._there.get(id_)
+        record = None if id_ is None else self._volumes.get(id_)
         if record is None or not principal.sees(record.owner):
             raise NotFoundError(
                 f"There is no volume {name_or_id[:64]!r}.",
                 code=ErrorCode.VOLUME_NOT_FOUND,
-                hint="List what there is.",
+                hint="List the volumes.",
                 fields={"volume": name_or_id[:64]},
             )
         return record
 
-    def _having(self, volume: VolumeId) -> Sequence[SandboxId]:
+    def _sandboxes_with(self, volume: VolumeId) -> Sequence[SandboxId]:
         return [sandbox for sandbox, mounts in self._attached().items() if any(mount.volume == volume for mount in mounts)]
 
     def _name(self, volume: VolumeId) -> str:
-        record = self._there.get(volume)
+        record = self._volumes.get(volume)
         return volume if record is None else repr(record.name)
 
-    def _takes(self, record: VolumeRecord) -> Resources:
+    def _resources(self, record: VolumeRecord) -> Resources:
         return Resources(memory_bytes=0, disk_bytes=self._disks.takes(record.size_bytes), pids=0)
 
-    def _know(self, record: VolumeRecord) -> None:
-        self._there[record.id] = record
+    def _add(self, record: VolumeRecord) -> None:
+        self._volumes[record.id] = record
         self._names[record.owner, record.name] = record.id
-        self._ledger().record(record.id, self._takes(record))
+        self._ledger().record(record.id, self._resources(record))
 
     def _forget(self, record: VolumeRecord) -> None:
-        self._there.pop(record.id, None)
+        self._volumes.pop(record.id, None)
         self._names.pop((record.owner, record.name), None)
 
     def _event(self, type_: str, record: VolumeRecord, **data: object) -> NewEvent:
@@ -396,5 +399,5 @@ class VolumeManager:
 
 
 def having(sandboxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:
-    """Which sandboxes have which volumes: one whose processes are dead has none, though the last trace of it may still be there. Pure."""
+    """Return the volumes of each sandbox. A sandbox whose processes are dead has none, though it may not be removed completely."""
     return {sandbox.id: sandbox.spec.volumes for sandbox in sandboxes if sandbox.spec.volumes and not sandbox.ended.is_set()}

@@ -220,7 +220,7 @@ async def open_service(
             VolumeFiles(settings.volumes),
             node,
             time,
-            records.events.notify,
+            records.events,
             ledger=lambda: manager.scheduler.reservations,
             attached=lambda: having(manager.live()),
         )
@@ -253,11 +253,11 @@ async def open_service(
             version=__version__,
         )
         await volumes.open()
-        snapshots = SnapshotManager(manager, store, saved, node, time, records.events.notify)
-        forks = ForkManager(manager, store, saved, node, time, records.events.notify)
+        snapshots = SnapshotManager(manager, store, saved, node, time, records.events)
+        forks = ForkManager(manager, store, saved, node, time, records.events)
         kept = await snapshots.open()
         await manager.open()
-        volumes.tidy()
+        volumes.unmount_unused()
         await saved.tidy([*kept, *manager.unheld, *(sandbox.id for sandbox in manager.live())])
         await settle(records.executions, {sandbox.id: sandbox for sandbox in manager.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)

@@ -1,4 +1,4 @@
-"""Volumes in core, on disks that fail when they are told to: nothing half made stays, and nothing is unmounted that somebody sees."""
+"""Volumes on disks in memory: failures leave nothing, and a volume stays mounted while a sandbox sees it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from sandlot.core.node.reservations import OvercommitConfig, Reservations
 from sandlot.core.ports import SystemClock
+from sandlot.core.records.events import EventFeed
 from sandlot.core.volumes import LEAST_BYTES, VolumeManager
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
@@ -24,20 +25,21 @@ from tests.support.until import until
 
 NODE = NodeId("node")
 ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
-BOX, OTHER = (SandboxId(f"sb-node-{letter * 16}") for letter in "ab")
-HAS = Resources(memory_bytes=8 * GIB, disk_bytes=16 * GIB, pids=10_000)
+SANDBOX, OTHER = (SandboxId(f"sb-node-{letter * 16}") for letter in "ab")
+HOST = Resources(memory_bytes=8 * GIB, disk_bytes=16 * GIB, pids=10_000)
 
 
 class Disks:
-    """Names, in place of file systems."""
+    """Disks in memory, which fail on request."""
 
     def __init__(self) -> None:
-        self.there: set[str] = set()
+        self.made: set[str] = set()
         self.mounted: list[str] = []
         self.fails: str | None = None
+        """Method that raises an error."""
 
-    def _do(self, what: str) -> None:
-        if self.fails == what:
+    def _do(self, method: str) -> None:
+        if self.fails == method:
             raise OSError(errno.EIO, "the disk broke")
 
     def takes(self, size_bytes: int) -> int:
@@ -45,7 +47,7 @@ class Disks:
 
     def make(self, volume: str, size_bytes: int) -> None:
         assert size_bytes >= LEAST_BYTES
-        self.there.add(volume)
+        self.made.add(volume)
         self._do("make")
 
     def mount(self, volume: str) -> Path:
@@ -63,36 +65,37 @@ class Disks:
 
     def remove(self, volume: str) -> None:
         self._do("remove")
-        self.there.discard(volume)
+        self.made.discard(volume)
 
     def ids(self) -> frozenset[str]:
-        return frozenset(self.there)
+        return frozenset(self.made)
 
 
 class Rig:
-    """Volumes, and what is around them."""
+    """A volume manager and the objects that it uses."""
 
     def __init__(self, store: SqlStore, disks: Disks) -> None:
         self.store, self.disks = store, disks
         self.attached: dict[SandboxId, Sequence[VolumeMount]] = {}
         self.reservations = Reservations(
-            lambda: HostReading(total=HAS, free=HAS, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
+            lambda: HostReading(total=HOST, free=HOST, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )
-        self.told: list[OwnerId] = []
-        self.volumes = self.anew()
+        self.events = EventFeed(store.events)
+        self.volumes = self.restart()
 
-    def anew(self) -> VolumeManager:
-        """Another service's."""
+    def restart(self) -> VolumeManager:
+        """Return the volume manager of another service on the same disks."""
 
         def attached() -> Mapping[SandboxId, Sequence[VolumeMount]]:
             return self.attached
 
-        return VolumeManager(
-            self.store.volumes, self.disks, NODE, SystemClock(), self.told.append, ledger=lambda: self.reservations, attached=attached
-        )
+        return VolumeManager(self.store.volumes, self.disks, NODE, SystemClock(), self.events, ledger=lambda: self.reservations, attached=attached)
 
-    async def promised(self) -> int:
+    async def reserved(self) -> int:
         return (await self.reservations.capacity()).reserved.disk_bytes
+
+    async def event_types(self) -> list[str]:
+        return [each.event.type for each in await self.store.events.page(owner=ALICE.owner, sandbox=None, after=0, limit=100)]
 
 
 @pytest.fixture
@@ -101,71 +104,71 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield Rig(store, Disks())
 
 
-async def test_what_could_not_be_made_is_nowhere_and_its_name_is_free(rig: Rig) -> None:
+async def test_failed_create_leaves_nothing_and_its_name_is_free(rig: Rig) -> None:
     rig.disks.fails = "make"
     with pytest.raises(HostError, match="disk broke"):
         await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
-    assert (rig.disks.there, list(await rig.store.volumes.of_node(NODE)), await rig.promised(), rig.told) == (set(), [], 0, [])
+    assert (rig.disks.made, list(await rig.store.volumes.of_node(NODE)), await rig.reserved(), await rig.event_types()) == (set(), [], 0, [])
     rig.disks.fails = None
     made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
-    assert (await rig.promised(), rig.told) == (LEAST_BYTES, [ALICE.owner])
+    assert (await rig.reserved(), await rig.event_types()) == (LEAST_BYTES, ["volume.created"])
     assert (await rig.volumes.get(ALICE, "data")) == made
 
 
-async def test_a_request_that_goes_away_meanwhile_leaves_a_whole_volume_or_none(rig: Rig) -> None:
+async def test_cancelled_create_leaves_a_complete_volume_or_none(rig: Rig) -> None:
     work = asyncio.ensure_future(rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES))
     await asyncio.sleep(0)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
 
-    async def there() -> bool:
+    async def is_listed() -> bool:
         return bool(await rig.volumes.list(ALICE))
 
-    await until(there)
-    assert len(rig.disks.there) == 1
+    await until(is_listed)
+    assert len(rig.disks.made) == 1
 
 
-async def test_what_a_service_did_not_finish_the_next_one_removes(rig: Rig) -> None:
+async def test_restart_removes_unfinished_volumes(rig: Rig) -> None:
     made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     (record,) = await rig.store.volumes.of_node(NODE)
     half, stray = "vol-node-bbbbbbbbbbbbbbbb", "vol-node-cccccccccccccccc"
     await rig.store.volumes.save(type(record)(half, NODE, ALICE.owner, "half", LEAST_BYTES, record.created_at))  # type: ignore[arg-type] # an id
-    rig.disks.there |= {half, stray}
+    rig.disks.made |= {half, stray}
     rig.disks.mounted = [made.id]
-    volumes = rig.anew()
+    volumes = rig.restart()
     await volumes.open()
-    volumes.tidy()
+    volumes.unmount_unused()
     await volumes.aclose()
-    assert (rig.disks.there, rig.disks.mounted) == ({made.id}, [])
+    assert (rig.disks.made, rig.disks.mounted) == ({made.id}, [])
     assert [each.name for each in await volumes.list(ALICE)] == ["data"]
-    assert (await volumes.get(ALICE, "data")).used_bytes == 77  # seen as it was let go of
+    assert (await volumes.get(ALICE, "data")).used_bytes == 77  # measured by the unmount
 
 
-async def test_what_somebody_sees_stays_mounted_until_the_last_one_lets_go(rig: Rig) -> None:
+async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig) -> None:
     made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     assert [mount.volume for mount in mounts] == [made.id]
-    rig.attached = {BOX: mounts, OTHER: mounts}
-    (one,), (other,) = [await rig.volumes.attach(box, mounts) for box in (BOX, OTHER)]
-    assert one == other
-    assert (one.slot, one.source, one.path, one.read_only) == (0, Path("/mounted") / made.id, "/data", False)
-    rig.volumes.release(BOX)
-    rig.volumes.release(BOX)
+    rig.attached = {SANDBOX: mounts, OTHER: mounts}
+    (first,), (second,) = [await rig.volumes.attach(sandbox, mounts) for sandbox in (SANDBOX, OTHER)]
+    assert first == second
+    assert (first.slot, first.source, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
+    rig.volumes.release(SANDBOX)
+    rig.volumes.release(SANDBOX)
     await rig.volumes.aclose()
     assert rig.disks.mounted == [made.id]
     with pytest.raises(ConflictError, match="2 sandboxes"):
         await rig.volumes.delete(ALICE, "data")
     rig.volumes.release(OTHER)
-    await rig.volumes.attach(BOX, mounts)  # before the unmounting had its turn
+    await rig.volumes.attach(SANDBOX, mounts)  # before the unmount has run
     await rig.volumes.aclose()
     assert rig.disks.mounted == [made.id]
-    rig.volumes.release(BOX)
+    rig.volumes.release(SANDBOX)
     await rig.volumes.aclose()
     assert rig.disks.mounted == []
     rig.attached = {}
     await rig.volumes.delete(ALICE, made.id)
-    assert (rig.disks.there, await rig.promised()) == (set(), 0)
+    assert (rig.disks.made, await rig.reserved()) == (set(), 0)
 
 
 async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) -> None:
@@ -174,39 +177,39 @@ async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) ->
     loop, release = asyncio.get_running_loop(), threading.Event()
     busy = [loop.run_in_executor(None, release.wait) for _ in range(64)]  # twice as many as there are threads at most
 
-    attaching = asyncio.create_task(rig.volumes.attach(BOX, mounts))
+    attaching = asyncio.create_task(rig.volumes.attach(SANDBOX, mounts))
     try:
         await settled(attaching.done)
     finally:
         release.set()
         await asyncio.gather(attaching, *busy)
-    rig.volumes.release(BOX)
+    rig.volumes.release(SANDBOX)
     await rig.volumes.aclose()
 
 
-async def test_what_cannot_be_mounted_says_which_and_what_to_do(rig: Rig) -> None:
+async def test_failed_mount_names_the_volume(rig: Rig) -> None:
     await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     rig.disks.fails = "mount"
     with pytest.raises(HostError, match="'data' cannot be mounted"):
-        await rig.volumes.attach(BOX, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
-    rig.volumes.release(BOX)
+        await rig.volumes.attach(SANDBOX, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
+    rig.volumes.release(SANDBOX)
     await rig.volumes.aclose()
 
 
-async def test_what_cannot_be_removed_is_not_found_and_counts_until_it_is(rig: Rig) -> None:
+async def test_volume_that_cannot_be_removed_is_not_found_and_stays_reserved(rig: Rig) -> None:
     await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     rig.disks.fails = "remove"
     await rig.volumes.delete(ALICE, "data")
-    assert (await rig.volumes.list(ALICE), await rig.promised()) == ([], LEAST_BYTES)
+    assert (await rig.volumes.list(ALICE), await rig.reserved()) == ([], LEAST_BYTES)
     rig.disks.fails = None
-    await rig.anew().open()
-    assert rig.disks.there == set()
+    await rig.restart().open()
+    assert rig.disks.made == set()
 
 
-async def test_no_more_is_promised_than_there_is(rig: Rig) -> None:
+async def test_volumes_together_fit_on_the_disk(rig: Rig) -> None:
     with pytest.raises(InvalidRequestError):
-        await rig.volumes.create(ALICE, name="huge", size_bytes=HAS.disk_bytes + 1)
-    await rig.volumes.create(ALICE, name="large", size_bytes=HAS.disk_bytes - 64 * MIB)
+        await rig.volumes.create(ALICE, name="huge", size_bytes=HOST.disk_bytes + 1)
+    await rig.volumes.create(ALICE, name="large", size_bytes=HOST.disk_bytes - 64 * MIB)
     with pytest.raises((UnavailableError, LimitError)):
         await rig.volumes.create(ALICE, name="more", size_bytes=65 * MIB)
     assert [each.name for each in await rig.volumes.list(ALICE)] == ["large"]

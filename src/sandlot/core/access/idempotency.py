@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
@@ -102,3 +102,31 @@ async def find_created(
         await sandbox.ended.wait()  # whoever asked for it has gone away, and so does it; then its key is free
         await asyncio.sleep(0)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """An idempotency key and the digest of the request that was sent with it.
+
+    Args:
+        key: Key that the client chose.
+        digest: SHA-256 of the request, in hexadecimal.
+    """
+
+    key: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        """Refuse an invalid key."""
+        check_key(self.key)
+
+    def check(self, earlier_digest: str | None) -> None:
+        """Refuse the request if an earlier request with this key was a different one.
+
+        Args:
+            earlier_digest: Digest of the earlier request.
+
+        Raises:
+            ConflictError: The digests differ.
+        """
+        check_same(earlier_digest, self.digest)

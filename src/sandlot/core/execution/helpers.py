@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -133,6 +133,37 @@ class GuestHelper:
     def end_input(self) -> None:
         """It gets no more."""
         self._call.close_stdin()
+
+    async def feed(self, chunks: AsyncIterable[bytes]) -> Mapping[str, Any]:
+        """Send a stream as the program's whole input, return the program's result, and close the program.
+
+        The program may end before it has read everything. Its own error or result counts then, and the rest is not sent.
+
+        Args:
+            chunks: The input, read as fast as the program reads it.
+
+        Raises:
+            SandlotError: The program's error, or the sandbox has ended. Exceptions of ``chunks`` are passed on.
+        """
+        feeding = asyncio.ensure_future(self._send_all(chunks))
+        ending = asyncio.ensure_future(self.result())
+        try:
+            await asyncio.wait({feeding, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                with suppress(ConflictError):  # the program ended between two chunks; its result says why
+                    feeding.result()
+            return await ending
+        finally:
+            for task in (feeding, ending):
+                task.cancel()
+            await asyncio.wait({feeding, ending})
+            self.close()
+
+    async def _send_all(self, chunks: AsyncIterable[bytes]) -> None:
+        async for chunk in chunks:
+            await self.send(chunk)
+        with suppress(SandlotError):
+            self.end_input()
 
     def close(self) -> None:
         """Let go of it; it ends beside everything else. Idempotent."""

@@ -1,41 +1,38 @@
-"""Trees in and out of a sandbox as tar archives, streamed: neither end ever holds more than a window of one.
+"""Folders in and out of a sandbox as streamed tar archives.
 
-The work is done inside (``guest/programs/{packing,unpacking}.py``), whatever the image has; what is unpacked takes the sandbox's own disk,
-and is bounded by that.
+Programs inside the sandbox do the work (``guest/programs/{packing,unpacking}.py``), so it does not depend on the image. Unpacked files take
+space on the sandbox's own disk, which limits them.
 
-Laws:
-- Whoever goes away half-way ends the program inside; what was unpacked before stays, no file is half there.
-- An archive that cannot be packed to its end is cut, never ended.
+Invariants:
+- Neither side holds more of an archive than one stream window.
+- A client that disconnects ends the program inside. Files that were unpacked before remain; no file is half written.
+- An archive that cannot be packed completely is cut off without an end marker.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.model.specs import User, check_path
 
 ENTRIES = 100_000
-"""That one archive may have: each takes a file of the sandbox's disk, however few bytes it has."""
-_MOST = (1 << 63) - 1
+"""Maximum number of entries of an archive. Each entry takes an inode of the sandbox's disk, however small the file is."""
+_MAX_NUMBER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What came of an archive.
+    """Result of unpacking an archive.
 
     Args:
-        files: Regular files.
-        folders: Folders that it names.
-        links: Symbolic and hard links.
-        size_bytes: Of all files together.
+        files: Number of regular files.
+        folders: Number of folders that the archive names.
+        links: Number of symbolic and hard links.
+        size_bytes: Total size of the files.
     """
 
     files: int
@@ -45,10 +42,10 @@ class Unpacked:
 
 
 class Packed:
-    """An archive that is being made: iterate, and close it in the end.
+    """A stream of an archive that is being packed. Iterate it, then close it.
 
     Args:
-        helper: Makes it.
+        helper: Program that packs the archive.
     """
 
     __slots__ = ("_helper",)
@@ -57,40 +54,40 @@ class Packed:
         self._helper = helper
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Its bytes. One that is not iterated costs no more than a stream's window.
+        """Yield the archive in pieces. While nothing is read, at most one stream window is held.
 
         Raises:
-            SandlotError: Something could not be read, or the sandbox has ended; what was given is not whole.
+            SandlotError: A file could not be read, or the sandbox has ended. The pieces so far are not a complete archive.
         """
         async for piece in self._helper:
             if isinstance(piece, bytes):
                 yield piece
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
+        """Stop packing. Idempotent."""
         self._helper.close()
 
 
 async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> Packed:
-    """Begin to pack a folder, or one file.
+    """Start to pack a folder or a single file.
 
     Args:
-        sandbox: Where.
-        path: Absolute; a link at its end is followed.
-        user: Who reads.
-        compress: By gzip.
+        sandbox: Sandbox that has the folder.
+        path: Absolute path. A symbolic link at its end is followed.
+        user: User that reads the files.
+        compress: Compress the archive with gzip.
 
     Raises:
         NotFoundError: ``path_not_found``.
         ForbiddenError: ``permission_denied``.
-        InvalidRequestError: It is neither a file nor a folder.
-        SandlotError: The sandbox has ended, or has no room for a process.
+        InvalidRequestError: The path is neither a file nor a folder.
+        SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
     helper = await helpers.start(sandbox, "packing", {"path": path, "gzip": compress}, user=user)
     try:
         async with sandbox.connection():
-            await anext(helper, None)  # one word, once it is open
+            await anext(helper, None)  # the program's first message: the path is open
     except BaseException:
         helper.close()
         raise
@@ -98,49 +95,26 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
 
 
 async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User) -> Unpacked:
-    """Unpack an archive, plain or compressed by gzip, in a folder.
+    """Unpack an archive, plain or compressed with gzip, in a folder.
 
     Args:
-        sandbox: Where.
-        path: Absolute; it is made where it is not there, with the folders above it.
-        chunks: The archive, taken as fast as the sandbox takes it.
-        user: Who writes, and owns what is made.
+        sandbox: Sandbox to unpack in.
+        path: Absolute path of the folder; created with its parents if it is missing.
+        chunks: The archive, read as fast as the sandbox takes it.
+        user: User that writes and owns the files.
 
     Raises:
-        InvalidRequestError: It is no archive, is broken, or leads out of the folder; names the entry.
-        LimitError: ``disk_full``; or ``too_large``: more than 100,000 entries.
+        InvalidRequestError: The data is no archive, is damaged, or leads out of the folder; the message names the entry.
+        LimitError: ``disk_full``, or ``too_large``: more than 100,000 entries.
         ForbiddenError: ``permission_denied``.
-        SandlotError: The sandbox has ended. What ``chunks`` raises comes through.
+        SandlotError: The sandbox has ended. Exceptions of ``chunks`` are passed on.
     """
     check_path(path)
     helper = await helpers.start(sandbox, "unpacking", {"path": path, "entries": ENTRIES}, user=user)
-    feeding = asyncio.ensure_future(_feed(helper, chunks))
-    ending = asyncio.ensure_future(helper.result())
-    try:
-        await asyncio.wait({feeding, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            # It ended between two pieces: how, it says itself.
-            with suppress(ConflictError):
-                feeding.result()
-        return _unpacked(await ending)
-    finally:
-        for task in (feeding, ending):
-            task.cancel()
-        await asyncio.wait({feeding, ending})
-        helper.close()
-
-
-async def _feed(helper: GuestHelper, chunks: AsyncIterable[bytes]) -> None:
-    async for chunk in chunks:
-        await helper.send(chunk)
-    with suppress(SandlotError):
-        helper.end_input()
-
-
-def _unpacked(result: Mapping[str, Any]) -> Unpacked:
-    """What the program's result comes to: a guest's numbers."""
+    result = await helper.feed(chunks)
     return Unpacked(*(_number(result.get(name)) for name in ("files", "folders", "links", "bytes")))
 
 
-def _number(given: object) -> int:
-    return given if type(given) is int and 0 <= given <= _MOST else 0
+def _number(value: object) -> int:
+    """Return a number that the guest sent; 0 if it is not one, because the guest may be hostile."""
+    return value if type(value) is int and 0 <= value <= _MAX_NUMBER else 0

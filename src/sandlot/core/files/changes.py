@@ -1,16 +1,17 @@
-"""Which files a run created or changed: two looks at some folders, and what differs between them.
+"""Files that an execution created or changed, found by comparing some folders before and after the execution.
 
-Laws:
-- Exact: a file counts by inode, size, mtime and ctime, so that what was written with the same content, or had its times set back, counts too.
-- Bounded: at most 20,000 entries are looked at below each folder and 1,000 files reported; ``more`` says that there may be others.
-- Only regular files, hidden ones included; no link is followed below the folders. A folder that is not there yet counts as empty.
+Invariants:
+- A file counts as changed if its inode, size, mtime or ctime differs. So a file that was rewritten with the same content, or whose times were
+  set back, is reported too.
+- At most 20,000 entries below each folder are compared and at most 1,000 files are reported; ``more`` says that there may be others.
+- Only regular files are reported, hidden ones included. No symbolic link below the folders is followed. A missing folder counts as empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import structlog
 
@@ -21,22 +22,23 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
 FOLDERS = 16
-"""In one report."""
+"""Maximum number of folders of one report."""
 REPORTED = 1_000
-_MOST = (1 << 63) - 1
+"""Maximum number of files of one report."""
+_MAX_NUMBER = (1 << 63) - 1
 
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """One file that differs.
+    """A file that was created or changed.
 
     Args:
-        path: Absolute, inside the sandbox; begins with the folder as it was named.
-        created: Whether it was not there before; otherwise it was, and is another now.
-        size_bytes: Now.
-        modified_ns: Now; since 1970, UTC.
+        path: Absolute path inside the sandbox. It begins with the folder as the caller named it.
+        created: True if the file is new, False if it existed before.
+        size_bytes: Size after the execution.
+        modified_ns: Modification time after the execution, in nanoseconds since 1970, UTC.
     """
 
     path: str
@@ -46,10 +48,11 @@ class ChangedFile:
 
 
 class Mark:
-    """The first moment. Ask for what changed once, or close it.
+    """The state of some folders before an execution. Get the changes once, or close the mark.
 
     Args:
-        helper: Looks, and remembers.
+        sandbox: Sandbox that has the folders.
+        helper: Program inside the sandbox that remembers the state.
     """
 
     __slots__ = ("_helper", "_sandbox")
@@ -58,17 +61,11 @@ class Mark:
         self._sandbox = sandbox
         self._helper = helper
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
     async def changed(self) -> tuple[Sequence[ChangedFile], bool]:
-        """What was created or changed since, by path, and whether there may be more. The mark is used up.
+        """Return the files that were created or changed, by path, and whether there may be more. This uses up the mark.
 
         Raises:
-            ConflictError: What remembered the first moment is gone (something inside ended it), or tells nonsense, or more than it may.
+            ConflictError: A process in the sandbox ended the program, or the program's report is invalid or too long.
             SandboxEndedError: The sandbox has ended.
         """
         found: list[ChangedFile] = []
@@ -76,18 +73,18 @@ class Mark:
         try:
             async with self._sandbox.connection():
                 await self._helper.tell({})
-                async for told in self._helper:
-                    found += parsed(told)
+                async for message in self._helper:
+                    found += parse_report(message)
                     messages += 1
                     if max(messages, len(found)) > REPORTED:
-                        raise _nonsense()
+                        raise _invalid_report()
                 result = await self._helper.result()
         finally:
             self.close()
         return found, result.get("more") is not False
 
     async def report(self) -> tuple[Sequence[ChangedFile], bool]:
-        """What :meth:`changed` says; where it cannot, nothing is known: no files, and there may be some. Nothing is raised."""
+        """Return the result of :meth:`changed`. If it fails, return no files and True: nothing is known. Never raises a `SandlotError`."""
         try:
             return await self.changed()
         except SandlotError as error:
@@ -95,58 +92,60 @@ class Mark:
             return (), True
 
     def close(self) -> None:
-        """Nobody asks any more. Idempotent."""
+        """End the program without a report. Idempotent."""
         self._helper.close()
 
 
 async def mark(sandbox: Sandbox, folders: Sequence[str], user: User) -> Mark:
-    """Look at some folders, to be asked later what changed in them.
+    """Record the state of some folders.
 
     Args:
-        sandbox: Where.
-        folders: Absolute paths, 1 to 16.
-        user: Who looks: what that user may not read is not seen.
+        sandbox: Sandbox that has the folders.
+        folders: 1 to 16 absolute paths.
+        user: User that reads the folders. Files that this user may not see are not reported.
 
     Raises:
-        InvalidRequestError: No folders, too many, or one that is no path.
-        SandlotError: It could not be looked (no room for a process), or the sandbox has ended.
+        InvalidRequestError: There are no folders or too many, or a path is invalid.
+        SandlotError: The folders could not be read, or the sandbox has ended or cannot start another process.
     """
     if not 0 < len(folders) <= FOLDERS:
-        raise InvalidRequestError(f"{len(folders)} folders were named; it must be from 1 to {FOLDERS}.", fields={"field": "folders"})
+        raise InvalidRequestError(f"{len(folders)} folders are given; 1 to {FOLDERS} are allowed.", fields={"field": "folders"})
     for folder in folders:
         check_path(folder)
     helper = await helpers.start(sandbox, "changes", {"folders": list(folders)}, user=user)
     try:
         async with sandbox.connection():
-            await anext(helper, None)  # one word, once it has looked; its error, where it could not, is raised
+            await anext(helper, None)  # the program's first message: the state is recorded. Its error is raised here
     except BaseException:
         helper.close()
         raise
     return Mark(sandbox, helper)
 
 
-def parsed(told: Any) -> list[ChangedFile]:  # noqa: ANN401 - a guest's word
-    """What one message of the program comes to.
+def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - sent by a guest, so it can be anything
+    """Return the files of one message of the program.
 
     Raises:
-        ConflictError: It is none.
+        ConflictError: The message is invalid.
     """
-    files = told.get("files") if isinstance(told, dict) else None
+    files = message.get("files") if isinstance(message, dict) else None
     if not isinstance(files, list) or len(files) > REPORTED:
-        raise _nonsense()
-    return [_change(file) for file in files]
+        raise _invalid_report()
+    return [_changed_file(file) for file in files]
 
 
-def _change(file: Any) -> ChangedFile:  # noqa: ANN401 - likewise
+def _changed_file(file: Any) -> ChangedFile:  # noqa: ANN401 - as above
     if not isinstance(file, dict):
-        raise _nonsense()
+        raise _invalid_report()
     path, created, size, modified_ns = (file.get(name) for name in ("path", "created", "size", "modified_ns"))
     if not isinstance(path, str) or len(path) > MAX_PATH_BYTES or not isinstance(created, bool):
-        raise _nonsense()
-    if type(size) is not int or type(modified_ns) is not int or not 0 <= size <= _MOST or not 0 <= modified_ns <= _MOST:
-        raise _nonsense()
+        raise _invalid_report()
+    if type(size) is not int or type(modified_ns) is not int or not 0 <= size <= _MAX_NUMBER or not 0 <= modified_ns <= _MAX_NUMBER:
+        raise _invalid_report()
     return ChangedFile(path, created, size, modified_ns)
 
 
-def _nonsense() -> ConflictError:
-    return ConflictError("The sandbox's report of what changed cannot be read.", code=ErrorCode.CONFLICT, hint="Something inside forged it.")
+def _invalid_report() -> ConflictError:
+    return ConflictError(
+        "The sandbox's report of changed files cannot be read.", code=ErrorCode.CONFLICT, hint="Check the sandbox for processes that forge it."
+    )

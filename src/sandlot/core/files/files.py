@@ -1,4 +1,4 @@
-"""Files in a sandbox. The guest does the work, as the user that was asked for; paths mean what they mean inside."""
+"""Files of a sandbox. The guest does the work as the given user; paths are resolved inside the sandbox."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_MODE = 0o7777
 
 
 class FileDownload:
-    """One file that is being read: its entry first, then its content.
+    """A file that is being read: its entry first, then its content.
 
     Args:
-        sandbox: Where it is.
-        reader: The link's end of it.
+        sandbox: Sandbox that has the file.
+        reader: The link's stream of the file.
     """
 
     __slots__ = ("_hold", "_reader", "_sandbox")
@@ -31,14 +31,14 @@ class FileDownload:
 
     @property
     def entry(self) -> Entry:
-        """What is being read, as it was at the start."""
+        """Metadata of the file when it was opened."""
         return self._reader.entry
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The content. One that is not iterated costs no more than a stream's window.
+        """Yield the content in pieces. While nothing is read, at most one stream window is held.
 
         Raises:
-            SandboxEndedError: The sandbox ended meanwhile; says why.
+            SandboxEndedError: The sandbox ended during the download; the message says why.
         """
         try:
             async for piece in self._reader:
@@ -56,16 +56,16 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
     """Open a file for reading.
 
     Args:
-        sandbox: Where.
-        path: Absolute.
-        user: Who reads.
-        offset: First byte.
-        length: How many bytes at most; None is all.
+        sandbox: Sandbox that has the file.
+        path: Absolute path.
+        user: User that reads the file.
+        offset: Position of the first byte.
+        length: Maximum number of bytes; None reads to the end.
 
     Raises:
         NotFoundError: ``path_not_found``.
         ForbiddenError: ``permission_denied``.
-        InvalidRequestError: No path, or no regular file.
+        InvalidRequestError: The path is invalid or not a regular file, or a number is out of range.
         SandboxEndedError: The sandbox has ended.
     """
     check_path(path)
@@ -79,16 +79,16 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
 async def write(
     sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User, mode: int | None = None, parents: bool = True, append: bool = False
 ) -> Entry:
-    """Write a file. Until the last chunk was written the old content stays, unless it is appended to.
+    """Write a file. Unless ``append`` is set, the old content stays in place until the last chunk is written.
 
     Args:
-        sandbox: Where.
-        path: Absolute.
-        chunks: The content, taken as fast as the sandbox takes it.
-        user: Who writes.
-        mode: Permission bits; None leaves them to the umask, or as they are.
-        parents: Make the folders above it.
-        append: Add to what is there.
+        sandbox: Sandbox to write in.
+        path: Absolute path.
+        chunks: The content, read as fast as the sandbox takes it.
+        user: User that writes the file.
+        mode: Permission bits. None keeps those of an existing file; a new file gets them from the umask.
+        parents: Create missing parent folders.
+        append: Append to the existing content.
 
     Raises:
         SandlotError: As for :func:`read`; also ``disk_full``.
@@ -100,7 +100,7 @@ async def write(
 
 
 async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
-    """What is in a folder by name, at most 1,000 entries from ``offset`` names on."""
+    """Return at most 1,000 entries of a folder, sorted by name, without the first ``offset`` entries."""
     check_path(path)
     _check_range("offset", offset)
     async with sandbox.connection() as link:
@@ -108,14 +108,14 @@ async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -
 
 
 async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
-    """What is at a path."""
+    """Return the metadata of a path."""
     check_path(path)
     async with sandbox.connection() as link:
         return await link.stat(path, user=user, follow=follow)
 
 
 async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
-    """Whether there is something at a path; a link that leads nowhere counts where it is not followed."""
+    """Return whether a path exists. A dangling symbolic link exists only if it is not followed."""
     try:
         await stat(sandbox, path, user=user, follow=follow)
     except NotFoundError as error:
@@ -126,7 +126,7 @@ async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True
 
 
 async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
-    """Make a folder; with ``parents`` those above it as well, and one that is there already is fine."""
+    """Create a folder. With ``parents``, missing parents are created and an existing folder is no error."""
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:
@@ -134,7 +134,7 @@ async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bo
 
 
 async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:
-    """Move or rename."""
+    """Move or rename a file or folder."""
     check_path(path)
     check_path(to)
     async with sandbox.connection() as link:
@@ -142,7 +142,7 @@ async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: b
 
 
 async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> int:
-    """Remove a file or a folder; how many entries were removed."""
+    """Remove a file or folder and return the number of removed entries."""
     check_path(path)
     async with sandbox.connection() as link:
         return await link.remove(path, user=user, recursive=recursive)
@@ -150,7 +150,7 @@ async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
 def _check_mode(mode: int | None) -> None:
     if mode is not None and not 0 <= mode <= MAX_MODE:
-        raise InvalidRequestError(f"{mode} is not a file mode.", hint="Permission bits are from 0 to 4095 (octal 7777).", fields={"field": "mode"})
+        raise InvalidRequestError(f"{mode} is not a file mode.", hint="Pass permission bits from 0 to 4095 (octal 7777).", fields={"field": "mode"})
 
 
 def _check_range(name: str, value: int) -> None:

@@ -1,173 +1,159 @@
-"""Layers of files: what a sandbox has that its image has not, kept on the host as one file and put over that image again.
+"""Overlays: the files of a sandbox that differ from its image, kept as one file on the host and applied to the same image again.
 
-The work is done inside (``guest/programs/layer.py``), by root, on the guest's own interpreter, so for every image and isolation. The host
-passes bytes on and never looks into them; what it tells is what the image holds, which the sandbox can see for itself.
+A program inside the sandbox packs and applies the files (``guest/programs/layer.py``). It runs as root on the guest's own interpreter, so it
+does not depend on the image or the isolation. The host only passes its bytes on. The host tells the program which files the image has; the
+sandbox can see these anyway.
 
-Laws:
-- A layer appears under its name whole and on the disk, or not at all.
-- Neither end ever holds more than a window of one. It takes no more room on the host than the sandbox may take.
-- A sandbox is no older for it: nothing in it is changed by packing. A live one is packed as it is found, file by file.
+Invariants:
+- An overlay appears under its name complete and synced, or not at all.
+- Neither side holds more of an overlay than one stream window. On the host an overlay takes no more space than the sandbox may use.
+- Packing changes nothing in the sandbox. A live sandbox is packed file by file, as each file is found.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from sandlot.core.execution import helpers
-from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.host import durable
 from sandlot.host.threads import run_blocking
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandlotError
+from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
 
 PROGRAM = "layer"
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 WRITE_BYTES = 4 * 1024 * 1024
-"""Written at once."""
+"""Bytes collected before they are written to the disk."""
 READ_BYTES = 1024 * 1024
 FOLDERS = 1_000_000
-"""That one packing may ask about."""
+"""Maximum number of folders that one packing may ask about."""
 ANSWER_NAMES = 5000
-"""In one message: with 255 bytes and a number each it is no longer than a program takes."""
+"""Names in one message. With 255 bytes and a number each, the message stays within a program's limit."""
 SLACK_BYTES = 256 * 1024 * 1024
-"""What a layer may take beside its sandbox's disk and memory: names, and what is written meanwhile."""
+"""Size allowed above the sandbox's disk and memory: for names, and for files that are written during the packing."""
 
 
 async def pack_layer(sandbox: Sandbox, into: Path, root: Path) -> int:
-    """Pack what a sandbox has on top of its image.
+    """Pack the files of a sandbox that differ from its image.
 
     Args:
-        sandbox: Live; it goes on meanwhile.
-        into: A file that does not exist, in a folder that does.
-        root: The image's root file system on this host.
+        sandbox: Live sandbox; it keeps running.
+        into: File to write; must not exist. Its folder exists.
+        root: Root filesystem image of the sandbox on this host.
 
     Returns:
-        Bytes that it takes on the disk.
+        Bytes that the file takes on the disk.
 
     Raises:
-        LimitError: It became larger than the sandbox may be.
-        HostError: ``disk_full`` or another error of the host's disk; nothing was left there.
-        SandlotError: Something in the sandbox could not be read, or it has ended.
+        LimitError: ``limit_exceeded``: the overlay is larger than the sandbox may be; ``disk_full``: the host's disk is full.
+        HostError: The host's disk failed; nothing is left there.
+        SandlotError: A file in the sandbox could not be read, or the sandbox has ended.
     """
-    most = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
+    max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
     helper = await helpers.start(sandbox, PROGRAM, {"do": "pack"}, user=User.ROOT)
-    temporary = into.with_name(into.name + ".part")
-    writing = Writing(temporary, most)
+    draft = OverlayDraft(into.with_name(into.name + ".part"), max_bytes)
     try:
-        await writing.open()
-        asked = 0
+        await draft.open()
+        folders = 0
         async for item in helper:
             if isinstance(item, bytes):
-                await writing.put(item)
+                await draft.write(item)
                 continue
-            asked += 1
-            for answer in await run_blocking(answers, root, item.get("folder")) if asked <= FOLDERS else [{"missing": True}]:
-                await helper.tell(answer)
+            folders += 1
+            for message in await run_blocking(describe_folder, root, item.get("folder")) if folders <= FOLDERS else [{"missing": True}]:
+                await helper.tell(message)
         await helper.result()
-        return await writing.finish(into)
+        return await draft.finish(into)
     finally:
         helper.close()
-        await writing.close()
+        await draft.close()
 
 
 async def apply_layer(sandbox: Sandbox, layer: Path) -> None:
-    """Put a layer over a sandbox's image.
+    """Apply an overlay to a sandbox.
 
     Args:
-        sandbox: A new one, of the image that the layer was packed over, or one that is like it. Where this raises, it is to be thrown away.
-        layer: What :func:`pack_layer` wrote.
+        sandbox: New sandbox of the image that the overlay was packed from, or of a similar image. If this call raises, discard the sandbox.
+        layer: File that :func:`pack_layer` wrote.
 
     Raises:
-        ConflictError: The layer is not whole.
-        LimitError: ``disk_full``: the sandbox has less room than the layer needs.
-        HostError: The layer cannot be read.
-        SandlotError: The sandbox has ended, or something in it could not be written.
+        ConflictError: The overlay is damaged.
+        LimitError: ``disk_full``: the sandbox's disk is smaller than the overlay needs.
+        HostError: The overlay cannot be read.
+        SandlotError: The sandbox has ended, or a file in it could not be written.
     """
     helper = await helpers.start(sandbox, PROGRAM, {"do": "apply"}, user=User.ROOT)
-    feeding = asyncio.ensure_future(_feed(helper, layer))
-    ending = asyncio.ensure_future(helper.result())
-    try:
-        await asyncio.wait({feeding, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            # It ended between two pieces: how, it says itself.
-            with suppress(ConflictError):
-                feeding.result()
-        await ending
-    finally:
-        for task in (feeding, ending):
-            task.cancel()
-        await asyncio.wait({feeding, ending})
-        helper.close()
+    await helper.feed(_chunks(layer))
 
 
-class Writing:
-    """A file of the host that appears whole, or not at all.
+class OverlayDraft:
+    """A file on the host that gets its final name only when it is complete.
 
     Args:
-        path: Its name until it is whole.
-        most: Bytes that it may have.
+        path: Temporary name of the file.
+        max_bytes: Maximum size of the file.
     """
 
-    __slots__ = ("_fd", "_most", "_path", "_size", "_waiting", "_waiting_bytes")
+    __slots__ = ("_fd", "_max_bytes", "_path", "_pending", "_pending_bytes", "_size")
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
-        self._most = most
+        self._max_bytes = max_bytes
         self._fd = -1
         self._size = 0
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
 
     async def open(self) -> None:
-        """Make it.
+        """Create the file.
 
         Raises:
-            HostError: The disk says no.
+            LimitError: ``disk_full``.
+            HostError: The disk failed.
         """
         await _on_disk(self._open)
 
-    async def put(self, data: bytes) -> None:
-        """The next bytes.
+    async def write(self, data: bytes) -> None:
+        """Append bytes.
 
         Raises:
-            LimitError: They are too many.
-            HostError: The disk says no.
+            LimitError: The file would exceed its maximum size; or ``disk_full``.
+            HostError: The disk failed.
         """
         self._size += len(data)
-        if self._size > self._most:
+        if self._size > self._max_bytes:
             raise LimitError(
-                f"The sandbox's files take more than {self._most:,} bytes, which is more than it may have.",
+                f"The sandbox's files take more than {self._max_bytes:,} bytes, the maximum for its limits.",
                 code=ErrorCode.LIMIT_EXCEEDED,
-                hint="Remove what is not needed, and try again.",
+                hint="Remove files from the sandbox, and try again.",
             )
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes >= WRITE_BYTES:
-            await self._write()
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= WRITE_BYTES:
+            await self._flush()
 
     async def finish(self, into: Path) -> int:
-        """It is whole: give it its name, for good. How many bytes it takes.
+        """Sync the file, give it its final name, and return the bytes that it takes on the disk.
 
         Raises:
-            HostError: The disk says no.
+            LimitError: ``disk_full``.
+            HostError: The disk failed.
         """
-        await self._write()
+        await self._flush()
         return await _on_disk(self._finish, into)
 
     async def close(self) -> None:
-        """Leave nothing of what is not whole. Idempotent."""
+        """Remove the file unless it has its final name. Idempotent."""
         await run_blocking(self._close)
 
-    async def _write(self) -> None:
-        data, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    async def _flush(self) -> None:
+        data, self._pending, self._pending_bytes = self._pending, [], 0
         await _on_disk(_write_all, self._fd, data)
 
     def _open(self) -> None:
@@ -176,10 +162,10 @@ class Writing:
 
     def _finish(self, into: Path) -> int:
         os.fsync(self._fd)
-        taken = os.fstat(self._fd).st_blocks * 512
+        size_bytes = os.fstat(self._fd).st_blocks * 512
         self._path.rename(into)
         durable.fsync_folder(into.parent)
-        return taken
+        return size_bytes
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -188,19 +174,19 @@ class Writing:
             self._path.unlink(missing_ok=True)
 
 
-def answers(root: Path, folder: object) -> Sequence[Mapping[str, object]]:
-    """What a program inside is told of a folder of the image; it may ask anything.
+def describe_folder(root: Path, folder: object) -> Sequence[Mapping[str, object]]:
+    """Return the messages that tell a program inside which entries a folder of the image has.
 
     Args:
-        root: The image's root file system.
-        folder: An absolute path in it, as bytes.
+        root: Root filesystem image.
+        folder: Absolute path in the image, as bytes. The program may send any value; everything else counts as a missing folder.
     """
     try:
-        fd = _enter(root, folder if isinstance(folder, bytes) else b"")
+        fd = _open_folder(root, folder if isinstance(folder, bytes) else b"")
     except (OSError, ValueError):
         return [{"missing": True}]
     try:
-        names = os.listdir(fd)  # noqa: PTH208 - of what is open
+        names = os.listdir(fd)  # noqa: PTH208 - pathlib cannot list an open folder
         found = [(os.fsencode(name), os.stat(name, dir_fd=fd, follow_symlinks=False).st_ctime_ns) for name in names]
     except OSError:  # an image that is being removed
         return [{"missing": True}]
@@ -213,12 +199,12 @@ def answers(root: Path, folder: object) -> Sequence[Mapping[str, object]]:
     ]
 
 
-def _enter(root: Path, folder: bytes) -> int:
-    """Open a folder of the image, without following any link, nor any way up.
+def _open_folder(root: Path, folder: bytes) -> int:
+    """Open a folder of the image without following a symbolic link and without leaving the image.
 
     Raises:
-        OSError: There is none.
-        ValueError: That is no path in it.
+        OSError: The folder does not exist.
+        ValueError: The path is not absolute, or contains ``.`` or ``..``.
     """
     names = [name for name in folder.split(b"/") if name]
     if not folder.startswith(b"/") or b".." in names or b"." in names:
@@ -233,23 +219,16 @@ def _enter(root: Path, folder: bytes) -> int:
     return fd
 
 
-async def _feed(helper: GuestHelper, layer: Path) -> None:
-    async for piece in _pieces(layer):
-        await helper.send(piece)
-    with suppress(SandlotError):
-        helper.end_input()
+async def _chunks(layer: Path) -> AsyncIterator[bytes]:
+    offset = 0
+    while chunk := await _on_disk(_read, layer, offset):
+        yield chunk
+        offset += len(chunk)
 
 
-async def _pieces(layer: Path) -> AsyncIterator[bytes]:
-    at = 0
-    while piece := await _on_disk(_read, layer, at):
-        yield piece
-        at += len(piece)
-
-
-def _read(layer: Path, at: int) -> bytes:
+def _read(layer: Path, offset: int) -> bytes:
     with layer.open("rb") as file:
-        file.seek(at)
+        file.seek(offset)
         return file.read(READ_BYTES)
 
 
@@ -261,12 +240,14 @@ def _write_all(fd: int, pieces: Sequence[bytes]) -> None:
 
 
 async def _on_disk(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-    """Call what uses the host's disk; what that says as an error of ours."""
+    """Call a function in a thread and turn its OSError into an error of Sandlot."""
     try:
         return await run_blocking(function, *args, **kwargs)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            hint = "Remove snapshots that are not needed, or give the state directory more room."
+            hint = "Delete snapshots that are no longer needed, or enlarge the disk of the state directory."
             raise LimitError("The disk of the service's host is full.", code=ErrorCode.DISK_FULL, hint=hint) from None
-        hint = "Look after the disk of the service's state directory."
-        raise HostError(f"A layer of files: {error.strerror}.", code=ErrorCode.HOST_NOT_READY, hint=hint) from None
+        hint = "Check the disk of the service's state directory."
+        raise HostError(
+            f"The sandbox's files could not be written or read on the host: {error.strerror}.", code=ErrorCode.HOST_NOT_READY, hint=hint
+        ) from None

@@ -1,10 +1,10 @@
-"""The file store: bytes that outlive sandboxes, put into them when they are wanted, and kept out of them.
+"""The file store: files that outlive sandboxes, copied into sandboxes and out of them.
 
-Laws:
-- Bytes pass through piece by piece, as fast as the far side takes them: no whole file is ever in memory.
-- A file exists once its record is committed, which is after its bytes are kept; what a kill leaves in between is removed by :meth:`FileStore.open`.
-- A file's name is one path component that can be printed: it never says where it goes, only what it is called there.
-- What is somebody else's is not found.
+Invariants:
+- Content is streamed as fast as the receiver takes it; no complete file is ever in memory.
+- A file exists once its record is committed, after its content is stored. :meth:`FileStore.open` removes what a kill leaves in between.
+- A file's name is a single printable path component: it names the file and never says where the file goes.
+- A file of another owner is not found.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from sandlot.model.storage import Blobs, FileTable
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 FOLDER = "/workspace"
-"""Where files are put unless somebody says where."""
+"""Default folder for injected files."""
 
 MAX_FILENAME_BYTES = 255
 """NAME_MAX of Linux (limits.h)."""
 MAX_MEDIA_TYPE_CHARS = 127
-"""RFC 6838, 4.2: each half may have 127; nobody has needed more for both."""
+"""RFC 6838, 4.2, allows 127 for each half; both halves together are held to the same number here."""
 MAX_INJECTED = 100
-"""Files that one request puts into a sandbox."""
+"""Maximum number of files that one request copies into a sandbox."""
 
 _WORD = r"[A-Za-z0-9!#$&^_.+-]+"
 _MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:; ?{_WORD}=(?:{_WORD}|\"[A-Za-z0-9!#$&^_.+ -]*\"))*")
@@ -54,12 +54,12 @@ class FileStore:
     """All files of this service.
 
     Args:
-        records: What is known of them.
-        blobs: Their bytes.
-        clock: The time.
-        max_bytes: The largest that is taken, whoever sends it.
-        room: Refuses to keep anything more while the host is short of disk space.
-        new_id: Makes ids.
+        records: Table of the files.
+        blobs: Content of the files.
+        clock: Clock of the service.
+        max_bytes: Maximum size of a file, for all callers.
+        room: Raises an error while the host is short of disk space; called before a file is stored. None checks nothing.
+        new_id: Returns a new file id.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FileStore:
         self._commits = TaskSet("file.defect")
 
     async def open(self) -> int:
-        """Remove the bytes of uploads and removals that a kill cut in half; how many. Call it before anything else."""
+        """Remove the content that interrupted uploads and deletions left, and return the number of removed files. Call this first."""
         strays = await self._blobs.ids() - await self._records.ids()
         for stray in strays:
             await self._blobs.remove(stray)
@@ -90,27 +90,27 @@ class FileStore:
         return len(strays)
 
     async def aclose(self) -> None:
-        """Wait for what is being committed."""
+        """Wait for the commits in progress."""
         await self._commits.wait()
 
     async def upload(self, principal: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
-        """Keep a file. Where the upload breaks off, nothing is left of it.
+        """Store a file. An interrupted upload leaves nothing.
 
         Args:
-            principal: Whose it will be; its quota bounds the size.
-            chunks: The content, taken as fast as it is written down.
-            filename: What it is called: one path component.
-            media_type: As ``text/csv``; None is ``application/octet-stream``.
+            principal: Owner of the file; the owner's quota limits its size.
+            chunks: The content, read as fast as it is stored.
+            filename: Name of the file: a single path component.
+            media_type: Media type such as ``text/csv``; None is ``application/octet-stream``.
 
         Raises:
-            InvalidRequestError: The name or the type is none.
-            LimitError: ``too_large``; ``quota_exceeded``; ``disk_full``.
+            InvalidRequestError: The name or the media type is invalid.
+            LimitError: ``too_large``, ``quota_exceeded`` or ``disk_full``.
             UnavailableError: ``busy``: the host is short of disk space.
         """
         check_filename(filename)
-        kind = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
+        checked = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
         content = _Content(chunks, self._max_bytes, principal.quota)
-        return await self._keep(content, principal.owner, filename, kind, None)
+        return await self._keep(content, principal.owner, filename, checked, None)
 
     async def keep(
         self,
@@ -122,15 +122,15 @@ class FileStore:
         quota: Quota = UNBOUNDED,
         max_bytes: int | None = None,
     ) -> FileRecord:
-        """Copy a file out of a sandbox; it belongs to the sandbox's owner.
+        """Copy a file out of a sandbox. The copy belongs to the sandbox's owner.
 
         Args:
-            sandbox: Where it is.
-            path: Absolute.
-            user: Who reads it.
-            filename: What it is called; None is the last part of its path, with ``_`` in place of what a name cannot have.
-            quota: Of who asks: bounds its size, as that of an upload.
-            max_bytes: A bound below the server's.
+            sandbox: Sandbox that has the file.
+            path: Absolute path.
+            user: User that reads the file.
+            filename: Name of the copy. None takes the last part of the path, with ``_`` for characters that a name cannot have.
+            quota: Quota of the caller; limits the size as for an upload.
+            max_bytes: Maximum size, if lower than the service's.
 
         Raises:
             SandlotError: As for :func:`sandlot.core.files.files.read`; also ``too_large``, ``quota_exceeded`` and ``disk_full``.
@@ -138,15 +138,15 @@ class FileStore:
         if filename is not None:
             check_filename(filename)
         name = filename or tidy_filename(path)
-        reading = await files.read(sandbox, path, user=user)
+        download = await files.read(sandbox, path, user=user)
         try:
-            content = _Content(reading, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), quota)
+            content = _Content(download, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), quota)
             return await self._keep(content, sandbox.owner, name, media_type_of(name), sandbox.id)
         finally:
-            await reading.aclose()
+            await download.aclose()
 
     async def get(self, principal: Principal, id_: str) -> FileRecord:
-        """What is known of a file.
+        """Return a file's record.
 
         Raises:
             NotFoundError: ``file_not_found``.
@@ -156,47 +156,55 @@ class FileStore:
             raise NotFoundError(
                 f"There is no file {id_[:64]!r} in the file store.",
                 code=ErrorCode.FILE_NOT_FOUND,
-                hint="List the files, or upload it again.",
+                hint="List the files, or upload the file again.",
                 fields={"file": id_[:64]},
             )
         return record
 
-    async def all(self, principal: Principal, ids: Sequence[str]) -> list[FileRecord]:
-        """What is known of some files, in their order.
+    async def get_many(self, principal: Principal, ids: Sequence[str]) -> Sequence[FileRecord]:
+        """Return the records of some files that can be injected together, in the order of the ids.
 
         Raises:
-            InvalidRequestError: They are too many, or two of them have one name.
-            NotFoundError: ``file_not_found``: names the first that is not there.
+            InvalidRequestError: There are more than ``MAX_INJECTED`` files, or two files have the same name.
+            NotFoundError: ``file_not_found``; the message names the first missing file.
         """
         if len(ids) > MAX_INJECTED:
             raise InvalidRequestError(
-                f"These are {len(ids)} files; at most {MAX_INJECTED} are put into a sandbox at once.",
+                f"The request names {len(ids)} files; at most {MAX_INJECTED} can be copied into a sandbox at once.",
                 hint="Use several requests, or one archive.",
                 fields={"field": "file_ids"},
             )
         found = [await self.get(principal, id_) for id_ in ids]
         names = [record.filename for record in found]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
             raise InvalidRequestError(
-                f"Two of these files are called {twice!r}.", hint="Put them into different folders, one after the other.", fields={"filename": twice}
+                f"Two of the files are called {duplicate!r}.",
+                hint="Copy them into different folders, in two requests.",
+                fields={"filename": duplicate},
             )
         return found
 
-    async def page(self, principal: Principal, *, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """The files that there are for somebody, newest first, and how many there are in all."""
+    async def list(self, principal: Principal, *, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+        """Return a page of the files that a caller may see, newest first, and the total number of these files.
+
+        Args:
+            principal: Caller; operators see the files of all owners.
+            offset: Number of files to skip.
+            limit: Maximum number of files to return.
+        """
         return await self._records.page(owner=None if principal.operator else principal.owner, offset=offset, limit=limit)
 
     def read(self, record: FileRecord) -> AsyncIterator[bytes]:
-        """A file's bytes, piece by piece.
+        """Return an iterator of a file's content.
 
         Raises:
-            NotFoundError: It was removed meanwhile; at the first piece.
+            NotFoundError: The file was deleted meanwhile; raised at the first piece.
         """
         return self._blobs.read(record.id)
 
-    async def remove(self, principal: Principal, id_: str) -> None:
-        """Remove a file; copies of it in sandboxes stay.
+    async def delete(self, principal: Principal, id_: str) -> None:
+        """Delete a file. Copies in sandboxes stay.
 
         Raises:
             NotFoundError: ``file_not_found``.
@@ -205,28 +213,28 @@ class FileStore:
         if await self._records.remove(record.id):
             await self._blobs.remove(record.id)
 
-    async def inject(self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> list[Entry]:
-        """Put files into a sandbox, one after the other, each under its name; one that is there already is replaced.
+    async def inject(self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> Sequence[Entry]:
+        """Copy files into a sandbox, one after the other, under their names. Existing files are replaced.
 
         Args:
-            sandbox: Where.
-            records: Which.
-            folder: Absolute; made where it is not there.
-            user: Whose they will be.
+            sandbox: Sandbox to copy into.
+            records: Files to copy.
+            folder: Absolute path of the folder; created if it is missing.
+            user: Owner of the copies.
 
         Raises:
-            SandlotError: As for :func:`sandlot.core.files.files.write`; those before it are there.
+            SandlotError: As for :func:`sandlot.core.files.files.write`. The files before the failed one stay.
         """
         check_path(folder)
         return [await files.write(sandbox, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
 
     async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
-        """What puts some files into a sandbox that is still to be created, where they are found now.
+        """Look up files now, and return a function that copies them into a sandbox later.
 
         Raises:
-            SandlotError: As for :meth:`all`.
+            SandlotError: As for :meth:`get_many`.
         """
-        records = await self.all(principal, ids)
+        records = await self.get_many(principal, ids)
         return lambda sandbox: self.inject(sandbox, records)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
@@ -240,11 +248,11 @@ class FileStore:
             filename=filename,
             media_type=media_type,
             size_bytes=size,
-            sha256=content.sha256(),
+            sha256=content.sha256.hexdigest(),
             created_at=self._clock.now(),
             sandbox=sandbox,
         )
-        # A client that goes away now has sent all of it: the file is kept or not, but never half of it.
+        # The client has sent everything. If it disconnects now, the commit and the cleanup after a failed commit still finish.
         await asyncio.shield(self._commits.create_task(self._commit(record)))
         return record
 
@@ -257,98 +265,96 @@ class FileStore:
 
 
 def check_filename(name: str) -> str:
-    """The name of a file: one path component without control characters, at most 255 bytes of UTF-8. Pure.
+    """Return the name of a file if it is a path component without control characters, of at most 255 bytes of UTF-8.
 
     Raises:
-        InvalidRequestError: It is none; says why.
+        InvalidRequestError: The name is invalid; the message says why.
     """
-    why = _why_not(name)
-    if why:
+    if problem := _filename_problem(name):
         raise InvalidRequestError(
-            f"{name[:100]!r} is no name for a file: {why}.",
-            hint="Give its name alone, such as data.csv; the folder is chosen where it is put into a sandbox.",
-            fields={"field": "filename"},
+            f"The file name {name[:100]!r} {problem}.", hint="Pass a name without a directory, such as `data.csv`.", fields={"field": "filename"}
         )
     return name
 
 
 def tidy_filename(path: str) -> str:
-    """The last part of a path as a name that :func:`check_filename` takes, whatever a sandbox called it. Pure."""
+    """Return the last part of a path as a name that :func:`check_filename` accepts; ``file`` if nothing usable is left."""
     last = path.rstrip("/").rpartition("/")[2]
     name = "".join("_" if _unprintable(char) else char for char in last)
     while len(name.encode("utf-8", "replace")) > MAX_FILENAME_BYTES:
         name = name[:-1]
-    return "file" if _why_not(name) else name
+    return "file" if _filename_problem(name) else name
 
 
 def check_media_type(media_type: str) -> str:
-    """A media type (RFC 6838), with parameters if it has some. Pure.
+    """Return a media type (RFC 6838) with its parameters if it is valid.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The media type is invalid.
     """
     if len(media_type) > MAX_MEDIA_TYPE_CHARS or _MEDIA_TYPE.fullmatch(media_type) is None:
-        raise InvalidRequestError(f"{media_type[:100]!r} is no media type.", hint="Such as text/csv; leave it out.", fields={"field": "media_type"})
+        raise InvalidRequestError(
+            f"The media type {media_type[:100]!r} is not valid.", hint="Pass a type such as `text/csv`, or omit it.", fields={"field": "media_type"}
+        )
     return media_type
 
 
 def media_type_of(filename: str) -> str:
-    """What a file's name says of its type, by Python's own table: what is registered on this host does not matter. Pure."""
+    """Return the media type for a file name by Python's own table. The host's registered types do not matter."""
     return mimetypes.MimeTypes().guess_type(f"./{filename}")[0] or DEFAULT_MEDIA_TYPE
 
 
-def _why_not(name: str) -> str:
+def _filename_problem(name: str) -> str:
     if not name:
-        return "it is empty"
+        return "is empty"
     if name in {".", ".."}:
-        return "it names a folder"
+        return "names a folder"
     if "/" in name or "\\" in name:
-        return "it has a slash"
+        return "contains a slash"
     if any(_unprintable(char) for char in name):
-        return "it has a character that cannot be printed"
+        return "contains a character that cannot be printed"
     if len(name.encode()) > MAX_FILENAME_BYTES:
-        return f"it has more than {MAX_FILENAME_BYTES} bytes"
+        return f"has more than {MAX_FILENAME_BYTES} bytes"
     return ""
 
 
 def _unprintable(char: str) -> bool:
-    """Control characters, breaks of lines, changes of direction and lone surrogates: what could pass for something else where a name is shown."""
+    """Return whether a character could make a shown name look like another one: control, line break, direction change, lone surrogate."""
     return unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 class _Content:
-    """A file's bytes on their way: counted and hashed.
+    """The content of a file in transit. Iterating counts and hashes it.
 
     Args:
-        chunks: They.
-        max_bytes: The server's bound.
-        quota: Of who sends it.
+        chunks: The content.
+        max_bytes: Maximum size.
+        quota: Quota of the caller; limits the size as well.
+
+    Attributes:
+        sha256: Hash of the content that was iterated so far.
     """
 
     def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, quota: Quota) -> None:
         self._chunks = chunks
         self._max_bytes = max_bytes
         self._quota = quota
-        self._sha256 = hashlib.sha256()
+        self.sha256 = hashlib.sha256()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for chunk in self._chunks:
             size += len(chunk)
             self._check(size)
-            self._sha256.update(chunk)
+            self.sha256.update(chunk)
             yield chunk
-
-    def sha256(self) -> str:
-        """Of what has passed, in hexadecimal."""
-        return self._sha256.hexdigest()
 
     def _check(self, size: int) -> None:
         check_upload(self._quota, size)
         if size > self._max_bytes:
             raise LimitError(
-                f"The file has more than {self._max_bytes} bytes, which is the limit of this server.",
+                f"The file has more than {self._max_bytes} bytes, the maximum of this server.",
                 code=ErrorCode.TOO_LARGE,
-                hint="Send it in parts, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
+                hint="Split the file, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
                 fields={"max_bytes": self._max_bytes},
             )

@@ -1,19 +1,18 @@
-"""A folder of a sandbox that is watched: what is created, modified, removed and moved in it, as it happens.
+"""Watches on folders of a sandbox: entries that are created, modified, removed or moved.
 
-The work is done inside (``guest/programs/watching.py``): by inotify where the sandbox has it, which both kinds do, otherwise by looking.
+A program inside the sandbox watches (``guest/programs/watching.py``): with inotify where the sandbox has it, as both isolations do, otherwise
+by scanning. :class:`FolderWatch` streams the events to one client. :class:`BufferedFolderWatch`, a watcher of the HTTP API, keeps them until a
+client asks.
 
-Laws:
-- What happens once it is watched is told, in order; ``overflow`` says where something may be missing.
-- Whoever reads slowly gets an ``overflow`` in the end, and no memory of the service is taken for what he has not read.
-- The last event says that the folder is gone; a watch that ends otherwise was let go of, or its sandbox has ended.
-
-Folders that are watched for a client that comes back for what has happened: what a watch tells is kept until it is asked for.
-
-Laws:
-- A watcher belongs to its sandbox and ends with it. It keeps no sandbox from being idle.
-- What is kept is bounded, in events and in bytes, which are counted (``core/node/buffer_budget.py``); where something was left out, ``overflow``
-  stands in its place.
-- One whose watch was cut, because its sandbox slept or something inside ended it, begins anew when it is asked, and says ``overflow`` first.
+Invariants:
+- Everything that happens after the start of a watch is reported, in order. ``overflow`` marks a place where events may be missing.
+- A client that reads slowly eventually gets an ``overflow``. The service holds no memory for events that a client of a stream has not read.
+- The last event is ``gone``: the folder was removed or moved. A watch that ends without it was closed, or its sandbox has ended.
+- A watcher belongs to its sandbox and ends with it. Watchers do not keep a sandbox from being idle.
+- Events that a watcher keeps are limited in number, and their bytes count in the buffer budget (``core/node/buffer_budget.py``). ``overflow``
+  replaces the events that were dropped.
+- A watcher whose program ended, because the sandbox was suspended or a process inside ended the program, starts again at the next request and
+  then reports ``overflow`` first.
 """
 
 from __future__ import annotations
@@ -32,21 +31,28 @@ from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundE
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
 FOLDERS = 1_000
-"""That one watch watches."""
+"""Maximum number of folders of one recursive watch."""
 CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW, GONE = "created", "modified", "removed", "moved", "overflow", "gone"
 _KINDS = frozenset({CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW})
 _EVENTS = 1_000
+"""Maximum number of events in one message of the program."""
+MOST: Final = 32
+"""Maximum number of watchers of one sandbox. Each is a process inside."""
+EVENTS: Final = 4096
+"""Maximum number of events that one watcher keeps."""
+_EVENT_BYTES = 200
+"""Memory of an event without its paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEvent:
-    """One thing that happened.
+    """A change in a watched folder.
 
     Args:
-        kind: created, modified, removed, moved; overflow: something may have been missed; gone: the folder itself.
-        path: Absolute, inside the sandbox; empty of overflow.
-        folder: Whether it is a folder.
-        source: Where it was before, of what was moved.
+        kind: created, modified, removed or moved; overflow: events may be missing; gone: the folder itself was removed or moved.
+        path: Absolute path inside the sandbox; empty for overflow.
+        folder: True if the entry is a folder.
+        source: Previous path of a moved entry.
     """
 
     kind: str
@@ -56,13 +62,13 @@ class FileEvent:
 
 
 class FolderWatch:
-    """One folder that is watched: iterate, and close it in the end.
+    """A stream of the events of one folder. Iterate it, then close it.
 
     Args:
-        helper: Watches.
-        path: The folder.
-        by: ``inotify`` or ``scan``.
-        root: Where it is, without links: what all paths of events begin with.
+        helper: Program inside the sandbox that watches.
+        path: Folder as the caller named it.
+        by: Method: ``inotify`` or ``scan``.
+        root: Path of the folder without symbolic links. The paths of all events begin with it.
     """
 
     __slots__ = ("_helper", "by", "path", "root")
@@ -74,120 +80,115 @@ class FolderWatch:
         self.root = root or path
 
     async def __aiter__(self) -> AsyncIterator[FileEvent]:
-        """What happens, until the folder is gone.
+        """Yield events until the folder is gone.
 
         Raises:
-            ConflictError: What watched it was ended by something inside.
+            ConflictError: A process in the sandbox ended the program, or a message of the program is invalid.
             SandboxEndedError: The sandbox has ended.
         """
-        async for told in self._helper:
-            for event in _events(told):
+        async for message in self._helper:
+            for event in _events(message):
                 yield event
         yield FileEvent(GONE, self.path, folder=True)
 
     async def aclose(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop the watch. Idempotent."""
         self._helper.close()
 
 
 async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> FolderWatch:
-    """Watch a folder; it is watched when this returns.
+    """Watch a folder. Changes after the return of this function are reported.
 
     Args:
-        sandbox: Where.
-        path: Absolute; a link at its end is followed.
-        user: Who watches: folders that this user may not read are not watched.
-        recursive: Whether the folders in it are watched too, those that come later included.
-        by: ``scan`` to do without inotify.
-        holds: Whether the sandbox is not idle while it is watched.
+        sandbox: Sandbox that has the folder.
+        path: Absolute path. A symbolic link at its end is followed.
+        user: User that watches. Folders that this user may not read are not watched.
+        recursive: Watch the folders below it as well, later ones included.
+        by: ``scan`` scans the folder instead of using inotify; an empty string chooses automatically.
+        holds: Count the watch as activity of the sandbox, so that the sandbox is not idle.
 
     Raises:
         NotFoundError: ``path_not_found``.
-        InvalidRequestError: It is no folder.
-        LimitError: ``limit_exceeded``: there are more than 1,000 folders below it.
-        SandlotError: The sandbox has ended, or has no room for a process.
+        InvalidRequestError: The path is not a folder.
+        LimitError: ``limit_exceeded``: more than 1,000 folders are below the folder.
+        SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
     helper = await helpers.start(sandbox, "watching", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
     try:
         async with sandbox.connection():
-            told = await anext(helper, None)
+            message = await anext(helper, None)
     except BaseException:
         helper.close()
         raise
-    begun = told if isinstance(told, Mapping) else {}
-    root = begun.get("root")
-    known = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
-    return FolderWatch(helper, path, "scan" if begun.get("by") == "scan" else "inotify", root=str(root) if known else path)
+    started = message if isinstance(message, Mapping) else {}
+    root = started.get("root")
+    valid = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
+    return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", root=str(root) if valid else path)
 
 
-def _events(told: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest's word
-    """What one message of the program comes to.
+def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - sent by a guest, so it can be anything
+    """Return the events of one message of the program.
 
     Raises:
-        ConflictError: It is none.
+        ConflictError: The message is invalid.
     """
-    events = told.get("events") if isinstance(told, Mapping) else None
+    events = message.get("events") if isinstance(message, Mapping) else None
     if not isinstance(events, list) or len(events) > _EVENTS:
-        raise _nonsense()
+        raise _invalid_message()
     return [_event(event) for event in events]
 
 
-def _event(event: Any) -> FileEvent:  # noqa: ANN401 - likewise
+def _event(event: Any) -> FileEvent:  # noqa: ANN401 - as above
     if not isinstance(event, dict):
-        raise _nonsense()
+        raise _invalid_message()
     kind, path, folder, source = (event.get(name) for name in ("kind", "path", "folder", "from"))
     if kind not in _KINDS or not isinstance(path, str) or not isinstance(folder, bool) or not isinstance(source, str | None):
-        raise _nonsense()
+        raise _invalid_message()
     if len(path) > MAX_PATH_BYTES or len(source or "") > MAX_PATH_BYTES:
-        raise _nonsense()
+        raise _invalid_message()
     return FileEvent(kind, path, folder, source)
 
 
-def _nonsense() -> ConflictError:
-    return ConflictError("What the sandbox tells of the folder cannot be read.", code=ErrorCode.CONFLICT, hint="Something inside forged it.")
-
-
-MOST: Final = 32
-"""Of one sandbox: each is a process inside."""
-EVENTS: Final = 4096
-"""That one keeps."""
-_OWN_BYTES = 200
+def _invalid_message() -> ConflictError:
+    return ConflictError(
+        "The sandbox's report of the watched folder cannot be read.", code=ErrorCode.CONFLICT, hint="Check the sandbox for processes that forge it."
+    )
 
 
 class BufferedFolderWatch:
-    """One folder that is watched, and what has happened in it since somebody asked.
+    """A watcher: a watched folder and its events since the last request.
 
     Args:
-        sandbox: Where.
-        path: The folder.
-        user: Who watches.
-        recursive: Whether the folders in it are watched too.
+        sandbox: Sandbox that has the folder.
+        path: Absolute path of the folder.
+        user: User that watches.
+        recursive: Watch the folders below it as well.
     """
 
-    __slots__ = ("_events", "_sandbox", "_taken_bytes", "_task", "_turn", "by", "id", "path", "recursive", "root", "user")
+    __slots__ = ("_events", "_lock", "_reserved_bytes", "_sandbox", "_task", "by", "id", "path", "recursive", "root", "user")
 
     def __init__(self, sandbox: Sandbox, path: str, user: User, *, recursive: bool) -> None:
         self._sandbox = sandbox
         self._events: deque[FileEvent] = deque()
-        self._taken_bytes = 0
+        self._reserved_bytes = 0
         self._task: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.id = f"w{secrets.token_hex(8)}"
         self.path = path
         self.root = path
-        """Where that is, without links: what the paths of events begin with."""
+        """Path of the folder without symbolic links. The paths of all events begin with it."""
         self.by = ""
         self.user = user
         self.recursive = recursive
 
     @property
     def full(self) -> bool:
-        """Whether something had to be left out of what waits."""
+        """True after events were dropped, until the events are taken."""
         return bool(self._events) and self._events[-1].kind == OVERFLOW
 
     async def begin(self) -> None:
-        """Watch from now on.
+        """Start to watch.
 
         Raises:
             SandlotError: As for :func:`sandlot.core.files.watch.watch`.
@@ -195,37 +196,37 @@ class BufferedFolderWatch:
         folder_watch = await watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
         self.root, self.by = folder_watch.root, folder_watch.by
         self._task = self._sandbox.tasks.create_task(self._run(folder_watch))
-        self._task.add_done_callback(lambda _: self._give_if_over())
+        self._task.add_done_callback(lambda _: self._free_if_ended())
 
     async def take(self) -> Sequence[FileEvent]:
-        """What has happened since the last time, oldest first; ``gone`` is the last word.
+        """Return and drop the events since the last call, oldest first. No event follows ``gone``.
 
         Raises:
-            SandlotError: It was cut, and could not begin anew.
+            SandlotError: The watch was interrupted and could not be started again.
         """
-        async with self._turn:
+        async with self._lock:
             if self._task is None or not self._task.done() or (self._events and self._events[-1].kind == GONE):
-                return self._emptied()
+                return self._drain()
             try:
                 await self.begin()
             except NotFoundError as error:
                 if error.code is not ErrorCode.PATH_NOT_FOUND:
                     raise
-                return [*self._emptied(), FileEvent(OVERFLOW, ""), FileEvent(GONE, self.path, folder=True)]
-            return [*self._emptied(), FileEvent(OVERFLOW, "")]
+                return [*self._drain(), FileEvent(OVERFLOW, ""), FileEvent(GONE, self.path, folder=True)]
+            return [*self._drain(), FileEvent(OVERFLOW, "")]
 
     def close(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop the watch. Idempotent."""
         if self._task is not None:
             self._task.cancel()
-        self._emptied()
+        self._drain()
 
     async def _run(self, watch: FolderWatch) -> None:
         try:
             async for event in watch:
                 self._keep(event)
         except SandlotError:
-            return  # whoever asks next is told that something is missing, or why it cannot be watched
+            return  # the next request reports `overflow`, or why the folder cannot be watched
         finally:
             await watch.aclose()
 
@@ -237,41 +238,41 @@ class BufferedFolderWatch:
             event = FileEvent(OVERFLOW, "")
             size = _size(event)
         self._sandbox.buffers.take_anyway(size)
-        self._taken_bytes += size
+        self._reserved_bytes += size
         self._events.append(event)
 
-    def _emptied(self) -> list[FileEvent]:
+    def _drain(self) -> list[FileEvent]:
         events = list(self._events)
         self._events.clear()
-        self._sandbox.buffers.give(self._taken_bytes)
-        self._taken_bytes = 0
+        self._sandbox.buffers.give(self._reserved_bytes)
+        self._reserved_bytes = 0
         return events
 
-    def _give_if_over(self) -> None:
-        """The sandbox is no more: nobody will ask."""
+    def _free_if_ended(self) -> None:
+        """Free the memory of the events if the sandbox ended: no client can ask for them then."""
         if self._sandbox.end_requested.is_set():
-            self._emptied()
+            self._drain()
 
 
 async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
-    """Watch a folder for whoever asks later; it is watched when this returns.
+    """Create a watcher. Changes after the return of this function are kept.
 
     Args:
-        sandbox: Where.
-        path: Absolute; a link at its end is followed.
-        user: Who watches.
-        recursive: Whether the folders in it are watched too.
+        sandbox: Sandbox that has the folder.
+        path: Absolute path. A symbolic link at its end is followed.
+        user: User that watches.
+        recursive: Watch the folders below it as well.
 
     Raises:
-        LimitError: ``limit_exceeded``: the sandbox has as many watchers as it may, or there are too many folders.
+        LimitError: ``limit_exceeded``: the sandbox has 32 watchers, or more than 1,000 folders are below the folder.
         SandlotError: As for :func:`sandlot.core.files.watch.watch`.
     """
-    _check_lives(sandbox)
+    _check_live(sandbox)
     if len(sandbox.watchers) >= MOST:
         raise LimitError(
-            f"The sandbox has {MOST} watchers, which is as many as it may.",
+            f"The sandbox has {MOST} watchers, the maximum.",
             code=ErrorCode.LIMIT_EXCEEDED,
-            hint="Remove one that nobody asks any more, or watch one folder recursively.",
+            hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
             fields={"watchers": MOST},
         )
     watcher = BufferedFolderWatch(sandbox, path, user, recursive=recursive)
@@ -285,39 +286,39 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
 
 def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
-    """A watcher by its id.
+    """Return a watcher.
 
     Raises:
         NotFoundError: ``not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    _check_lives(sandbox)
+    _check_live(sandbox)
     watcher = sandbox.watchers.get(id_)
     if watcher is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
             code=ErrorCode.NOT_FOUND,
-            hint="It was removed, its folder is gone, or the service was started anew. Create another one.",
+            hint="Create a new watcher: a watcher ends when its folder is removed or the service restarts.",
         )
     return watcher
 
 
 def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
-    """Those that a sandbox has, oldest first.
+    """Return the watchers of a sandbox, oldest first.
 
     Raises:
-        SandboxEndedError: It has ended.
+        SandboxEndedError: The sandbox has ended.
     """
-    _check_lives(sandbox)
+    _check_live(sandbox)
     return list(sandbox.watchers.values())
 
 
 async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
-    """What has happened in a watched folder since it was asked last. One whose folder is gone tells that, and is removed.
+    """Return and drop the events of a watcher since the last call, oldest first. After ``gone``, the watcher is removed.
 
     Raises:
-        NotFoundError: ``not_found``: there is no such watcher.
-        SandlotError: It was cut, and could not begin anew.
+        NotFoundError: ``not_found``.
+        SandlotError: The watch was interrupted and could not be started again.
     """
     watcher = find(sandbox, id_)
     events = await watcher.take()
@@ -327,7 +328,7 @@ async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
 
 
 def remove(sandbox: Sandbox, id_: str) -> None:
-    """Watch no more.
+    """Remove a watcher.
 
     Raises:
         NotFoundError: ``not_found``.
@@ -336,10 +337,10 @@ def remove(sandbox: Sandbox, id_: str) -> None:
     del sandbox.watchers[id_]
 
 
-def _check_lives(sandbox: Sandbox) -> None:
+def _check_live(sandbox: Sandbox) -> None:
     if sandbox.end_requested.is_set() or sandbox.ended.is_set():
         raise sandbox.ended_error()
 
 
 def _size(event: FileEvent) -> int:
-    return _OWN_BYTES + 2 * (len(event.path) + len(event.source or ""))
+    return _EVENT_BYTES + 2 * (len(event.path) + len(event.source or ""))

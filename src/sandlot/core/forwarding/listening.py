@@ -1,9 +1,9 @@
-"""What listens inside a sandbox, as its kernel tells it (``/proc/net/tcp``, ``/proc/net/tcp6``; proc_net(5)).
+"""Listening ports inside a sandbox, read from its kernel's tables (``/proc/net/tcp``, ``/proc/net/tcp6``; proc_net(5)).
 
-Laws:
-- No program is run for it: the guest reads two files.
-- They are a guest's word: bounded, and what is no line of them is passed over.
-- The service's own listener inside is not told.
+Invariants:
+- No program is started inside the sandbox: the guest reads two files.
+- The tables come from the guest, so at most 1 MiB of each is read and invalid lines are skipped.
+- The service's own listener inside the sandbox is not listed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sandlot.model.specs import MIB, User
 from sandlot.protocol.schema import PACKAGES_PORT
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-MOST_BYTES = 1 * MIB
-"""Of one table; a line has 150."""
+MAX_BYTES = 1 * MIB
+"""Maximum size read of one table. A line has 150 bytes."""
 
 _LISTEN = "0A"
-"""TCP_LISTEN of the kernel's include/net/tcp_states.h."""
+"""TCP_LISTEN (include/net/tcp_states.h of Linux)."""
 _FIELDS = 4
 _V4, _V6 = 8, 32
-"""Hexadecimal digits of an address."""
+"""Hexadecimal digits of an IPv4 and of an IPv6 address."""
 _OWN = ("127.0.0.1", PACKAGES_PORT)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Listening:
-    """One listening TCP socket.
+    """A listening TCP socket.
 
     Args:
-        port: Its port.
-        address: What it is bound to; ``0.0.0.0`` and ``::`` are every address.
+        port: Port number.
+        address: Address that the socket is bound to; ``0.0.0.0`` and ``::`` mean all addresses.
     """
 
     port: int
@@ -46,7 +46,7 @@ class Listening:
 
 
 async def ports(sandbox: Sandbox) -> list[Listening]:
-    """The TCP ports on which something listens inside a sandbox, by number.
+    """Return the listening TCP sockets of a sandbox, sorted by port.
 
     Raises:
         SandboxEndedError: The sandbox has ended.
@@ -54,22 +54,22 @@ async def ports(sandbox: Sandbox) -> list[Listening]:
     found: set[Listening] = set()
     for table in TABLES:
         try:
-            reading = await files.read(sandbox, table, user=User.ROOT, length=MOST_BYTES)
+            download = await files.read(sandbox, table, user=User.ROOT, length=MAX_BYTES)
         except NotFoundError:  # a kernel without IPv6
             continue
         try:
-            content = b"".join([piece async for piece in reading])
+            content = b"".join([piece async for piece in download])
         finally:
-            await reading.aclose()
-        found |= set(parsed(content.decode("ascii", "replace").splitlines()))
+            await download.aclose()
+        found |= set(parse_table(content.decode("ascii", "replace").splitlines()))
     return sorted(each for each in found if (each.address, each.port) != _OWN)
 
 
-def parsed(lines: Iterable[str]) -> list[Listening]:
-    """The sockets of a table that listen. Pure.
+def parse_table(lines: Iterable[str]) -> list[Listening]:
+    """Return the listening sockets of a table. Invalid lines are skipped.
 
     Args:
-        lines: Of the table, its head included.
+        lines: Lines of the table, with or without its heading.
     """
     found = []
     for line in lines:
@@ -78,7 +78,7 @@ def parsed(lines: Iterable[str]) -> list[Listening]:
             continue
         address, _, port = fields[1].partition(":")
         try:
-            listening = Listening(int(port, 16), address_of(address))
+            listening = Listening(int(port, 16), parse_address(address))
         except ValueError:
             continue
         if 0 < listening.port < 1 << 16:
@@ -86,11 +86,11 @@ def parsed(lines: Iterable[str]) -> list[Listening]:
     return found
 
 
-def address_of(digits: str) -> str:
-    """An address of such a table: 32-bit words, each in the byte order of the machine. Pure.
+def parse_address(digits: str) -> str:
+    """Return the address of a table's entry, which has 32-bit words in the byte order of the machine.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The digits are not an address.
     """
     if len(digits) not in {_V4, _V6}:
         raise ValueError(digits[:_V6])

@@ -1,14 +1,14 @@
-"""Tunnels to ports inside a sandbox: connections to its own loopback, for clients outside.
+"""Tunnels: connections between clients outside and ports inside a sandbox.
 
-They go through the link to the guest, which connects inside: no network of the sandbox is opened for them, one without any has them, and they reach
-nothing but what listens in that sandbox.
+A tunnel goes through the link to the guest, which connects to the sandbox's own loopback. So no network of the sandbox is opened, sandboxes
+without a network have tunnels too, and a tunnel reaches only programs that listen in that sandbox.
 
-Laws:
-- What passes through one keeps its sandbox from being idle; one on which nothing passes does not.
-- Neither side is sent more than it takes: at most a stream's window of what a program sends waits here, and of a client's one message, which is
-  counted (``core/node/buffer_budget.py``).
-- A half that ends is ended on the other side. A client that goes away without that, a service that stops, a sandbox that comes to rest: the program
-  sees its connection reset.
+Invariants:
+- Data that passes through a tunnel counts as activity of the sandbox; an idle tunnel does not.
+- Neither side is sent more than it takes. At most one stream window of the program's data waits here, and one message of the client, which
+  counts in the buffer budget (``core/node/buffer_budget.py``).
+- A half that one side ends is ended on the other side. If the client disconnects without that, the service stops or the sandbox is suspended,
+  the program sees a connection reset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import structlog
 
@@ -26,7 +26,7 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEnde
 from sandlot.protocol.schema import MOST_PORT
 
 LAST_S = 10.0
-"""How long a program may take to read what came last, once both halves have ended and the client has left."""
+"""Seconds that a program has to read the last data after both halves have ended and the client has left."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -35,28 +35,32 @@ class Peer(Protocol):
     """The client's end of a tunnel."""
 
     gone: asyncio.Event
-    """Set once it has gone away."""
+    """Set when the client has disconnected."""
 
     async def receive(self) -> bytes | None:
-        """What the client sends next: b"" where it ends its half, None where it has gone away."""
+        """Return the next data of the client: b"" when the client ends its half, None when it has disconnected."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send the client something; waits while it takes nothing."""
+        """Send data to the client. Waits while the client reads nothing."""
         ...
 
     async def ended(self) -> None:
-        """The program has ended its half."""
+        """Tell the client that the program has ended its half."""
         ...
 
 
 class Tunnel:
-    """One connection to a port. Iterate it for what the program sends until it ends its half.
+    """A connection to a port. Iterate it for the program's data until the program ends its half.
 
     Args:
-        sandbox: Where.
-        port: Which.
-        call: The link's end of it.
+        sandbox: Sandbox that has the port.
+        port: Port number.
+        call: The link's stream of the connection.
+
+    Attributes:
+        sent_bytes: Bytes sent to the program.
+        received_bytes: Bytes received from the program.
     """
 
     __slots__ = ("_began_s", "_call", "_closed", "_ended", "_sandbox", "port", "received_bytes", "sent_bytes")
@@ -69,18 +73,16 @@ class Tunnel:
         self._began_s = time.monotonic()
         self.port = port
         self.sent_bytes = 0
-        """To the program."""
         self.received_bytes = 0
-        """Of the program."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        """What the program sends next.
+        """Return the program's next data.
 
         Raises:
-            ConflictError: It broke the connection off, or the sandbox came to rest.
+            ConflictError: The program reset the connection, or the sandbox was suspended.
             SandboxEndedError: The sandbox has ended.
         """
         try:
@@ -92,11 +94,11 @@ class Tunnel:
         return piece
 
     async def send(self, data: bytes) -> None:
-        """Send the program something; waits while it takes nothing.
+        """Send data to the program. Waits while the program reads nothing.
 
         Raises:
-            ConflictError: The tunnel is over.
-            UnavailableError: ``busy``: there is no memory to keep it.
+            ConflictError: The tunnel has ended.
+            UnavailableError: ``busy``: the buffer budget has no memory for the data.
             SandboxEndedError: The sandbox has ended.
         """
         self._sandbox.buffers.take(len(data))
@@ -110,15 +112,15 @@ class Tunnel:
         self._sandbox.activity.touch()
 
     def end(self) -> None:
-        """Send no more: the program reads to the end of what there is. Idempotent."""
+        """End the client's half: the program reads the rest and then the end of the stream. Idempotent."""
         self._ended = True
         self._call.end()
 
-    async def over(self) -> None:
-        """Return once both have ended, or the program has and takes nothing any more.
+    async def wait_ended(self) -> None:
+        """Wait until both halves have ended, or the program has ended its half and reads no more.
 
         Raises:
-            SandlotError: It was cut.
+            SandlotError: The connection was interrupted.
         """
         try:
             await self._call.wait()
@@ -126,7 +128,7 @@ class Tunnel:
             raise await self._sandbox.explain(error) from None
 
     async def aclose(self) -> None:
-        """Let go of it: where a half has not ended, the program sees a reset. Idempotent."""
+        """Close the connection. If a half has not ended, the program sees a reset. Idempotent."""
         if self._ended and self._call.program_ended:
             with suppress(SandlotError, TimeoutError):
                 async with asyncio.timeout(LAST_S):
@@ -145,69 +147,66 @@ class Tunnel:
 
 
 async def connect(sandbox: Sandbox, port: int) -> Tunnel:
-    """Connect to what listens on a port inside; a sandbox that rests is resumed for it.
+    """Connect to a port inside a sandbox. A suspended sandbox is resumed if it may be.
 
     Args:
-        sandbox: Where.
-        port: On 127.0.0.1, or else on ::1.
+        sandbox: Sandbox that has the port.
+        port: Port on 127.0.0.1; if no program listens there, on ::1.
 
     Raises:
-        InvalidRequestError: There is no such port.
-        NotFoundError: ``port_not_found``: nothing listens there.
-        LimitError: ``limit_exceeded``: the sandbox has as many tunnels as it may.
-        TimeoutExceededError: What listens there accepts nobody.
-        SandlotError: The sandbox has ended, or rests and is not to be resumed.
+        InvalidRequestError: The port number is out of range.
+        NotFoundError: ``port_not_found``: no program listens on the port.
+        LimitError: ``limit_exceeded``: the sandbox has the maximum number of tunnels.
+        TimeoutExceededError: The program on the port does not accept the connection.
+        SandlotError: The sandbox has ended, or is suspended and must not be resumed.
     """
     if not 0 < port <= MOST_PORT:
-        raise InvalidRequestError(f"There is no port {port}.", hint=f"Use 1 to {MOST_PORT}.", fields={"field": "port"})
+        raise InvalidRequestError(f"port is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
     async with sandbox.connection() as link:
         return Tunnel(sandbox, port, await link.connect(port))
 
 
 async def carry(tunnel: Tunnel, peer: Peer) -> bool:
-    """Move bytes both ways until the tunnel is over, or its client has gone away.
+    """Move data both ways until the tunnel has ended or its client has disconnected.
 
     Args:
-        tunnel: To a port.
+        tunnel: Connection to a port.
         peer: The client.
 
     Returns:
-        Whether it is over, and the client still there.
+        True if the tunnel has ended and the client is still connected.
 
     Raises:
-        SandlotError: It was cut.
+        SandlotError: The connection was interrupted.
     """
-    taking, giving, leaving = tasks = [asyncio.create_task(work) for work in (_take(tunnel, peer), _give(tunnel, peer), _leave(peer))]
+    sending, receiving = asyncio.create_task(_send(tunnel, peer)), asyncio.create_task(_receive(tunnel, peer))
+    leaving = asyncio.create_task(peer.gone.wait())
+    tasks: list[asyncio.Task[Any]] = [sending, receiving, leaving]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if peer.gone.is_set() or leaving.done():
+        if peer.gone.is_set():
             return False
-        (giving if giving.done() else taking).result()
-        return giving.done()
+        (receiving if receiving.done() else sending).result()
+        return receiving.done()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _leave(peer: Peer) -> None:
-    """Return when the client has gone away, whatever is being sent."""
-    await peer.gone.wait()
-
-
-async def _take(tunnel: Tunnel, peer: Peer) -> None:
-    """What the client sends, until it goes away."""
+async def _send(tunnel: Tunnel, peer: Peer) -> None:
+    """Send the client's data to the program until the client disconnects."""
     while (piece := await peer.receive()) is not None:
         if not piece:
             tunnel.end()
             continue
-        with suppress(ConflictError):  # it is over, or was cut, which is about to be told
+        with suppress(ConflictError):  # the tunnel has ended or was interrupted; the other direction reports it
             await tunnel.send(piece)
 
 
-async def _give(tunnel: Tunnel, peer: Peer) -> None:
-    """What the program sends, until the tunnel is over."""
+async def _receive(tunnel: Tunnel, peer: Peer) -> None:
+    """Send the program's data to the client until the tunnel has ended."""
     async for piece in tunnel:
         await peer.send(piece)
     await peer.ended()
-    await tunnel.over()
+    await tunnel.wait_ended()

@@ -1,29 +1,24 @@
-"""The trees that forks grow into: a sandbox, its forks, their forks. Pure.
+"""Forks of a live sandbox: children that continue from its current state, and the trees that forks form.
 
-Laws:
-- Who is whose fork is in the spec of each sandbox and never changes, so a tree is found from any of its members.
-- A link that nobody remembers any more ends the way up; what hangs below it stays together.
-
-Forks of a live sandbox: children that go on from where it is, each for itself; and the trees that they grow into.
-
-Laws:
-- There is one image of the parent, and it stands still only while that is written, which is after all children were admitted. The image is
-  nobody's, and gone once the last child has started.
-- All children come to be, or none: nobody is told of one before all of them answer. Where the service is killed in the middle, a request that is
-  sent again under its idempotency key ends what there is of the first one.
-- Every child is as its parent was asked for, under an id of its own, with randomness of its own and its full timeout.
-- Promoting keeps one child and ends the other forks of its parent with all that was forked from them, never the parent; asked again, it does
-  what is left to do.
+Invariants:
+- All children are admitted before the parent stands still. The parent stands still only while its one image is written. The image belongs to
+  no sandbox and is removed when the last child has started.
+- All children exist or none: no child is announced before all respond. If the service is killed in the middle, a repeated request with the
+  same idempotency key ends the children of the first request.
+- Each child has the parent's spec with an id, randomness and a full timeout of its own.
+- A promote keeps one child and ends the other forks of its parent with everything forked from them, never the parent. A repeated promote
+  finishes an interrupted one.
+- The parent of a sandbox is in its spec and never changes, so a tree is found from any of its members.
+- A tree is followed upwards to the last sandbox that is still known; all sandboxes below it stay in one tree.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Final
@@ -31,7 +26,7 @@ from typing import Final
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.access.idempotency import check_key, check_same, words_digest
+from sandlot.core.access.idempotency import IdempotencyKey, words_digest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import suspend
@@ -40,11 +35,12 @@ from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
 from sandlot.core.ports import Clock
+from sandlot.core.records.events import EventFeed
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import writer
-from sandlot.core.snapshots.fork_batch import ForkBatchGate, ForkBatchStart
+from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.restore import MEMORY
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
@@ -52,27 +48,39 @@ from sandlot.model.records import NewEvent
 from sandlot.model.specs import SnapshotKind
 from sandlot.model.storage import Store
 
+MOST: Final = 100
+"""Maximum number of children of one request."""
+DEEPEST: Final = 10_000
+"""Maximum number of generations that are followed upwards to find the root of a tree."""
+SAME: Final = suspend.SAME
+"""Value of ``timeout_s`` for the parent's timeout."""
+WORD: Final = "fork"
+"""Name of this way to start, for metrics."""
+_ROUNDS: Final = 3
+"""Times that a promote looks for siblings that were created meanwhile."""
+_log = structlog.get_logger("sandlot.core")
+
 
 def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> SandboxId:
-    """The top of the tree that a sandbox is in: the first one on the way up that is nobody's fork, or that is not known.
+    """Return the root of a sandbox's tree: the first ancestor that is not a fork, or that is not known.
 
     Args:
-        id_: The sandbox.
-        parents: Of all that are known: whose fork each is.
+        id_: Id of the sandbox.
+        parents: Parent of each known sandbox; None for a sandbox that is not a fork.
     """
     seen = {id_}
-    while (above := parents.get(id_)) is not None and above not in seen:  # a record that makes a ring is damaged; it must not hold us up
-        seen.add(above)
-        id_ = above
+    while (parent := parents.get(id_)) is not None and parent not in seen:  # damaged records could form a ring
+        seen.add(parent)
+        id_ = parent
     return id_
 
 
 def below(roots: Collection[SandboxId], sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
-    """Some sandboxes and all that were forked from them, at any remove; in the order in which they are given.
+    """Return some sandboxes and all their descendants, in the given order.
 
     Args:
-        roots: The ids of those at the top; they need not be among the sandboxes.
-        sandboxes: All that are known.
+        roots: Ids of the sandboxes at the top. A root itself need not be known.
+        sandboxes: All known sandboxes.
     """
     known = list(sandboxes)
     children: dict[SandboxId, list[SandboxId]] = {}
@@ -90,12 +98,12 @@ def below(roots: Collection[SandboxId], sandboxes: Iterable[Sandbox]) -> list[Sa
 
 
 def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str, str]) -> Sequence[Sandbox]:
-    """The other forks of a sandbox's parent.
+    """Return the other forks of a sandbox's parent.
 
     Args:
-        sandbox: It.
-        sandboxes: All that are known.
-        among: Only those that have all of these entries in their metadata.
+        sandbox: The sandbox.
+        sandboxes: All known sandboxes.
+        among: Return only siblings that have all these entries in their metadata.
     """
     return [
         other
@@ -106,29 +114,17 @@ def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str,
     ]
 
 
-MOST: Final = 100
-"""Children of one request."""
-DEEPEST: Final = 10_000
-"""Generations of which is looked for the one at the top."""
-SAME: Final = suspend.SAME
-"""In place of a timeout: the parent's."""
-WORD: Final = "fork"
-_ROUNDS: Final = 3
-"""How often promoting looks for siblings that came to be meanwhile."""
-_log = structlog.get_logger("sandlot.core")
-
-
 @dataclass(frozen=True, slots=True)
 class ForkParams:
-    """Forks as a client asks for them.
+    """Parameters of a fork.
 
     Args:
-        count: How many, 1 to 100.
-        name: A word for people; with more than one of them ``-1``, ``-2`` and so on are added to it.
-        metadata: In place of the parent's, which are copied but for the service's own words.
-        env: Over the parent's environment.
-        timeout_s: Seconds until they end; None is never, :data:`SAME` what the parent was given.
-        share_volumes: Whether they have the parent's volumes with it, those that are written to as well.
+        count: Number of children, 1 to 100.
+        name: Name of the child. Several children get the suffixes ``-1``, ``-2`` and so on.
+        metadata: Metadata that replaces the parent's. None copies the parent's without the service's own entries.
+        env: Environment variables that are added to the parent's.
+        timeout_s: Seconds until the children end; None for no timeout, :data:`SAME` for the parent's timeout.
+        share_volumes: Let the children use the parent's writable volumes too.
     """
 
     count: int = 1
@@ -139,22 +135,22 @@ class ForkParams:
     share_volumes: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a number that is out of bounds."""
+        """Refuse an invalid number of children."""
         if not 1 <= self.count <= MOST:
             raise InvalidRequestError(f"count is {self.count}; it must be from 1 to {MOST}.", fields={"field": "count"})
 
     def name_of(self, number: int) -> str | None:
-        """What one of them is called; they are counted from 1."""
+        """Return the name of a child. The first child has number 1."""
         return self.name if self.name is None or self.count == 1 else f"{self.name}-{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A sandbox, its forks, their forks.
+    """A tree of forks.
 
     Args:
-        root: The id of the one at the top; long after its end it may not be among the others.
-        sandboxes: All that are known, oldest first; ``spec.parent`` says whose fork each is.
+        root: Id of the sandbox at the top. Long after its end the sandbox itself may be forgotten.
+        sandboxes: Known sandboxes of the tree, oldest first. ``spec.parent`` is the parent of each.
     """
 
     root: SandboxId
@@ -163,12 +159,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What became of the siblings of one that was kept.
+    """Result of a promote.
 
     Args:
-        kept: It.
-        ended: What was ended: siblings, and what was forked from them.
-        failed: What could not be ended, and why.
+        kept: The promoted sandbox.
+        ended: Sandboxes that were ended: siblings and their descendants.
+        failed: Sandboxes that could not be ended, with the reason.
     """
 
     kept: SandboxId
@@ -180,68 +176,66 @@ class ForkManager:
     """All forks of this node.
 
     Args:
-        manager: Parents, and who makes their children.
-        store: Where they are recorded.
-        images: Where the image of a parent is meanwhile.
-        node: This node.
-        clock: The time.
-        told: Called with its owner after an event was committed.
+        manager: Has the parents, and creates the children.
+        store: Records of the sandboxes.
+        images: Folders for the images of parents.
+        node: Id of this node.
+        clock: Clock of the service.
+        events: Feed for the events of forks.
     """
 
-    def __init__(
-        self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]
-    ) -> None:
+    def __init__(self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, events: EventFeed) -> None:
         self._manager = manager
-        self._store = store
+        self._sandboxes = store.sandboxes
         self._images = images
         self._node = node
         self._clock = clock
-        self._told = told
+        self._events = events
         self._idempotency_locks = KeyedLock()
         self._tasks = TaskSet("fork.defect")
 
     async def aclose(self) -> None:
-        """Wait for what goes on behind the answers."""
+        """Wait for the background work of finished requests."""
         await self._tasks.wait()
 
-    async def fork(self, sandbox: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
-        """Fork a sandbox, and wait until all children run. A client that goes away leaves none.
+    async def create(self, sandbox_id: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
+        """Fork a sandbox and wait until all children run. If the caller is cancelled, no child remains.
 
         Args:
-            sandbox: The parent's id.
-            principal: Who asks. The children are the parent's owner's; the quota is of who asks.
-            params: They.
-            key: The client's own name for this request. Sent again, it gives what it gave, also those that have ended by then.
+            sandbox_id: Id of the parent.
+            principal: Caller, whose quota applies. The children belong to the parent's owner.
+            params: Parameters of the fork.
+            key: Idempotency key. A repeated request returns the first request's children, ended ones included.
 
         Raises:
-            InvalidRequestError: Out of bounds, or they can never fit on this node.
+            InvalidRequestError: A parameter or the key is invalid, or the children can never fit on this node.
             NotFoundError: ``sandbox_not_found``.
-            ConflictError: Another request was sent under this key; or the parent writes to a volume that they would share unasked.
-            LimitError: ``quota_exceeded``; ``disk_full``.
-            UnsupportedError: Its isolation cannot write memory; says why.
-            UnavailableError: ``busy``: there is no room for all of them.
-            HostError: It could not be written, or a child could not be started: then none is kept.
-            SandboxEndedError: It has ended.
+            ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
+            LimitError: ``quota_exceeded`` or ``disk_full``.
+            UnsupportedError: The isolation cannot write memory; the message says why.
+            UnavailableError: ``busy``: there is no room for all children.
+            HostError: The image could not be written or a child could not be started. No child is kept.
+            SandboxEndedError: The parent has ended.
         """
-        parent = await self._manager.load(sandbox, principal)
+        parent = await self._manager.load(sandbox_id, principal)
         await parent.recovered.wait()
         owner = replace(principal, owner=parent.owner)
         if key is None:
             return await self._fork(parent, owner, params, None)
-        digest = words_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str))
-        async with self._idempotency_locks.hold(parent.owner, check_key(key)):
-            for attempt in count():
-                request = _Request(key, attempt, digest)
-                before = await self._before(request, owner, params.count)
-                if before is None:
-                    return await self._fork(parent, owner, params, request)
-                if len(before) == params.count:
-                    return before
-                await self._end(before, "the service ended while it was forked")
+        request = IdempotencyKey(key, words_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str)))
+        async with self._idempotency_locks.hold(parent.owner, key):
+            for number in count():
+                attempt = _Attempt(request, number)
+                earlier = await self._find_children(attempt, owner, params.count)
+                if earlier is None:
+                    return await self._fork(parent, owner, params, attempt)
+                if len(earlier) == params.count:
+                    return earlier
+                await _end(earlier, "the service ended while the sandbox was forked")
         raise AssertionError
 
-    async def tree(self, sandbox_id: str, principal: Principal) -> Tree:
-        """The tree that a sandbox is in.
+    async def get_tree(self, sandbox_id: str, principal: Principal) -> Tree:
+        """Return the tree of a sandbox.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
@@ -250,8 +244,8 @@ class ForkManager:
         known = {each.id: each for each in (sandbox, *self._manager.list(principal, ended=True))}
         top = sandbox
         for _ in range(DEEPEST):
-            above = top.spec.parent
-            found = None if above is None else known.get(above) or await self._ended_long_ago(above, principal)
+            parent = top.spec.parent
+            found = None if parent is None else known.get(parent) or await self._load_forgotten(parent, principal)
             if found is None:
                 break
             known[found.id] = top = found
@@ -259,24 +253,24 @@ class ForkManager:
         return Tree(root, sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id)))
 
     async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
-        """Keep one child: end the other forks of its parent, and all that was forked from them. Idempotent.
+        """Keep one child: end the other forks of its parent and their descendants. Idempotent.
 
         Args:
-            sandbox_id: The id of the one that is kept.
-            principal: Who asks.
-            among: Only siblings that have all of these entries in their metadata.
+            sandbox_id: Id of the child to keep.
+            principal: Caller.
+            among: End only siblings that have all these entries in their metadata.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
-            ConflictError: It is nobody's fork.
-            SandboxEndedError: It has ended, so its siblings are left alone.
+            ConflictError: The sandbox is not a fork.
+            SandboxEndedError: The sandbox has ended; its siblings keep running.
         """
         sandbox = self._manager.find(sandbox_id, principal)
         if sandbox.spec.parent is None:
             raise ConflictError(
-                f"Sandbox {sandbox.id} is nobody's fork, so it has no siblings.",
+                f"Sandbox {sandbox.id} is not a fork, so it has no siblings.",
                 code=ErrorCode.CONFLICT,
-                hint="Promote one of the children that a fork gave.",
+                hint="Promote a child of a fork.",
                 fields={"sandbox": sandbox.id},
             )
         if sandbox.end_requested.is_set() or sandbox.ended.is_set():
@@ -284,14 +278,14 @@ class ForkManager:
         ended: dict[SandboxId, None] = {}
         failed: dict[SandboxId, str] = {}
         for _ in range(_ROUNDS):
-            # One that has ended is no sibling to end, but what was forked from it is.
-            everybody = self._manager.list(principal, ended=True)
-            roots = [other.id for other in siblings(sandbox, everybody, among or {})]
-            doomed = [other for other in below(roots, everybody) if not other.ended.is_set() and other.id not in failed]
-            if not doomed:
+            # Ended siblings are included, because their descendants may still run.
+            known = self._manager.list(principal, ended=True)
+            roots = [other.id for other in siblings(sandbox, known, among or {})]
+            to_end = [other for other in below(roots, known) if not other.ended.is_set() and other.id not in failed]
+            if not to_end:
                 break
-            results = await asyncio.gather(*(self._manager.kill(other.id, principal) for other in doomed), return_exceptions=True)
-            for other, result in zip(doomed, results, strict=True):
+            results = await asyncio.gather(*(self._manager.kill(other.id, principal) for other in to_end), return_exceptions=True)
+            for other, result in zip(to_end, results, strict=True):
                 if isinstance(result, Exception):
                     failed[other.id] = str(result)
                 elif isinstance(result, BaseException):
@@ -299,152 +293,155 @@ class ForkManager:
                 else:
                     ended[other.id] = None
         if ended:
-            self._tasks.spawn(self._tell("sandbox.promoted", sandbox, ended=list(ended)))
+            self._tasks.spawn(self._publish("sandbox.promoted", sandbox, ended=list(ended)))
         return Promoted(sandbox.id, tuple(ended), failed)
 
-    async def _fork(self, parent: Sandbox, owner: Principal, params: ForkParams, request: _Request | None) -> Sequence[Sandbox]:
+    async def _fork(self, parent: Sandbox, owner: Principal, params: ForkParams, attempt: _Attempt | None) -> Sequence[Sandbox]:
         if parent.ended.is_set():
             raise parent.ended_error()
         async with pin_mounts(parent):
-            return await self._born(parent, owner, params, request)
+            _check_volumes(parent, params)
+            children = child_params(parent, params)
+            image = new_snapshot_id(self._node)
+            scheduler = self._manager.scheduler
+            await scheduler.admit_batch(image, children[0], owner, params.count, lambda: self._manager.list(OPERATOR))
+            scheduler.reservations.release(image)  # each child reserves its own part
+            batch = ForkBatch(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
+            tasks = self._create_children(parent, owner, children, batch, attempt)
+            try:
+                await batch.admitted.wait()
+                if not batch.has_failed:
+                    async with writer.room(self._manager, parent, image, SnapshotKind.MEMORY):
+                        await writer.image(parent, self._images.image(image), durable=False)
+                    batch.image_written()
+                created = await asyncio.gather(*tasks)
+            except BaseException as error:
+                await asyncio.shield(_end_batch(tasks, batch, error))
+                raise
+            finally:
+                self._tasks.spawn(self._images.remove(image))
+        self._tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
+        _log.info("sandbox.forked", sandbox=parent.id, children=len(created))
+        return created
 
-    async def _born(self, parent: Sandbox, owner: Principal, params: ForkParams, request: _Request | None) -> Sequence[Sandbox]:
-        _check_volumes(parent, params)
-        children = self._asked(parent, params)
-        image = new_snapshot_id(self._node)
-        scheduler = self._manager.scheduler
-        await scheduler.admit_batch(image, children[0], owner, params.count, lambda: self._manager.list(OPERATOR))
-        scheduler.reservations.release(image)  # each of them is promised its own
-        gate, litter = ForkBatchGate(params.count), ForkBatchStart(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
+    def _create_children(
+        self, parent: Sandbox, owner: Principal, children: Sequence[CreateSandboxParams], batch: ForkBatch, attempt: _Attempt | None
+    ) -> list[asyncio.Task[Sandbox]]:
+        def fail_batch(task: asyncio.Task[Sandbox]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is not None:
+                batch.fail(error)
+
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
-        digest = None if request is None else request.digest
-        source = StartSource(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest, shares=True)
-        tasks = [
-            asyncio.create_task(self._manager.create(each, owner, key=None if request is None else request.key_of(number), source=source))
-            for number, each in enumerate(children)
-        ]
-        for task in tasks:
-            task.add_done_callback(functools.partial(_failed, gate, litter))
-        try:
-            await litter.admitted.wait()
-            if not gate.is_shut:
-                async with writer.room(self._manager, parent, image, SnapshotKind.MEMORY):
-                    await writer.image(parent, self._images.image(image), durable=False)
-                litter.written()
-            made = await asyncio.gather(*tasks)
-        except BaseException as error:
-            await asyncio.shield(self._none(tasks, gate, litter, error))
-            raise
-        finally:
-            self._tasks.spawn(self._images.remove(image))
-        self._tasks.spawn(self._tell("sandbox.forked", parent, children=[child.id for child in made]))
-        _log.info("sandbox.forked", sandbox=parent.id, children=len(made))
-        return made
+        digest = None if attempt is None else attempt.request.digest
+        source = StartSource(WORD, batch.start, spec, restored=MEMORY, inject=batch.wait_all_ready, digest=digest, shares=True)
+        tasks = []
+        for number, params in enumerate(children):
+            key = None if attempt is None else attempt.key_of(number)
+            tasks.append(asyncio.create_task(self._manager.create(params, owner, key=key, source=source)))
+            tasks[-1].add_done_callback(fail_batch)
+        return tasks
 
-    async def _none(self, tasks: Sequence[asyncio.Task[Sandbox]], gate: ForkBatchGate, litter: ForkBatchStart, error: BaseException) -> None:
-        """Leave none of the children.
-
-        Raises:
-            SandlotError: Why there are none, where another one than the given said it first.
-        """
-        litter.failed(error)
-        gate.shut(error)
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await self._end([each for each in results if isinstance(each, Sandbox)], "another child of its fork failed")
-        first = next((each for each in results if isinstance(each, SandlotError) and not gate.is_own(each)), None)
-        if first is not None and isinstance(error, SandlotError) and gate.is_own(error):
-            raise first from None
-
-    def _asked(self, parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
-        """The children, as they would have been asked for."""
-        metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.RESERVED_PREFIX)}
-        return [
-            CreateSandboxParams(
-                template=parent.spec.template,
-                name=params.name_of(number),
-                env=params.env,
-                metadata=metadata if params.metadata is None else params.metadata,
-                limits=parent.spec.limits,
-                timeout_s=parent.spec.timeout_s if params.timeout_s == SAME else params.timeout_s,
-                idle_timeout_s=parent.idle_timeout_s,
-                isolation=parent.spec.isolation,
-                network=parent.spec.network,
-                on_timeout=parent.spec.on_timeout,
-                auto_resume=parent.spec.auto_resume,
-                volumes=parent.spec.volumes,
-            )
-            for number in range(1, params.count + 1)
-        ]
-
-    async def _before(self, request: _Request, owner: Principal, number: int) -> list[Sandbox] | None:
-        """What there is of an attempt of an earlier request; None where that made nothing."""
-        table = self._store.sandboxes
-        records = [record for one in range(number) if (record := await table.by_idempotency_key(owner.owner, request.key_of(one))) is not None]
+    async def _find_children(self, attempt: _Attempt, owner: Principal, number: int) -> list[Sandbox] | None:
+        """Return the children that an attempt of an earlier request created; None if it created none."""
+        keys = [attempt.key_of(child) for child in range(number)]
+        records = [record for key in keys if (record := await self._sandboxes.by_idempotency_key(owner.owner, key)) is not None]
         if not records:
             return None
         for record in records:
-            check_same(record.request_digest, request.digest)
+            attempt.request.check(record.request_digest)
         return [await self._manager.load(record.id, owner) for record in records]
 
-    async def _end(self, sandboxes: Sequence[Sandbox], why: str) -> None:
-        for sandbox in sandboxes:
-            sandbox.request_end(Exit(ExitReason.KILLED, why))
-        for sandbox in sandboxes:
-            await sandbox.ended.wait()
-
-    async def _ended_long_ago(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
+    async def _load_forgotten(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
+        """Return a sandbox that ended so long ago that only its record is left; None if the record is gone too."""
         try:
             return await self._manager.load(id_, principal)
         except SandlotError:
             return None
 
-    async def _tell(self, kind: str, sandbox: Sandbox, **data: object) -> None:
-        """Tell what was done; that it was, does not depend on it."""
+    async def _publish(self, type_: str, sandbox: Sandbox, **data: object) -> None:
+        """Publish an event. A failure is only logged, because the request has succeeded without the event."""
         try:
-            await self._store.events.add([NewEvent(kind, self._clock.now(), sandbox.owner, sandbox.id, data)])
+            await self._events.publish(NewEvent(type_, self._clock.now(), sandbox.owner, sandbox.id, data))
         except SandlotError as error:
-            _log.warning("event.not_recorded", type=kind, sandbox=sandbox.id, error=str(error))
-        else:
-            self._told(sandbox.owner)
+            _log.warning("event.not_recorded", type=type_, sandbox=sandbox.id, error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """A request that is sent under a key of its client's.
+class _Attempt:
+    """An attempt to answer a request that has an idempotency key.
 
     Args:
-        key: The key.
-        attempt: How many of its attempts a kill has cut in half.
-        digest: Of the request.
+        request: Idempotency key of the request.
+        number: Number of earlier attempts that a kill of the service interrupted.
     """
 
-    key: str
-    attempt: int
-    digest: str
+    request: IdempotencyKey
+    number: int
 
-    def key_of(self, number: int) -> str:
-        """The key under which one of its children is made: none that a client would choose."""
-        return "fork-" + hashlib.sha256(json.dumps([self.key, self.attempt, number]).encode()).hexdigest()
+    def key_of(self, child: int) -> str:
+        """Return the idempotency key of a child. The hash keeps it apart from the keys that clients choose."""
+        return "fork-" + hashlib.sha256(json.dumps([self.request.key, self.number, child]).encode()).hexdigest()
+
+
+def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
+    """Return the create parameters of the children of a fork."""
+    metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.RESERVED_PREFIX)}
+    return [
+        CreateSandboxParams(
+            template=parent.spec.template,
+            name=params.name_of(number),
+            env=params.env,
+            metadata=metadata if params.metadata is None else params.metadata,
+            limits=parent.spec.limits,
+            timeout_s=parent.spec.timeout_s if params.timeout_s == SAME else params.timeout_s,
+            idle_timeout_s=parent.idle_timeout_s,
+            isolation=parent.spec.isolation,
+            network=parent.spec.network,
+            on_timeout=parent.spec.on_timeout,
+            auto_resume=parent.spec.auto_resume,
+            volumes=parent.spec.volumes,
+        )
+        for number in range(1, params.count + 1)
+    ]
 
 
 def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
-    """Refuse to let forks write to what their parent writes to, unless that is asked for."""
+    """Refuse a fork whose children would write to the parent's volumes without ``share_volumes``."""
     written = [mount for mount in parent.spec.volumes if not mount.read_only]
     if written and not params.share_volumes:
         raise ConflictError(
-            f"Sandbox {parent.id} writes to {len(written)} volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}: "
+            f"Sandbox {parent.id} has {len(written)} writable volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}: "
             "its forks would write to the same files.",
             code=ErrorCode.CONFLICT,
-            hint="Ask for share_volumes to let them, or attach the volumes read-only.",
+            hint="Set `share_volumes`, or attach the volumes read-only.",
             fields={"sandbox": parent.id, "volumes": [mount.volume for mount in written]},
         )
 
 
-def _failed(gate: ForkBatchGate, litter: ForkBatchStart, task: asyncio.Task[Sandbox]) -> None:
-    """One of the children is not to be: then none is."""
-    error = asyncio.CancelledError() if task.cancelled() else task.exception()
-    if error is not None:
-        gate.shut(error)
-        litter.failed(error)
+async def _end_batch(tasks: Sequence[asyncio.Task[Sandbox]], batch: ForkBatch, error: BaseException) -> None:
+    """End all children of a fork.
+
+    Args:
+        tasks: Creates of the children.
+        batch: The fork.
+        error: Error that failed the fork.
+
+    Raises:
+        SandlotError: The first error of a child, if ``error`` only says that another child failed.
+    """
+    batch.fail(error)
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await _end([each for each in results if isinstance(each, Sandbox)], "another child of its fork failed")
+    first = next((each for each in results if isinstance(each, SandlotError) and not batch.is_own(each)), None)
+    if first is not None and isinstance(error, SandlotError) and batch.is_own(error):
+        raise first from None
+
+
+async def _end(sandboxes: Sequence[Sandbox], reason: str) -> None:
+    for sandbox in sandboxes:
+        sandbox.request_end(Exit(ExitReason.KILLED, reason))
+    for sandbox in sandboxes:
+        await sandbox.ended.wait()

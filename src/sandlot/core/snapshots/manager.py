@@ -1,40 +1,38 @@
-"""Who is using what is kept: what is deleted meanwhile stays on the disk until the last of them is done.
+"""Named snapshots of sandboxes: create, list, get and delete them, and create sandboxes from them.
 
-Law: Between the look whether something is there and the use of it nobody comes: both are one step of the event loop.
-
-Named snapshots of sandboxes: taken, listed, started from, deleted.
-
-Laws:
-- A snapshot is recorded as an intent first. It exists once its bytes are synced and in their place and its record says so, which is one commit
-  with the event that tells of it. What a kill leaves in between is removed by :meth:`SnapshotManager.open`.
-- It is its own: what becomes of the sandbox that it was taken of does not matter to it.
-- It is verified once, behind the answer (:mod:`sandlot.core.snapshots.verify`): what cannot be restored says so before somebody needs it.
-- Deleting is answered at once; the bytes go when nobody is starting from them any more.
-- It belongs to the owner of the sandbox that it was taken of, and counts against the quota of who asked.
-- What was begun is finished, although its client goes away: it can ask for it by its idempotency key, or find it in the list.
+Invariants:
+- A snapshot is recorded as an intent first. It exists once its bytes are synced and in place and its record says so, in one commit with its
+  event. :meth:`SnapshotManager.open` removes what a kill leaves in between.
+- A snapshot is independent of its sandbox, which may change or end.
+- A memory snapshot is verified once, after the response (:mod:`sandlot.core.snapshots.verify`), so that a damaged snapshot is known early.
+- A delete is answered at once. The folder is removed when no sandbox is starting from the snapshot any more.
+- A snapshot belongs to the owner of its sandbox. The quota of the caller limits its creation.
+- A snapshot is finished even if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import check_key, check_same, request_digest, words_digest
+from sandlot.core.access.idempotency import IdempotencyKey, request_digest, words_digest
 from sandlot.core.admission import NAME, CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
-from sandlot.core.lifecycle.start import StartSource
+from sandlot.core.lifecycle.start import MemoryImageStart, StartSource, boot
 from sandlot.core.manager import SandboxManager
 from sandlot.core.ports import Clock
+from sandlot.core.records.events import EventFeed
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.verify import SnapshotVerifier
@@ -46,97 +44,92 @@ from sandlot.model.records import NewEvent, SnapshotRecord
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.storage import Position, Store
 
+CLOSE_TIMEOUT_S: Final = 10.0
+"""Seconds that a stop of the service waits for snapshots that are being recorded."""
+_log = structlog.get_logger("sandlot.core")
+
 
 class FolderLeases:
-    """The uses of some things, by their ids.
+    """Leases on the folders of snapshots: a deleted snapshot's folder is removed with its last lease.
+
+    Invariant: Between finding a snapshot and leasing it there is no ``await``, so a folder is never removed in between.
 
     Args:
-        remove: Removes what there is of one; called once nobody uses it any more.
-        spawn: Begins a work that nobody waits for.
+        images: Folders of the snapshots.
+        tasks: Runs the removals.
     """
 
-    def __init__(self, remove: Callable[[str], Coroutine[Any, Any, None]], spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        self._remove = remove
-        self._spawn = spawn
-        self._users: Counter[str] = Counter()
-        self._gone: set[str] = set()
+    def __init__(self, images: MemoryImages, tasks: TaskSet) -> None:
+        self._images = images
+        self._tasks = tasks
+        self._leases: Counter[SnapshotId] = Counter()
+        self._deleted: set[SnapshotId] = set()
 
-    def is_gone(self, id_: str) -> bool:
-        """Whether it was deleted, and waits for those who use it."""
-        return id_ in self._gone
+    def is_deleted(self, id_: SnapshotId) -> bool:
+        """Return whether a snapshot was deleted and its folder is not removed yet."""
+        return id_ in self._deleted
 
     @contextmanager
-    def of(self, id_: str) -> Iterator[None]:
-        """Around a use of one."""
-        self._users[id_] += 1
+    def lease(self, id_: SnapshotId) -> Iterator[None]:
+        """Keep the folder of a snapshot while the block runs."""
+        self._leases[id_] += 1
         try:
             yield
         finally:
-            self._users[id_] -= 1
+            self._leases[id_] -= 1
             self._settle(id_)
 
-    def delete(self, id_: str) -> None:
-        """Nobody may begin to use it from now on; it is removed once those are done who have begun. Idempotent."""
-        self._gone.add(id_)
+    def delete(self, id_: SnapshotId) -> None:
+        """Remove the folder of a snapshot once the last lease ends. Idempotent."""
+        self._deleted.add(id_)
         self._settle(id_)
 
-    def _settle(self, id_: str) -> None:
-        if self._users[id_] > 0:
+    def _settle(self, id_: SnapshotId) -> None:
+        if self._leases[id_] > 0:
             return
-        del self._users[id_]
-        if id_ in self._gone:
-            self._spawn(self._removed(id_))
+        del self._leases[id_]
+        if id_ in self._deleted:
+            self._tasks.spawn(self._remove(id_))
 
-    async def _removed(self, id_: str) -> None:
-        await self._remove(id_)
-        self._gone.discard(id_)
-
-
-CLOSE_TIMEOUT_S: Final = 10.0
-"""How long the end of the service waits for what is being recorded."""
-_log = structlog.get_logger("sandlot.core")
+    async def _remove(self, id_: SnapshotId) -> None:
+        await self._images.remove(id_)
+        self._deleted.discard(id_)
 
 
 class SnapshotManager:
     """All snapshots of this node.
 
     Args:
-        manager: What they are taken of, and who makes others of them.
-        store: Where they are recorded.
-        images: Where their bytes are.
-        node: This node.
-        clock: The time.
-        told: Called with its owner after an event was committed.
+        manager: Has the sandboxes that snapshots are taken of, and creates sandboxes from snapshots.
+        store: Records of the snapshots.
+        images: Folders of the snapshots.
+        node: Id of this node.
+        clock: Clock of the service.
+        events: Feed to notify of committed events.
+
+    Attributes:
+        verifier: Verifies new snapshots in the background.
     """
 
-    def __init__(
-        self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]
-    ) -> None:
+    def __init__(self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, events: EventFeed) -> None:
         self._manager = manager
         self._store = store
         self._table = store.snapshots
         self._images = images
         self._node = node
         self._clock = clock
-        self._told = told
+        self._events = events
         self._idempotency_locks = KeyedLock()
-        self._admitting = asyncio.Lock()
+        self._admission_lock = asyncio.Lock()
         self._tasks = TaskSet("snapshot.defect")
-        self._verifying = TaskSet("snapshot.defect")
-        self._uses = FolderLeases(images.remove, self._tasks.spawn)
-        self.verifier = SnapshotVerifier(
-            manager,
-            images,
-            using=self._uses.of,
-            current=self._current,
-            source=lambda record: restore.source_of(record, images, manager.supply),
-            told=self._verified,
-        )
+        self._verification = TaskSet("snapshot.defect")
+        self._leases = FolderLeases(images, self._tasks)
+        self.verifier = SnapshotVerifier(manager, images, self)
 
     async def open(self) -> Collection[str]:
-        """Forget what an earlier service did not finish, and go on verifying; the ids of those whose folders are to stay.
+        """Remove the records of unfinished snapshots, queue unverified ones, and return the ids whose folders must stay.
 
-        Call it before anything is taken.
+        Call this before any other method.
 
         Raises:
             SandlotError: The store cannot be read or written.
@@ -145,78 +138,81 @@ class SnapshotManager:
         for record in await self._table.of_node(self._node):
             if record.ready:
                 kept.append(record.id)
-                if record.kind is SnapshotKind.MEMORY and not record.layer and not record.problem:
-                    self.verifier.put(record.id)
+                if not record.layer and restore.uses_memory(record):
+                    self.verifier.submit(record.id)
             else:
                 await self._table.remove(record.id)
                 _log.info("snapshot.forgotten", snapshot=record.id)
         return kept
 
     def begin(self) -> None:
-        """Verify from now on."""
-        self._verifying.spawn(self.verifier.run())
+        """Start to verify snapshots."""
+        self._verification.spawn(self.verifier.run())
 
     async def aclose(self) -> None:
-        """Wait for what is being recorded, for some seconds; what is not done then is removed by the next start."""
+        """Wait at most ``CLOSE_TIMEOUT_S`` for snapshots that are being recorded. The next start removes unfinished ones."""
         await self._tasks.wait(CLOSE_TIMEOUT_S)
-        for tasks in (self._tasks, self._verifying):
+        for tasks in (self._tasks, self._verification):
             tasks.cancel()
             await tasks.wait()
 
-    async def take(
+    async def create(
         self, sandbox_id: str, principal: Principal, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
     ) -> SnapshotRecord:
-        """Take a snapshot of a sandbox; it goes on, after it stood still for as long as its memory is written.
+        """Create a snapshot of a sandbox. The sandbox stands still while its memory is written and then continues.
 
         Args:
-            sandbox_id: Its id.
-            principal: Who asks.
-            name: What to call it; unique among its owner's. None is nothing.
-            kind: Memory and files, or files alone.
-            key: The client's own name for this request. Sent again, it gives what it gave.
+            sandbox_id: Id of the sandbox.
+            principal: Caller; the caller's quota limits the snapshot.
+            name: Name that is unique among the owner's snapshots. None gives the snapshot no name.
+            kind: Memory and files, or files only.
+            key: Idempotency key. A repeated request returns the first request's snapshot.
 
         Raises:
-            InvalidRequestError: The name is none.
+            InvalidRequestError: The name or the key is invalid.
             NotFoundError: ``sandbox_not_found``.
-            ConflictError: Its owner has one of that name; or another request was sent under this key.
-            LimitError: ``quota_exceeded``; ``disk_full``.
-            UnsupportedError: Its isolation cannot write memory; says why.
-            UnavailableError: ``busy``: there is no room on the disk.
-            HostError: It could not be written; the sandbox goes on.
-            SandboxEndedError: It has ended.
+            ConflictError: The owner has another snapshot of that name, or the key was used for a different request.
+            LimitError: ``quota_exceeded`` or ``disk_full``.
+            UnsupportedError: The isolation cannot write memory; the message says why.
+            UnavailableError: ``busy``: there is not enough disk space.
+            HostError: The snapshot could not be written; the sandbox keeps running.
+            SandboxEndedError: The sandbox has ended.
         """
         if name is not None:
             check_name(name)
         sandbox = await self._manager.load(sandbox_id, principal)
-        return await asyncio.shield(self._tasks.create_task(self._take_once(sandbox, principal, name, kind, key)))
+        request = None if key is None else IdempotencyKey(key, words_digest("snapshot", sandbox.id, name or "", kind))
+        return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
-    async def create(
+    async def create_sandbox(
         self, params: CreateSandboxParams, principal: Principal, *, limits: Change | None = None, network: str | None = None, key: str | None = None
     ) -> Sandbox:
-        """Create a sandbox that goes on from a snapshot.
+        """Create a sandbox from a snapshot.
 
         Args:
-            params: It: ``snapshot`` is the id or name; template, isolation, limits and network are the snapshot's.
-            principal: Whose it will be.
-            limits: What it may use in place of what the snapshot's sandbox might; as far as its isolation can restore it so.
-            network: What it may reach in place of what the snapshot's sandbox might.
-            key: As for ``SandboxManager.create``.
+            params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name; template, isolation, limits and network are taken
+                from the snapshot.
+            principal: Owner of the new sandbox.
+            limits: Limits that replace the snapshot's, as far as the isolation can restore the snapshot with them.
+            network: Network that replaces the snapshot's.
+            key: Idempotency key. A repeated request returns the first request's sandbox, also after the snapshot was deleted.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
-            ConflictError: ``snapshot_unusable``: it cannot be restored here, or not with these limits.
+            ConflictError: ``snapshot_unusable``: the snapshot cannot be restored here, or not with these limits.
             SandlotError: As for ``SandboxManager.create``.
         """
         digest = words_digest("create", request_digest(params), repr(limits), network or "")
         try:
             record = await self.get(params.snapshot or "", principal)
         except NotFoundError:
-            before = None if key is None else await self._store.sandboxes.by_idempotency_key(principal.owner, check_key(key))
-            if before is None:
+            request = None if key is None else IdempotencyKey(key, digest)
+            earlier = None if request is None else await self._store.sandboxes.by_idempotency_key(principal.owner, request.key)
+            if request is None or earlier is None:
                 raise
-            check_same(before.request_digest, digest)  # it was made, and the snapshot was deleted since
-            return await self._manager.load(before.id, principal)
-        async with self.using(record.id, principal) as found:
+            request.check(earlier.request_digest)  # the sandbox was created, and the snapshot was deleted since
+            return await self._manager.load(earlier.id, principal)
+        async with self._source_of(record.id, principal) as found:
             source, spec = replace(found, digest=digest), found.spec
             full = replace(
                 params,
@@ -227,22 +223,8 @@ class SnapshotManager:
             )
             return await self._manager.create(full, principal, key=key, source=source)
 
-    @asynccontextmanager
-    async def using(self, id_or_name: str, principal: Principal) -> AsyncIterator[StartSource]:
-        """What a sandbox goes on from that is created from a snapshot; inside the block it is there, whoever deletes it.
-
-        Raises:
-            NotFoundError: ``snapshot_not_found``.
-            ConflictError: ``snapshot_unusable``.
-        """
-        record = await self.get(id_or_name, principal)
-        if record.node != self._node:
-            raise restore.unusable(record, f"it is on another node ({record.node})")
-        with self._uses.of(record.id):
-            yield await restore.source_of(record, self._images, self._manager.supply)
-
     async def get(self, id_or_name: str, principal: Principal) -> SnapshotRecord:
-        """One, by its id or by its owner's name for it.
+        """Return a snapshot by its id, or by the caller's name for it.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
@@ -251,50 +233,112 @@ class SnapshotManager:
             record = await self._table.get(SnapshotId(id_or_name))
         else:
             record = await self._table.named(principal.owner, id_or_name) if id_or_name else None
-        if record is None or not record.ready or not principal.sees(record.owner) or self._uses.is_gone(record.id):
+        if record is None or not record.ready or not principal.sees(record.owner) or self._leases.is_deleted(record.id):
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
                 code=ErrorCode.SNAPSHOT_NOT_FOUND,
-                hint="List what there is.",
+                hint="List the snapshots.",
                 fields={"snapshot": id_or_name[:64]},
             )
         return record
 
-    async def page(self, principal: Principal, *, after: Position | None, limit: int) -> tuple[Sequence[SnapshotRecord], bool]:
-        """Some of the snapshots that there are for somebody, oldest first, and whether more follow."""
+    async def list(self, principal: Principal, *, after: Position | None, limit: int) -> tuple[Sequence[SnapshotRecord], bool]:
+        """Return a page of the snapshots that a caller may see, oldest first, and whether more follow.
+
+        Args:
+            principal: Caller; operators see the snapshots of all owners.
+            after: Position of the last snapshot of the previous page; None starts with the oldest.
+            limit: Maximum number of snapshots to return.
+        """
         found = await self._table.page(owner=None if principal.operator else principal.owner, after=after, limit=limit + 1)
         return found[:limit], len(found) > limit
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """How many somebody has, those that are being made included, and their bytes together."""
+        """Return the number of an owner's snapshots, unfinished ones included, and their total size in bytes."""
         return await self._table.totals(owner)
 
     async def delete(self, id_or_name: str, principal: Principal) -> None:
-        """Delete one. What was started from it lives on.
+        """Delete a snapshot. Sandboxes that were started from it keep running.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
         """
         record = await self.get(id_or_name, principal)
         if await self._table.remove(record.id, self._event("snapshot.deleted", record)):
-            self._told(record.owner)
-        self.verifier.drop(record.id)
-        self._uses.delete(record.id)
+            self._events.notify(record.owner)
+        self.verifier.cancel(record.id)
+        self._leases.delete(record.id)
         _log.info("snapshot.deleted", snapshot=record.id)
 
-    async def _take_once(self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, key: str | None) -> SnapshotRecord:
-        if key is None:
-            return await self._take(sandbox, principal, name, kind, None, None)
-        digest = words_digest("snapshot", sandbox.id, name or "", kind)
-        async with self._idempotency_locks.hold(sandbox.owner, check_key(key)):
-            before = await self._table.by_idempotency_key(sandbox.owner, key)
-            if before is not None:
-                check_same(before.request_digest, digest)
-                return before  # ready: whoever took it has held the turn until it was, or has removed it
-            return await self._take(sandbox, principal, name, kind, key, digest)
+    def lease(self, id_: SnapshotId) -> AbstractContextManager[None]:
+        """Keep the folder of a snapshot while the block runs, also if the snapshot is deleted."""
+        return self._leases.lease(id_)
 
-    async def _take(
-        self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, key: str | None, digest: str | None
+    async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
+        """Return the record of a snapshot; None if the snapshot was deleted."""
+        return None if self._leases.is_deleted(id_) else await self._table.get(id_)
+
+    async def start_source(self, record: SnapshotRecord) -> StartSource:
+        """Return the source for a sandbox that starts from a snapshot. The caller holds a lease on the snapshot.
+
+        Raises:
+            ConflictError: ``snapshot_unusable``: neither memory nor files can be used here; the message says why.
+        """
+        plan = restore.choose(record, await self._restore_facts(record))
+        if plan.restored == restore.MEMORY:
+            start = MemoryImageStart(self._images.image(record.id))
+            return StartSource(restore.WORD, start, plan.spec, restored=plan.restored, volumes=plan.spec.volumes)
+        if record.kind is SnapshotKind.MEMORY:
+            _log.warning("snapshot.files_only", snapshot=record.id, reason=plan.reason)
+        inject = functools.partial(overlay.apply_layer, layer=self._images.layer(record.id))
+        return StartSource(restore.WORD, boot, plan.spec, restored=plan.restored, inject=inject)
+
+    async def save_verified(self, record: SnapshotRecord) -> None:
+        """Save the result of a verification, unless the snapshot was deleted meanwhile."""
+        event = self._event("snapshot.unusable", record, reason=record.problem) if record.problem else None
+        if await self._table.update(record, event) and event is not None:
+            self._events.notify(record.owner)
+
+    @asynccontextmanager
+    async def _source_of(self, id_: str, principal: Principal) -> AsyncIterator[StartSource]:
+        """Lease a snapshot and yield its start source."""
+        record = await self.get(id_, principal)
+        if record.node != self._node:
+            raise restore.unusable(record, f"it is on another node ({record.node})")
+        with self.lease(record.id):  # no await since the record was found: see FolderLeases
+            yield await self.start_source(record)
+
+    async def _restore_facts(self, record: SnapshotRecord) -> restore.RestoreFacts:
+        driver = self._manager.supply.drivers.get(record.spec.isolation)
+        memory = None
+        if driver is not None and restore.uses_memory(record):
+            memory = await asyncio.to_thread(driver.restorable, self._images.image(record.id))
+        has_overlay = await asyncio.to_thread(self._images.layer(record.id).is_file)
+        return restore.RestoreFacts(memory=memory, has_root=await self._has_root(record.spec), has_overlay=has_overlay)
+
+    async def _has_root(self, spec: SandboxSpec) -> bool:
+        if not spec.root:
+            return True
+        try:
+            await self._manager.supply.base_of(spec)
+        except ConflictError:
+            return False
+        return True
+
+    async def _create_once(
+        self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
+    ) -> SnapshotRecord:
+        if request is None:
+            return await self._create(sandbox, principal, name, kind, None)
+        async with self._idempotency_locks.hold(sandbox.owner, request.key):
+            earlier = await self._table.by_idempotency_key(sandbox.owner, request.key)
+            if earlier is None:
+                return await self._create(sandbox, principal, name, kind, request)
+            request.check(earlier.request_digest)
+            return earlier  # ready: the first request held the lock until the snapshot was finished or removed
+
+    async def _create(
+        self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
     ) -> SnapshotRecord:
         if sandbox.ended.is_set():
             raise sandbox.ended_error()
@@ -304,86 +348,77 @@ class SnapshotManager:
             owner=sandbox.owner,
             name=name,
             kind=kind,
-            spec=_spec_of(sandbox),
+            spec=_current_spec(sandbox),
             created_at=self._clock.now(),
-            idempotency_key=key,
-            request_digest=digest,
+            idempotency_key=None if request is None else request.key,
+            request_digest=None if request is None else request.digest,
         )
-        async with self._admitting:  # nobody is to come between the sum and what is added to it
+        async with self._admission_lock:  # no other snapshot is recorded between the check of the totals and this one
             quotas.check_snapshots(principal.quota, *await self._table.totals(sandbox.owner))
-            await self._check_free(sandbox.owner, name)
+            await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
             async with writer.room(self._manager, sandbox, intent.id, kind), pin_mounts(sandbox):
-                size_bytes, spec = await self._written(sandbox, intent), _spec_of(sandbox)
-            kept, kept_bytes = await self._table.totals(sandbox.owner)
-            quotas.check_snapshots(principal.quota, kept - 1, kept_bytes, size_bytes)
+                size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
+            count, total_bytes = await self._table.totals(sandbox.owner)
+            quotas.check_snapshots(principal.quota, count - 1, total_bytes, size_bytes)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
             await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
             await self._discard(intent)
             raise
-        self._told(done.owner)
+        self._events.notify(done.owner)
         _log.info("snapshot.created", snapshot=done.id, sandbox=sandbox.id, kind=str(kind), size_bytes=size_bytes)
         if kind is SnapshotKind.MEMORY:
-            self.verifier.put(done.id)
+            self.verifier.submit(done.id)
         return done
 
-    async def _written(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
+    async def _write(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
             base = await self._manager.supply.base_of(sandbox.spec)
             return await overlay.pack_layer(sandbox, self._images.layer(record.id), base.root.path)
         return await writer.image(sandbox, into, durable=True)
 
-    async def _check_free(self, owner: OwnerId, name: str | None) -> None:
-        """Refuse a name that is taken, in more words than the table has."""
-        there = None if name is None else await self._table.named(owner, name)
-        if there is not None:
+    async def _check_name_is_free(self, owner: OwnerId, name: str | None) -> None:
+        """Refuse a name that is taken. The table would refuse it too, without naming the other snapshot."""
+        other = None if name is None else await self._table.named(owner, name)
+        if other is not None:
             raise ConflictError(
-                f"There is a snapshot of the name {name!r} already: {there.id}, of {there.created_at:%Y-%m-%d %H:%M:%S} UTC.",
+                f"A snapshot named {name!r} exists already: {other.id}, created at {other.created_at:%Y-%m-%d %H:%M:%S} UTC.",
                 code=ErrorCode.CONFLICT,
-                hint="Choose another name, or delete that one first.",
-                fields={"name": name, "snapshot": there.id},
+                hint="Choose another name, or delete that snapshot first.",
+                fields={"name": name, "snapshot": other.id},
             )
 
     async def _discard(self, record: SnapshotRecord) -> None:
-        """Leave nothing of one that did not come to be; what cannot be removed now is by the next start."""
+        """Remove a snapshot that could not be finished. The next start removes what cannot be removed now."""
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
             _log.warning("snapshot.not_discarded", snapshot=record.id, error=str(error))
         await self._images.remove(record.id)
 
-    async def _current(self, id_: SnapshotId) -> SnapshotRecord | None:
-        return None if self._uses.is_gone(id_) else await self._table.get(id_)
-
-    async def _verified(self, record: SnapshotRecord) -> None:
-        """Record what came of verifying one, unless it was deleted meanwhile."""
-        event = self._event("snapshot.unusable", record, reason=record.problem) if record.problem else None
-        if await self._table.update(record, event) and event is not None:
-            self._told(record.owner)
-
     def _event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
-        about = {"snapshot": record.id, "name": record.name, "kind": str(record.kind), **data}
-        return NewEvent(type_, self._clock.now(), record.owner, record.spec.id, about)
+        fields = {"snapshot": record.id, "name": record.name, "kind": str(record.kind), **data}
+        return NewEvent(type_, self._clock.now(), record.owner, record.spec.id, fields)
 
 
-def _spec_of(sandbox: Sandbox) -> SandboxSpec:
-    """A sandbox as it was asked for, and changed since. Pure."""
+def _current_spec(sandbox: Sandbox) -> SandboxSpec:
+    """Return the spec of a sandbox with its current metadata."""
     return replace(sandbox.spec, metadata=sandbox.metadata)
 
 
 def check_name(name: str) -> str:
-    """A name for a snapshot. Pure.
+    """Return the name of a snapshot if it is valid.
 
     Raises:
-        InvalidRequestError: It is none, or could be an id.
+        InvalidRequestError: The name is invalid, or could be an id.
     """
     if NAME.fullmatch(name) is None or name.startswith("snap-"):
         raise InvalidRequestError(
-            f"{name[:64]!r} is no name for a snapshot.",
-            hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit, and not with 'snap-', as ids do.",
+            f"The snapshot name {name[:64]!r} is not valid.",
+            hint="Use up to 63 letters, digits, '.', '_' and '-', starting with a letter or a digit, and not with 'snap-'.",
             fields={"field": "name"},
         )
     return name

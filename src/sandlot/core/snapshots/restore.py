@@ -1,97 +1,105 @@
-"""How a sandbox goes on from a snapshot: from its memory where that can be restored here, else from its files, and then it says so.
+"""Decide how a sandbox starts from a snapshot: from its memory, or from its files. Everything here is pure.
 
-Laws:
-- What is chosen is known before anything is started, and is part of the answer: ``memory`` or ``files``.
-- Files are put over the root file system that they were taken of; where that is not there any more, over what the template is now.
+Invariants:
+- The decision is made before anything is started, and clients see it: ``restored`` of the sandbox is ``memory`` or ``files``.
+- A snapshot whose memory cannot be restored here is started from its files, if it has an overlay of them.
+- Files are applied to the root filesystem image that they were taken from; if that image was removed, to the template's current image.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-import structlog
-
-from sandlot.core.files import overlay
-from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.start import MemoryImageStart, StartSource, boot
-from sandlot.core.node.drivers import Supply
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.ports import ProbeResult
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 
 MEMORY: Final = "memory"
 FILES: Final = "files"
-"""What of a snapshot a sandbox goes on from: ``SandboxSpec.restored``."""
+"""The part of a snapshot that a sandbox starts from: values of ``SandboxSpec.restored``."""
 
 WORD: Final = "snapshot"
+"""Name of this way to start, for metrics."""
 
-_log = structlog.get_logger("sandlot.core")
 
-
-async def source_of(record: SnapshotRecord, images: MemoryImages, supply: Supply) -> StartSource:
-    """What a sandbox goes on from that is to be created from a snapshot.
+@dataclass(frozen=True, slots=True)
+class RestoreFacts:
+    """The state of the host that decides how a snapshot is restored.
 
     Args:
-        record: The snapshot; its folder is used from now on.
-        images: Where the folder is.
-        supply: What sandboxes are made of.
+        memory: Result of the driver's check of the memory image; None if the service has no driver for the snapshot's isolation, or if the
+            snapshot's memory is not to be used (:func:`uses_memory`).
+        has_root: The root filesystem image that the snapshot needs exists, or the snapshot needs no specific one.
+        has_overlay: The snapshot's overlay of files exists.
+    """
+
+    memory: ProbeResult | None
+    has_root: bool
+    has_overlay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """A decision how to start from a snapshot.
+
+    Args:
+        restored: ``memory`` or ``files``.
+        spec: Spec that the new sandbox continues. Its root is empty if the template's current image is to be used.
+        reason: Reason why the memory is not restored; empty if it is.
+    """
+
+    restored: Literal["memory", "files"]
+    spec: SandboxSpec
+    reason: str = ""
+
+
+def uses_memory(record: SnapshotRecord) -> bool:
+    """Return whether a snapshot has memory that is not known to be damaged."""
+    return record.kind is SnapshotKind.MEMORY and not record.problem
+
+
+def choose(record: SnapshotRecord, facts: RestoreFacts) -> RestorePlan:
+    """Choose between a snapshot's memory and its files.
 
     Raises:
-        ConflictError: ``snapshot_unusable``: neither its memory nor its files can be used here; says why.
+        ConflictError: ``snapshot_unusable``: neither can be used here; the message says why.
     """
     spec = replace(record.spec, snapshot=record.id, parent=None)
-    why = record.problem or await _why_no_memory(record, images, supply)
-    if not why:
-        return StartSource(WORD, MemoryImageStart(images.image(record.id)), spec, restored=MEMORY, volumes=spec.volumes)
-    layer = images.layer(record.id)
-    if not await asyncio.to_thread(layer.is_file):
-        raise unusable(record, why)
-    if record.kind is SnapshotKind.MEMORY:
-        _log.warning("snapshot.files_only", snapshot=record.id, reason=why)
-    if await _is_rootless(spec, supply):
-        spec = replace(spec, root="")
-    return StartSource(WORD, boot, spec, restored=FILES, inject=functools.partial(overlay.apply_layer, layer=layer))
+    reason = _memory_problem(record, facts)
+    if not reason:
+        return RestorePlan(MEMORY, spec)
+    if not facts.has_overlay:
+        raise unusable(record, reason)
+    return RestorePlan(FILES, spec if facts.has_root else replace(spec, root=""), reason)
 
 
-def unusable(record: SnapshotRecord, why: str) -> ConflictError:
-    """What is answered where nothing can be started from a snapshot. Pure.
+def unusable(record: SnapshotRecord, reason: str) -> ConflictError:
+    """Return the error for a snapshot from which no sandbox can be started.
 
     Args:
         record: The snapshot.
-        why: Why not.
+        reason: Clause that says why.
     """
     return ConflictError(
-        f"Nothing can be started from snapshot {record.name or record.id}: {why.rstrip('.')}.",
+        f"No sandbox can be started from snapshot {record.name or record.id}: {reason.rstrip('.')}.",
         code=ErrorCode.SNAPSHOT_UNUSABLE,
-        hint="Take a new one, or start from the template.",
-        fields={"snapshot": record.id, "reason": why},
+        hint="Create a new snapshot, or start from the template.",
+        fields={"snapshot": record.id, "reason": reason},
     )
 
 
-async def _why_no_memory(record: SnapshotRecord, images: MemoryImages, supply: Supply) -> str:
-    """Why its memory cannot be restored here; empty where it can, as far as can be seen."""
+def _memory_problem(record: SnapshotRecord, facts: RestoreFacts) -> str:
+    """Return why the memory cannot be restored here; empty if it probably can."""
+    if record.problem:
+        return record.problem
     if record.kind is SnapshotKind.FILES:
-        return "it is of files alone, and they are not there any more"
-    driver = supply.drivers.get(record.spec.isolation)
-    if driver is None:
-        return f"this service has no isolation {record.spec.isolation!r} any more"
-    verdict = await asyncio.to_thread(driver.restorable, images.image(record.id))
-    if not verdict.ok:
-        return verdict.reason or "its memory cannot be restored here"
-    if await _is_rootless(record.spec, supply):
-        return f"the root file system of its template {record.spec.template!r} was removed"
+        return "it is a snapshot of files, and its files are missing"
+    if facts.memory is None:
+        return f"this service has no driver for isolation {record.spec.isolation!r}"
+    if not facts.memory.ok:
+        return facts.memory.reason or "its memory cannot be restored here"
+    if not facts.has_root:
+        return f"the root filesystem image of its template {record.spec.template!r} was removed"
     return ""
-
-
-async def _is_rootless(spec: SandboxSpec, supply: Supply) -> bool:
-    """Whether the root file system that a sandbox had is not there any more."""
-    if not spec.root:
-        return False
-    try:
-        await supply.base_of(spec)
-    except ConflictError:
-        return True
-    return False

@@ -1,22 +1,22 @@
-"""Behind the answers: every snapshot of memory is restored once, and its files are packed apart from it.
+"""Verification of memory snapshots in the background: restore each once, and pack its files separately.
 
-The copy is one of the service's own, for this alone: without a network, without a name that anybody knows, and ended in any case. What could
-be restored once on this host can be again; what could not is marked, so that its owner hears of it while the source may still be there. The
-files are what is left when a snapshot's memory cannot be restored any more, because the runtime that wrote it is gone.
+A copy of the sandbox is started from the snapshot for this purpose only: without a network, unknown to clients, and ended afterwards. A
+snapshot that was restored once on this host can be restored again. A snapshot that could not be restored is marked, so that its owner learns
+of it while the source may still exist. The packed files replace the memory if it can no longer be restored, for example because the build of
+the runtime that wrote it was removed.
 
-Laws:
-- One at a time, and never in the way of a request: where there is no room, it is tried again later.
-- A snapshot that is deleted meanwhile is left at once.
+Invariants:
+- One snapshot is verified at a time, and never with memory that is kept for clients: without free room, verification is tried again later.
+- The verification of a snapshot that is deleted stops at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -36,14 +36,14 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import Network
 
 PAUSE_S: Final = 10.0
-"""Before it is tried again where there was no room, or nobody knows what was wrong."""
+"""Seconds until a verification is tried again."""
 TRIES: Final = 3
-"""How often a snapshot may fail to be restored before it is marked: a host under load is no defect of a snapshot."""
+"""Failed restores after which a snapshot is marked. A single failure may come from an overloaded host."""
 TIMEOUT_S: Final = 600.0
-"""Of one copy: packing takes what reading all of its files takes."""
+"""Lifetime of a copy in seconds. Packing takes as long as reading all of its files."""
 
-_PASSES: Final = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.LIMIT_EXCEEDED, ErrorCode.DISK_FULL})
-_BAD: Final = frozenset(
+_TEMPORARY: Final = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.LIMIT_EXCEEDED, ErrorCode.DISK_FULL})
+_DAMAGED: Final = frozenset(
     {
         ErrorCode.SNAPSHOT_UNUSABLE,
         ErrorCode.HOST_NOT_READY,
@@ -53,107 +53,120 @@ _BAD: Final = frozenset(
         ErrorCode.INTERNAL,
     }
 )
-"""What a snapshot that is none may be answered with when it is restored."""
-_ENDS: Final = frozenset({ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING})
+"""Errors with which the restore of a damaged snapshot may fail."""
+_STOPPING: Final = frozenset({ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING})
 
 _log = structlog.get_logger("sandlot.core")
 
 
+class VerifiableSnapshots(Protocol):
+    """Access of the verifier to the snapshots. Implemented by the snapshot manager."""
+
+    def lease(self, id_: SnapshotId) -> AbstractContextManager[None]:
+        """Keep the folder of a snapshot while the block runs."""
+        ...
+
+    async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
+        """Return the record of a snapshot; None if the snapshot was deleted."""
+        ...
+
+    async def start_source(self, record: SnapshotRecord) -> StartSource:
+        """Return the source for a sandbox that starts from a snapshot.
+
+        Raises:
+            ConflictError: ``snapshot_unusable``.
+        """
+        ...
+
+    async def save_verified(self, record: SnapshotRecord) -> None:
+        """Save the result of a verification, unless the snapshot was deleted."""
+        ...
+
+
 class SnapshotVerifier:
-    """Who does it.
+    """Verifies the snapshots of a queue, one after the other.
 
     Args:
-        manager: Who makes the copy.
-        images: Where snapshots are.
-        using: Keeps a snapshot's folder there meanwhile.
-        current: The record of a snapshot as it is now; None where it was deleted.
-        source: What a copy of one goes on from.
-        told: Records what came of it.
+        manager: Starts the copies.
+        images: Folders of the snapshots.
+        snapshots: Records and leases of the snapshots.
+
+    Attributes:
+        idle: Set while no snapshot waits to be verified.
     """
 
-    def __init__(
-        self,
-        manager: SandboxManager,
-        images: MemoryImages,
-        *,
-        using: Callable[[str], AbstractContextManager[None]],
-        current: Callable[[SnapshotId], Coroutine[Any, Any, SnapshotRecord | None]],
-        source: Callable[[SnapshotRecord], Coroutine[Any, Any, StartSource]],
-        told: Callable[[SnapshotRecord], Coroutine[Any, Any, None]],
-    ) -> None:
+    def __init__(self, manager: SandboxManager, images: MemoryImages, snapshots: VerifiableSnapshots) -> None:
         self._manager = manager
         self._images = images
-        self._using = using
-        self._current = current
-        self._source = source
-        self._told = told
-        self._waiting: deque[tuple[SnapshotId, int]] = deque()
-        self._there = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
-        self._now: tuple[SnapshotId, Sandbox] | None = None
+        self._snapshots = snapshots
+        self._queue: deque[tuple[SnapshotId, int]] = deque()
+        self._submitted = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._running: tuple[SnapshotId, Sandbox] | None = None
 
-    def put(self, snapshot: SnapshotId, tries: int = TRIES) -> None:
-        """Have one verified."""
-        self._waiting.append((snapshot, tries))
-        self._quiet.clear()
-        self._there.set()
+    def submit(self, snapshot: SnapshotId, tries: int = TRIES) -> None:
+        """Add a snapshot to the queue.
 
-    def drop(self, snapshot: SnapshotId) -> None:
-        """It is deleted: leave it."""
-        if self._now is not None and self._now[0] == snapshot:
-            self._now[1].request_end(Exit(ExitReason.KILLED, "the snapshot was deleted"))
+        Args:
+            snapshot: Id of the snapshot.
+            tries: Failed restores after which the snapshot is marked.
+        """
+        self._queue.append((snapshot, tries))
+        self.idle.clear()
+        self._submitted.set()
 
-    async def settled(self) -> None:
-        """Return once nothing waits to be verified."""
-        await self._quiet.wait()
+    def cancel(self, snapshot: SnapshotId) -> None:
+        """Stop the verification of a snapshot that is deleted."""
+        if self._running is not None and self._running[0] == snapshot:
+            self._running[1].request_end(Exit(ExitReason.KILLED, "the snapshot was deleted"))
 
     async def run(self) -> None:
-        """Verify what there is to verify, for as long as the service lives."""
+        """Verify the snapshots of the queue until cancelled."""
         while True:
-            await self._there.wait()
-            snapshot, tries = self._waiting.popleft()
+            await self._submitted.wait()
+            snapshot, tries = self._queue.popleft()
             try:
-                await self._attend(snapshot, tries)
-            except Exception:  # noqa: BLE001 - whatever it is, the next one is not to suffer from it
+                await self._handle(snapshot, tries)
+            except Exception:  # noqa: BLE001 - a defect with one snapshot must not stop the verification of the others
                 _log.exception("snapshot.not_verified", snapshot=snapshot)
-            if not self._waiting:
-                self._there.clear()
-                self._quiet.set()
+            if not self._queue:
+                self._submitted.clear()
+                self.idle.set()
 
-    async def _attend(self, snapshot: SnapshotId, tries: int) -> None:
-        with self._using(snapshot):
-            record = await self._current(snapshot)
+    async def _handle(self, snapshot: SnapshotId, tries: int) -> None:
+        with self._snapshots.lease(snapshot):
+            record = await self._snapshots.current(snapshot)
             if record is None:
                 return
             try:
-                done = await self._verified(record)
+                verified = await self._verify(record)
             except SandlotError as error:
-                if error.code in _ENDS or await self._current(snapshot) is None:
-                    return  # the next service does it; or it was deleted meanwhile
-                if error.code not in _PASSES | _BAD:
+                if error.code in _STOPPING or await self._snapshots.current(snapshot) is None:
+                    return  # the next service verifies the snapshot, or the snapshot was deleted
+                if error.code not in _TEMPORARY | _DAMAGED:
                     _log.warning("snapshot.not_verified", snapshot=snapshot, error=str(error))
-                    return  # that says nothing about the snapshot: such isolation is not allowed at the moment, for example
-                passes = error.code in _PASSES
-                if passes or tries > 1:
+                    return  # the error says nothing about the snapshot: the isolation may not be allowed at the moment, for example
+                is_temporary = error.code in _TEMPORARY
+                if is_temporary or tries > 1:
                     _log.warning("snapshot.not_verified_yet", snapshot=snapshot, error=str(error), next_try_s=PAUSE_S)
                     await asyncio.sleep(PAUSE_S)
-                    self.put(snapshot, tries if passes else tries - 1)
+                    self.submit(snapshot, tries if is_temporary else tries - 1)
                     return
                 _log.error("snapshot.unusable", snapshot=snapshot, error=str(error))
-                done = replace(record, problem=f"it could not be restored when that was tried: {error.message}")
-            await self._told(done)
+                verified = replace(record, problem=f"its verification could not restore it: {error.message}")
+            await self._snapshots.save_verified(verified)
 
-    async def _verified(self, record: SnapshotRecord) -> SnapshotRecord:
-        """Restore it once, and pack its files; its record as it is then.
+    async def _verify(self, record: SnapshotRecord) -> SnapshotRecord:
+        """Restore a snapshot once, pack its files, and return its new record.
 
         Raises:
-            SandlotError: It could not be restored, or not now.
+            SandlotError: The snapshot could not be restored, or not now.
         """
         try:
-            source = await self._source(record)
+            source = await self._snapshots.start_source(record)
         except ConflictError:
-            return record  # it can be seen, and is said whenever somebody asks for it
+            return record  # known without a restore, and reported to every client that uses the snapshot
         if source.restored != MEMORY:
             return record
         await self._check_room(record)
@@ -166,29 +179,29 @@ class SnapshotVerifier:
         )
         sandbox = await self._manager.create(params, OPERATOR, source=source)
         sandbox.single_use = True
-        self._now = record.id, sandbox
+        self._running = record.id, sandbox
         try:
             layer = self._images.layer(record.id)
             base = await self._manager.supply.base_of(sandbox.spec)
             size_bytes = await overlay.pack_layer(sandbox, layer, base.root.path)
         except SandlotError as error:
-            # It was restored: that its files could not be packed makes it no worse a snapshot of memory.
-            if error.code in _PASSES | _ENDS:
+            # The memory was restored. A failure to pack the files makes the snapshot no worse.
+            if error.code in _TEMPORARY | _STOPPING:
                 raise
             _log.warning("snapshot.no_layer", snapshot=record.id, error=str(error))
             return record
         finally:
-            self._now = None
-            sandbox.request_end(Exit(ExitReason.KILLED, "what it was for is done"))
+            self._running = None
+            sandbox.request_end(Exit(ExitReason.KILLED, "the verification of the snapshot is done"))
         return replace(record, layer=True, size_bytes=record.size_bytes + size_bytes)
 
     async def _check_room(self, record: SnapshotRecord) -> None:
-        """Nothing that is kept ready for clients is to go for this.
+        """Refuse a copy for which warm sandboxes would have to be evicted.
 
         Raises:
-            UnavailableError: There is no room beside it.
+            UnavailableError: ``busy``.
         """
         reservations = self._manager.scheduler.reservations
-        takes = self._manager.supply.drivers[record.spec.isolation].max_resources(record.spec.limits)
-        if not reservations.fits(takes, await reservations.read_host()):
-            raise UnavailableError(f"There is no room to restore {record.id} now.", code=ErrorCode.BUSY)
+        needed = self._manager.supply.drivers[record.spec.isolation].max_resources(record.spec.limits)
+        if not reservations.fits(needed, await reservations.read_host()):
+            raise UnavailableError(f"There is no room to restore snapshot {record.id} now.", code=ErrorCode.BUSY)

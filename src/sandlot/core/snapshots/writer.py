@@ -1,6 +1,7 @@
-"""What is written of a sandbox to the host's disk: room for it is promised first, and a disk that is full is said in words.
+"""Write a sandbox's memory or files to the host's disk: reserve the space, write, and report a full disk as such.
 
-Law: Whatever fails, the sandbox goes on; what was promised is given up once the bytes are there, and then they count as what they are.
+Invariant: Whatever fails, the sandbox keeps running. The reservation is released when the bytes are written, because they then count as used
+disk space.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from sandlot.model.ports import Resources, Usage
 from sandlot.model.specs import SnapshotKind
 
 _FULL = "no space left on device"
-"""What a runtime says, which tells its errors in words alone (strerror(3))."""
+"""Text of ENOSPC (strerror(3)) in the messages of runtimes, which report errors as text only."""
 
 
-def most_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
-    """The most that what is written of a sandbox can take on the disk. Pure.
+def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
+    """Return the most disk space that a snapshot of a sandbox can take.
 
     Args:
-        usage: What it uses now; None where nothing of it runs: its image is there already, and is shared.
-        kind: What is written. Its files are in an image of its memory as well.
+        usage: Current usage of the sandbox. None if nothing of the sandbox runs: its image exists already and is shared.
+        kind: Kind of the snapshot. An image of the memory contains the files as well.
     """
     if usage is None:
         return 0
@@ -36,43 +37,43 @@ def most_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 
 @asynccontextmanager
-async def room(manager: SandboxManager, sandbox: Sandbox, holder: str, kind: SnapshotKind) -> AsyncIterator[None]:
-    """Around writing something of a sandbox: the disk that it can take is promised to nobody else meanwhile.
+async def room(manager: SandboxManager, sandbox: Sandbox, key: str, kind: SnapshotKind) -> AsyncIterator[None]:
+    """Reserve the disk space for writing a sandbox while the block runs, and report a full disk as `disk_full`.
 
     Args:
-        manager: Where promises are made.
-        sandbox: What is written.
-        holder: The id of what it becomes.
-        kind: What is written.
+        manager: Has the reservations of this node.
+        sandbox: Sandbox that is written.
+        key: Key of the reservation.
+        kind: Kind of the snapshot.
 
     Raises:
-        UnavailableError: ``busy``: there is no room now; says how much is needed.
-        InvalidRequestError: There never will be.
-        LimitError: ``disk_full``: it became full meanwhile.
+        UnavailableError: ``busy``: there is not enough space now.
+        InvalidRequestError: The node can never have enough space.
+        LimitError: ``disk_full``: the disk became full while the block ran.
     """
     usage = None if sandbox.instance is None else await sandbox.instance.usage()
     reservations = manager.scheduler.reservations
-    takes = Resources(memory_bytes=0, disk_bytes=max(1, most_bytes(usage, kind)), pids=0)
-    reservations.reserve(holder, takes, await reservations.make_room(takes))
+    needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
+    reservations.reserve(key, needed, await reservations.make_room(needed))
     try:
-        with explained():
+        with disk_full_explained():
             yield
     finally:
-        reservations.release(holder)
+        reservations.release(key)
 
 
 async def image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
-    """Write a sandbox's memory and files; it goes on as it was. How many bytes they are.
+    """Write an image of a sandbox's memory and files, and return its size in bytes. The sandbox then continues as before.
 
-    Whoever is cancelled meanwhile comes back when that is done, and nobody writes into the folder any more.
+    A cancelled call returns only when nothing writes to the folder any more.
 
     Args:
-        sandbox: It: running, paused or hibernated.
-        into: A folder that does not exist.
-        durable: Whether it is to survive a loss of power.
+        sandbox: Running, paused or hibernated sandbox.
+        into: Folder to write; must not exist.
+        durable: Sync the image, so that it survives a loss of power.
 
     Raises:
-        SandlotError: It cannot be written.
+        SandlotError: The image cannot be written.
     """
     await sandbox.recovered.wait()
     task = asyncio.ensure_future(sandbox.operations.submit(functools.partial(suspend.write_image, into=into, durable=durable)))
@@ -84,8 +85,8 @@ async def image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Around writing: a full disk is ``disk_full``, whoever noticed it.
+def disk_full_explained() -> Iterator[None]:
+    """Turn every error that a full disk caused into the same one.
 
     Raises:
         LimitError: ``disk_full``.
@@ -95,20 +96,20 @@ def explained() -> Iterator[None]:
     except (HostError, OSError) as error:
         if is_full(error):
             raise LimitError(
-                "The server's disk is full, so that nothing of this sandbox could be kept; it goes on as before.",
+                "The snapshot cannot be written: the server's disk is full. The sandbox keeps running.",
                 code=ErrorCode.DISK_FULL,
-                hint="Delete snapshots or sandboxes that are not needed, or free space on the server.",
+                hint="Delete snapshots or sandboxes that are no longer needed, or free space on the server.",
             ) from error
         raise
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error comes of a disk that is full. Pure."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in {errno.ENOSPC, errno.EDQUOT}:
+    """Return whether a full disk caused an error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
-        if (isinstance(seen, SandlotError) and seen.code is ErrorCode.DISK_FULL) or _FULL in str(seen).lower():
+        if (isinstance(cause, SandlotError) and cause.code is ErrorCode.DISK_FULL) or _FULL in str(cause).lower():
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False

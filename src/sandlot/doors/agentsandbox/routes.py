@@ -90,7 +90,7 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
 @router.get("/v1/files")
 async def list_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
     """A part of all files, newest first, and how many there are."""
-    found, total = await core_of(request).files.page(principal_of(request), offset=query.offset, limit=query.limit)
+    found, total = await core_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
     return reply(FilesAnswer(files=[translate.file(record) for record in found], total=total, limit=query.limit, offset=query.offset))
 
 
@@ -115,7 +115,7 @@ async def download(file: str, request: Request) -> Response:
 @router.delete("/v1/files/{file}")
 async def delete_file(file: str, request: Request) -> Response:
     """Remove a file; what was put into sessions stays there."""
-    await core_of(request).files.remove(principal_of(request), file)
+    await core_of(request).files.delete(principal_of(request), file)
     return Response(status_code=204)
 
 

@@ -63,7 +63,7 @@ async def create(core: Core, principal: Principal, env: Mapping[str, str], file_
     Raises:
         SandlotError: It could not be made, or there is no such file; then nothing is left of it.
     """
-    records = await core.files.all(principal, file_ids)
+    records = await core.files.get_many(principal, file_ids)
     sandbox = await core.manager.create(translate.new_session(env, principal), principal)
     try:
         await _furnish(core, sandbox, records)
@@ -73,14 +73,14 @@ async def create(core: Core, principal: Principal, env: Mapping[str, str], file_
     return sandbox
 
 
-async def inject(core: Core, sandbox: Sandbox, principal: Principal, file_ids: Sequence[str]) -> list[FileRecord]:
+async def inject(core: Core, sandbox: Sandbox, principal: Principal, file_ids: Sequence[str]) -> Sequence[FileRecord]:
     """Put files into a session.
 
     Raises:
         NotFoundError: ``file_not_found``; then none of them was put there.
         SandboxEndedError: The session has ended.
     """
-    records = await core.files.all(principal, file_ids)
+    records = await core.files.get_many(principal, file_ids)
     await core.files.inject(sandbox, records)
     return records
 
@@ -108,7 +108,7 @@ async def execute(core: Core, principal: Principal, body: ExecuteBody) -> Execut
     began_s = core.clock.monotonic_s()
     code, env = translate.code_of(body.code), body.env_vars or {}
     check_env(env)  # before there is a sandbox
-    records = await core.files.all(principal, body.file_ids or ())
+    records = await core.files.get_many(principal, body.file_ids or ())
     async with _place(core, principal, body.session_id) as sandbox:
         what = translate.program(body.language, secrets.token_hex(8))
         before: Before | None = None
@@ -181,7 +181,7 @@ async def _prepared(core: Core, sandbox: Sandbox, records: Sequence[FileRecord],
     return outputs.empty(sandbox, put) if new else await Before.look(sandbox)
 
 
-async def _furnish(core: Core, sandbox: Sandbox, records: Sequence[FileRecord]) -> list[Entry]:
+async def _furnish(core: Core, sandbox: Sandbox, records: Sequence[FileRecord]) -> Sequence[Entry]:
     """Give a new sandbox its folder for output, and its files."""
     await files.make_directory(sandbox, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
     return await core.files.inject(sandbox, records)

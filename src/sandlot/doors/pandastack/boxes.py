@@ -53,7 +53,7 @@ async def create(core: Core, principal: Principal, body: CreateBody) -> SandboxA
         sandbox = await core.manager.create(params, principal)
     else:
         core.manager.supply.check_template(params.template)
-        sandbox = await core.snapshots.create(params, principal)
+        sandbox = await core.snapshots.create_sandbox(params, principal)
     return translate.sandbox(sandbox, core.clock.monotonic_s() - began_s)
 
 
@@ -88,7 +88,7 @@ async def fork(core: Core, principal: Principal, sandbox: str, count: int, metad
     parent = find(core, principal, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
     params = ForkParams(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
-    made = await core.forks.fork(parent.id, principal, params)
+    made = await core.forks.create(parent.id, principal, params)
     return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
 
 
@@ -123,7 +123,7 @@ async def snapshots(core: Core, principal: Principal, sandbox: str | None) -> li
     found: list[SnapshotRecord] = []
     after, more = None, True
     while more:
-        page, more = await core.snapshots.page(principal, after=after, limit=PAGE)
+        page, more = await core.snapshots.list(principal, after=after, limit=PAGE)
         found += page
         after = translate.position(found[-1]) if found else None
     return [translate.snapshot(record) for record in reversed(found) if sandbox in {None, record.spec.id}]

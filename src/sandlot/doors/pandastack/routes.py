@@ -132,7 +132,7 @@ async def take_snapshot(sandbox: str, request: Request) -> Response:
     """Keep what it is at this moment, memory and files. A client that goes away meanwhile leaves no snapshot behind."""
     core, principal = core_of(request), principal_of(request)
     box = boxes.find(core, principal, sandbox)
-    return reply(translate.snapshot(await unless_gone(request, core.snapshots.take(box.id, principal))), 201)
+    return reply(translate.snapshot(await unless_gone(request, core.snapshots.create(box.id, principal))), 201)
 
 
 @router.get("/v1/snapshots")

@@ -55,7 +55,7 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
 @router.get("/v1/files", responses=also(StoredFilesAnswer, "A page of them, newest first."))
 async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
     """List the files of the file store: your own; for an operator everybody's."""
-    page, total = await core_of(request).files.page(principal_of(request), offset=query.offset, limit=query.limit)
+    page, total = await core_of(request).files.list(principal_of(request), offset=query.offset, limit=query.limit)
     return reply(StoredFilesAnswer(files=[StoredFileAnswer.of(record) for record in page], total=total, limit=query.limit, offset=query.offset))
 
 
@@ -91,7 +91,7 @@ async def download(file: str, request: Request) -> Response:
 @router.delete("/v1/files/{file}", status_code=204, responses=PROBLEM)
 async def remove(file: str, request: Request) -> Response:
     """Remove a file from the file store; copies of it in sandboxes stay."""
-    await core_of(request).files.remove(principal_of(request), file)
+    await core_of(request).files.delete(principal_of(request), file)
     return Response(status_code=204)
 
 
@@ -99,7 +99,7 @@ async def remove(file: str, request: Request) -> Response:
 async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
     """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
     box, files = sandbox_of(request, sandbox), core_of(request).files
-    records = await files.all(principal_of(request), body.file_ids)
+    records = await files.get_many(principal_of(request), body.file_ids)
     entries = await files.inject(box, records, body.path, user=User(body.user))
     return reply(InjectedAnswer(entries=[EntryAnswer.of(entry) for entry in entries]))
 

@@ -37,7 +37,7 @@ async def create(
     if body.snapshot is None:
         work = core.manager.create(params, principal, key=idempotency_key)
     else:
-        work = core.snapshots.create(params, principal, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
+        work = core.snapshots.create_sandbox(params, principal, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
     return reply(SandboxAnswer.of(await unless_gone(request, work)), 201)
 
 

@@ -1,4 +1,4 @@
-"""What a run changed, asked of a sandbox; and a guest that forges the report."""
+"""Reports of changed files: lost marks, invalid requests and forged reports. The comparison itself is tested in `tests/service`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["at", "folder"]
 
 
 @pytest.mark.real_guest
-async def test_a_mark_that_is_lost_is_said_and_one_that_nobody_asks_ends(at: Bench) -> None:
+async def test_lost_mark_raises_and_closed_mark_ends_its_program(at: Bench) -> None:
     sandbox = await at.sandbox()
     marked = await changes.mark(sandbox, ["/workspace"], User.USER)
     async with sandbox.connection() as link:
@@ -37,31 +37,31 @@ async def test_a_mark_that_is_lost_is_said_and_one_that_nobody_asks_ends(at: Ben
 
 
 @pytest.mark.parametrize("folders", [[], ["relative"], ["/x"] * 17, ["/a\0b"]])
-async def test_folders_that_are_none_are_refused(at: Bench, folders: list[str]) -> None:
+async def test_invalid_folders_are_refused(at: Bench, folders: list[str]) -> None:
     with pytest.raises(InvalidRequestError):
         await changes.mark(await at.sandbox(), folders, User.USER)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [b"bytes", {}, {"files": 1}, {"files": [1]}, {"files": [{}]}, {"files": [{"path": "/a", "created": 1, "size": 1, "modified_ns": 1}]}]
     + [{"files": [{"path": "/a", "created": True, "size": size, "modified_ns": 1}]} for size in (-1, 1 << 64, True, "1")],
 )
-def test_a_report_that_a_guest_forged_is_none(told: object) -> None:
+def test_forged_message_is_refused(message: object) -> None:
     with pytest.raises(ConflictError):
-        changes.parsed(told)
+        changes.parse_report(message)
 
 
 @pytest.mark.real_guest
-async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> None:
+async def test_forged_report_without_end_is_cut_off(at: Bench) -> None:
     sandbox = await at.sandbox()
     file = {"path": "/workspace/a", "created": True, "size": 1, "modified_ns": 1}
-    message = values.encode_message({"files": [file] * 500})
-    await files.write(sandbox, "/tmp/forged", pieces(message), user=User.USER)
+    forged = values.encode_message({"files": [file] * 500})
+    await files.write(sandbox, "/tmp/forged", pieces(forged), user=User.USER)
     marked = await changes.mark(sandbox, ["/workspace"], User.USER)
     async with sandbox.connection() as link:
         (program,) = await link.processes()
-        await link.signal(program.process, int(signal.SIGSTOP))  # before it could answer
+        await link.signal(program.process, int(signal.SIGSTOP))  # before it can report
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
     _, _ = await processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read in parts, and everything that can be wrong with a path."""
+"""Modes of created folders. Reading, writing and invalid paths are tested through the HTTP API and in `tests/service`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.service import pieces
 USER = User.USER
 
 
-async def test_a_folder_has_the_mode_that_was_asked_for_and_those_above_it_have_not(sandbox: Sandbox) -> None:
+async def test_created_folder_has_the_requested_mode_and_its_parents_have_not(sandbox: Sandbox) -> None:
     made = await files.make_directory(sandbox, "/workspace/above/open/", user=USER, mode=0o1777)
     assert (made.mode, (await files.stat(sandbox, "/workspace/above", user=USER)).mode) == (0o1777, 0o755)
     again = await files.make_directory(sandbox, "/workspace/above/open", user=USER, mode=0o700)

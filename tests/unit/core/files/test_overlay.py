@@ -1,4 +1,4 @@
-"""What the host tells of an image, and the file that a layer becomes: whole, or not there."""
+"""Messages about the folders of an image, and the file of an overlay: complete, or not there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.files import overlay
-from sandlot.core.files.overlay import Writing, answers
+from sandlot.core.files.overlay import OverlayDraft, describe_folder
 from sandlot.model.errors import HostError, LimitError
 
 MISSING = [{"missing": True}]
@@ -29,19 +29,19 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
-def test_it_tells_names_and_when_they_changed(root: Path) -> None:
-    (told,) = answers(root, b"/etc")
-    there, ctimes = told["names"], told["ctimes"]
-    assert isinstance(there, list)
+def test_folder_is_described_by_names_and_change_times(root: Path) -> None:
+    (message,) = describe_folder(root, b"/etc")
+    found, ctimes = message["names"], message["ctimes"]
+    assert isinstance(found, list)
     assert isinstance(ctimes, list)
-    assert dict(zip(there, ctimes, strict=True)) == {name.encode(): os.lstat(root / "etc" / name).st_ctime_ns for name in ("deep", "file", "link")}
-    assert told["more"] is False
-    assert answers(root, b"/etc/deep/") == [{"names": [], "ctimes": [], "more": False}]
-    assert answers(root, b"/")[0]["names"]
+    assert dict(zip(found, ctimes, strict=True)) == {name.encode(): os.lstat(root / "etc" / name).st_ctime_ns for name in ("deep", "file", "link")}
+    assert message["more"] is False
+    assert describe_folder(root, b"/etc/deep/") == [{"names": [], "ctimes": [], "more": False}]
+    assert describe_folder(root, b"/")[0]["names"]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "folder",
     [
         b"",
         b"etc",
@@ -59,51 +59,51 @@ def test_it_tells_names_and_when_they_changed(root: Path) -> None:
         None,
     ],
 )
-def test_of_anything_that_is_no_folder_of_the_image_it_tells_nothing(root: Path, asked: object) -> None:
-    assert answers(root, asked) == MISSING
+def test_everything_but_a_folder_of_the_image_counts_as_missing(root: Path, folder: object) -> None:
+    assert describe_folder(root, folder) == MISSING
 
 
-def test_a_large_folder_is_told_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_described_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlay, "ANSWER_NAMES", 10)
     many = root / "many"
     many.mkdir()
     for number in range(11):
         (many / str(number)).touch()
-    told = answers(root, b"/many")
-    assert [(len(part["names"]), part["more"]) for part in told] == [(10, True), (1, False)]  # type: ignore[arg-type]
+    messages = describe_folder(root, b"/many")
+    assert [(len(part["names"]), part["more"]) for part in messages] == [(10, True), (1, False)]  # type: ignore[arg-type]
 
 
-async def test_what_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
-    writing = Writing(tmp_path / "part", 100)
-    await writing.open()
-    await writing.put(b"x" * 100)
+async def test_unfinished_draft_leaves_nothing(tmp_path: Path) -> None:
+    draft = OverlayDraft(tmp_path / "part", 100)
+    await draft.open()
+    await draft.write(b"x" * 100)
     with pytest.raises(LimitError):
-        await writing.put(b"x")
-    await writing.close()
-    await writing.close()
+        await draft.write(b"x")
+    await draft.close()
+    await draft.close()
     assert names(tmp_path) == []
 
 
-async def test_what_is_finished_is_there_under_its_name_alone(tmp_path: Path) -> None:
-    writing = Writing(tmp_path / "part", 1 << 30)
-    await writing.open()
+async def test_finished_draft_has_only_its_final_name(tmp_path: Path) -> None:
+    draft = OverlayDraft(tmp_path / "part", 1 << 30)
+    await draft.open()
     for _ in range(10):
-        await writing.put(b"x" * 1_000_000)
-    assert await writing.finish(tmp_path / "whole") >= 10_000_000
-    await writing.close()
+        await draft.write(b"x" * 1_000_000)
+    assert await draft.finish(tmp_path / "whole") >= 10_000_000
+    await draft.close()
     assert names(tmp_path) == ["whole"]
     assert (tmp_path / "whole").read_bytes() == b"x" * 10_000_000
 
 
-async def test_a_disk_that_says_no_is_an_error_of_the_hosts(tmp_path: Path) -> None:
+async def test_failing_disk_raises_an_error_of_the_host(tmp_path: Path) -> None:
     with pytest.raises(HostError):
-        await Writing(tmp_path / "none/part", 100).open()
-    writing = Writing(tmp_path / "part", 1 << 60)
-    await writing.open()
+        await OverlayDraft(tmp_path / "none/part", 100).open()
+    draft = OverlayDraft(tmp_path / "part", 1 << 60)
+    await draft.open()
     full = os.open("/dev/full", os.O_WRONLY)  # full(4)
-    os.dup2(full, writing._fd)  # noqa: SLF001 - a disk that is full
+    os.dup2(full, draft._fd)  # noqa: SLF001 - a full disk
     os.close(full)
     with pytest.raises(LimitError):
-        await writing.put(b"x" * (5 << 20))
-    await writing.close()
+        await draft.write(b"x" * (5 << 20))
+    await draft.close()
     assert names(tmp_path) == []

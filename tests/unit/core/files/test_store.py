@@ -1,4 +1,4 @@
-"""The file store: whole files or none, by names that go nowhere, for those whose they are."""
+"""The file store: complete files or none, names, media types, owners and limits."""
 
 from __future__ import annotations
 
@@ -39,42 +39,42 @@ def store(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> FileStore:
     return FileStore(rows.files, blobs, clock, max_bytes=MAX_BYTES)
 
 
-async def whole(store: FileStore, principal: Principal, id_: str) -> bytes:
+async def content(store: FileStore, principal: Principal, id_: str) -> bytes:
     return b"".join([piece async for piece in store.read(await store.get(principal, id_))])
 
 
-async def test_a_service_looks_at_its_host_before_it_keeps_one(tmp_path: Path) -> None:
+async def test_upload_is_refused_while_the_host_is_short_of_disk_space(tmp_path: Path) -> None:
     full = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
     async with bench(tmp_path, read_host=lambda: full) as at:
         with pytest.raises(UnavailableError):
             await at.service.core.files.upload(ALICE, pieces(b"x"), filename="x")
 
 
-async def test_somebody_elses_is_not_found(store: FileStore) -> None:
+async def test_file_of_another_owner_is_not_found(store: FileStore) -> None:
     record = await store.upload(ALICE, pieces(b"x"), filename="x")
     assert await store.get(OPERATOR, record.id) == record
-    assert await store.page(BOB, offset=0, limit=9) == ([], 0)
+    assert await store.list(BOB, offset=0, limit=9) == ([], 0)
     for principal, id_ in ((BOB, record.id), (ALICE, "file-aaaaaaaaaaaaaaaa"), (ALICE, "../x"), (ALICE, "x" * 5000)):
-        for refused in (store.get(principal, id_), store.remove(principal, id_), store.all(principal, [id_])):
-            with pytest.raises(NotFoundError) as told:
+        for refused in (store.get(principal, id_), store.delete(principal, id_), store.get_many(principal, [id_])):
+            with pytest.raises(NotFoundError) as error:
                 await refused
-            assert told.value.code is ErrorCode.FILE_NOT_FOUND
-    assert await whole(store, ALICE, record.id) == b"x"
+            assert error.value.code is ErrorCode.FILE_NOT_FOUND
+    assert await content(store, ALICE, record.id) == b"x"
 
 
-async def test_too_much_is_refused_and_leaves_nothing(store: FileStore, tmp_path: Path) -> None:
+async def test_too_large_upload_is_refused_and_leaves_nothing(store: FileStore, tmp_path: Path) -> None:
     megabyte = b"x" * 1024 * 1024
     assert (await store.upload(ALICE, pieces(*[megabyte] * 5), filename="fits")).size_bytes == MAX_BYTES
-    with pytest.raises(LimitError) as told:
+    with pytest.raises(LimitError) as error:
         await store.upload(ALICE, pieces(*[megabyte] * 5, b"x"), filename="more")
-    assert told.value.code is ErrorCode.TOO_LARGE
-    with pytest.raises(LimitError) as told:
+    assert error.value.code is ErrorCode.TOO_LARGE
+    with pytest.raises(LimitError) as error:
         await store.upload(replace(ALICE, quota=Quota(upload_bytes=10)), pieces(b"x" * 11), filename="more")
-    assert (told.value.code, told.value.status) == (ErrorCode.QUOTA_EXCEEDED, 429)
+    assert (error.value.code, error.value.status) == (ErrorCode.QUOTA_EXCEEDED, 429)
     assert len(list((tmp_path / "blobs").iterdir())) == 1
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(store: FileStore, tmp_path: Path) -> None:
+async def test_interrupted_upload_leaves_nothing(store: FileStore, tmp_path: Path) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"x" * 3_000_000
         raise ClientDisconnect
@@ -93,23 +93,21 @@ async def test_an_upload_that_breaks_off_leaves_nothing(store: FileStore, tmp_pa
     upload.cancel()
     with pytest.raises(asyncio.CancelledError):
         await upload
-    assert await store.page(OPERATOR, offset=0, limit=9) == ([], 0)
+    assert await store.list(OPERATOR, offset=0, limit=9) == ([], 0)
     assert [path for path in (tmp_path / "blobs").iterdir() if "#" not in path.name] == []
     await open_blobs(tmp_path / "blobs")
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
-async def test_bytes_without_a_record_go_at_the_start(store: FileStore, blobs: FolderBlobs, tmp_path: Path) -> None:
+async def test_content_without_a_record_is_removed_at_the_start(store: FileStore, blobs: FolderBlobs, tmp_path: Path) -> None:
     kept = await store.upload(ALICE, pieces(b"kept"), filename="kept")
     await blobs.write(FileId("file-killedinbetween"), pieces(b"half"))
     assert await store.open() == 1
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == [kept.id]
-    assert await whole(store, ALICE, kept.id) == b"kept"
+    assert await content(store, ALICE, kept.id) == b"kept"
 
 
-async def test_a_record_that_cannot_be_kept_takes_its_bytes_along(
-    store: FileStore, rows: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_commit_removes_the_content(store: FileStore, rows: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(_record: object) -> None:
         raise RuntimeError
 
@@ -122,7 +120,7 @@ async def test_a_record_that_cannot_be_kept_takes_its_bytes_along(
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "a\x1b[31m", "a\x85", "a\u202eb", "a\u2028", "\ud800", "x" * 256, "é" * 128]
 )
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         check_filename(name)
     assert refused.value.fields == {"field": "filename"}
@@ -130,7 +128,7 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", ".hidden", "..a", "a b", 'a"b', "a;b%", "日本語.txt", "é" * 127])
-def test_a_name_is_what_people_call_files(name: str) -> None:
+def test_valid_name_is_accepted(name: str) -> None:
     assert check_filename(name) == name
 
 
@@ -138,23 +136,23 @@ def test_a_name_is_what_people_call_files(name: str) -> None:
     "path, name",
     [("/a/b.txt", "b.txt"), ("/a/b\n.txt", "b_.txt"), ("/", "file"), ("/a/..", "file"), ("/a\\b", "file"), ("/" + "é" * 200, "é" * 127)],
 )
-def test_what_a_sandbox_calls_a_file_becomes_a_name(path: str, name: str) -> None:
+def test_name_of_a_file_in_a_sandbox_becomes_a_valid_name(path: str, name: str) -> None:
     assert tidy_filename(path) == name
     assert check_filename(tidy_filename(path)) == name
 
 
-@pytest.mark.parametrize("kind", ["text/csv", "text/html; charset=utf-8", "application/vnd.ms-excel", 'a/b;c="d e"'])
-def test_a_media_type_is_taken_as_it_is(kind: str) -> None:
-    assert check_media_type(kind) == kind
+@pytest.mark.parametrize("media_type", ["text/csv", "text/html; charset=utf-8", "application/vnd.ms-excel", 'a/b;c="d e"'])
+def test_valid_media_type_is_accepted(media_type: str) -> None:
+    assert check_media_type(media_type) == media_type
 
 
-@pytest.mark.parametrize("kind", ["", "text", "a/b\r\nX: y", "a/b, c/d", "a/" + "b" * 200, "té/xt", "a/b; c"])
-def test_a_media_type_that_is_none_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("media_type", ["", "text", "a/b\r\nX: y", "a/b, c/d", "a/" + "b" * 200, "té/xt", "a/b; c"])
+def test_invalid_media_type_is_refused(media_type: str) -> None:
     with pytest.raises(InvalidRequestError):
-        check_media_type(kind)
+        check_media_type(media_type)
 
 
-def test_a_name_says_what_a_file_is() -> None:
+def test_media_type_follows_from_the_name() -> None:
     assert [media_type_of(name) for name in ("a.csv", "a.PNG", "http://x.html", "a")] == [
         "text/csv",
         "image/png",

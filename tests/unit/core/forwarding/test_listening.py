@@ -1,4 +1,4 @@
-"""What listens inside: read out of the kernel's tables, whatever these are."""
+"""Listening ports, read from the kernel's tables, also from damaged ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.core.forwarding.listening import Listening, address_of, parsed
+from sandlot.core.forwarding.listening import Listening, parse_address, parse_table
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
 REST = "00000000:00000000 00:00000000 00000000  1000        0 12345 1 0000000000000000 100 0 0 10 0"
@@ -18,8 +18,8 @@ TABLE = [
 ]
 
 
-def test_the_sockets_that_listen_and_no_others() -> None:
-    assert parsed(TABLE) == [Listening(8000, "0.0.0.0"), Listening(22, "127.0.0.1")]  # noqa: S104 - what is told
+def test_only_listening_sockets_are_listed() -> None:
+    assert parse_table(TABLE) == [Listening(8000, "0.0.0.0"), Listening(22, "127.0.0.1")]  # noqa: S104 - an expected value, nothing is bound
 
 
 @pytest.mark.parametrize(
@@ -33,18 +33,18 @@ def test_the_sockets_that_listen_and_no_others() -> None:
         ("B80D0120000000000000000001000000", "2001:db8::1"),
     ],
 )
-def test_an_address_is_told_as_people_write_it(digits: str, address: str) -> None:
-    assert address_of(digits) == address
+def test_address_has_its_usual_form(digits: str, address: str) -> None:
+    assert parse_address(digits) == address
 
 
 @pytest.mark.parametrize(
     "line", ["", "0:", "0: zz:1F40 x 0A", "0: 00000000:xx x 0A", "0: 000000:1F40 x 0A", "0: 00000000 x 0A", "0: 00000000:0000 x 0A"]
 )
-def test_what_is_no_line_is_passed_over(line: str) -> None:
-    assert parsed([HEAD, line, TABLE[1]]) == [Listening(8000, "0.0.0.0")]  # noqa: S104 - what is told
+def test_invalid_line_is_skipped(line: str) -> None:
+    assert parse_table([HEAD, line, TABLE[1]]) == [Listening(8000, "0.0.0.0")]  # noqa: S104 - an expected value, nothing is bound
 
 
 @settings(max_examples=40)
 @given(st.lists(st.text(max_size=200) | st.from_regex(r"0: [0-9A-Fa-f]{0,40}:[0-9A-Fa-f]{0,6} x 0A.*", fullmatch=True), max_size=10))
-def test_whatever_a_guest_says_ports_come_of_it(lines: list[str]) -> None:
-    assert all(0 < each.port < 1 << 16 for each in parsed(lines))
+def test_any_table_gives_valid_ports(lines: list[str]) -> None:
+    assert all(0 < each.port < 1 << 16 for each in parse_table(lines))

@@ -14,13 +14,13 @@ from sandlot.core.snapshots import forks
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import SandboxSpec
 
-#: child -> parent: a has b and c, b has d and e, c has f; x is nobody's fork, and y is of one that nobody remembers.
+#: child -> parent: a has b and c, b has d and e, c has f; x is not a fork, and the parent of y is forgotten.
 PARENTS = {"a": None, "b": "a", "c": "a", "d": "b", "e": "b", "f": "c", "x": None, "y": "gone"}
 
 
 @dataclass
-class Box:
-    """As much of a sandbox as is looked at."""
+class FakeSandbox:
+    """The attributes of a sandbox that trees use."""
 
     spec: SandboxSpec
 
@@ -36,20 +36,20 @@ class Box:
         ("abcdefxy", "a", "a"),
         ("abcdefxy", "x", "x"),
         ("abcdefxy", "y", "gone"),
-        ("bdec", "d", "a"),  # the one at the top is forgotten, and its name is not
+        ("bdec", "d", "a"),  # the root is forgotten, and its id is not
         ("d", "d", "b"),
     ],
 )
-def test_the_root_is_the_top_of_what_is_known(names: str, start: str, root: str) -> None:
+def test_root_is_the_last_known_ancestor(names: str, start: str, root: str) -> None:
     parents: Any = {name: PARENTS[name] for name in names}
     assert forks.root_of(SandboxId(start), parents) == root
 
 
-def test_a_ring_ends() -> None:
-    one, other = SandboxId("one"), SandboxId("other")
-    assert forks.root_of(one, {one: other, other: one}) in {one, other}
+def test_ring_of_parents_ends() -> None:
+    first, second = SandboxId("first"), SandboxId("second")
+    assert forks.root_of(first, {first: second, second: first}) in {first, second}
 
 
-def test_what_hangs_below_one_that_is_forgotten_stays_together() -> None:
-    boxes: Any = [Box(SandboxSpec(id=SandboxId(name), parent=SandboxId(PARENTS[name] or "") or None)) for name in "aced"]
-    assert [each.id for each in forks.below([SandboxId("b")], boxes)] == ["e", "d"]
+def test_sandboxes_below_a_forgotten_one_stay_in_one_tree() -> None:
+    sandboxes: Any = [FakeSandbox(SandboxSpec(id=SandboxId(name), parent=SandboxId(PARENTS[name] or "") or None)) for name in "aced"]
+    assert [each.id for each in forks.below([SandboxId("b")], sandboxes)] == ["e", "d"]

@@ -37,7 +37,7 @@ async def parent(node: Node) -> Sandbox:
 
 
 async def fork(node: Node, sandbox: Sandbox, count: int = 1, principal: Principal = OPERATOR, key: str | None = None, **fields: Any) -> list[Sandbox]:  # noqa: ANN401
-    return list(await node.core.forks.fork(sandbox.id, principal, ForkParams(count, **fields), key=key))
+    return list(await node.core.forks.create(sandbox.id, principal, ForkParams(count, **fields), key=key))
 
 
 async def kill(node: Node, *sandboxes: Sandbox) -> None:
@@ -147,13 +147,13 @@ async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: Node
     a, b, c = await fork(node, root, 3)
     (a1, a2), (b1,) = await fork(node, a, 2), await fork(node, b, 1, metadata={"set": "2"})
     (b11,) = await fork(node, b1)
-    everybody = {each.id for each in (root, a, b, c, a1, a2, b1, b11)}
+    family = {each.id for each in (root, a, b, c, a1, a2, b1, b11)}
     for member in (root, b11, c):
-        tree = await forks.tree(member.id, OPERATOR)
-        assert (tree.root, tree.sandboxes[0].id, {each.id for each in tree.sandboxes}) == (root.id, root.id, everybody)
-    assert [each.id for each in (await forks.tree(lone.id, OPERATOR)).sandboxes] == [lone.id]
+        tree = await forks.get_tree(member.id, OPERATOR)
+        assert (tree.root, tree.sandboxes[0].id, {each.id for each in tree.sandboxes}) == (root.id, root.id, family)
+    assert [each.id for each in (await forks.get_tree(lone.id, OPERATOR)).sandboxes] == [lone.id]
 
-    await kill(node, b)  # its own forks live on, and end with its siblings all the same
+    await kill(node, b)  # its own forks keep running, and end with its siblings
     with pytest.raises(SandboxEndedError):
         await forks.promote(b.id, OPERATOR)
     assert (await forks.promote(a.id, OPERATOR, among={"set": "none"})).ended == ()
@@ -161,13 +161,13 @@ async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: Node
     assert (promoted.kept, set(promoted.ended), promoted.failed) == (a.id, {c.id, b1.id, b11.id}, {})
     assert (await forks.promote(a.id, OPERATOR)).ended == ()
     assert live(node) == {root.id, lone.id, a.id, a1.id, a2.id}
-    states = {each.id: each.state for each in (await forks.tree(a2.id, OPERATOR)).sandboxes}
+    states = {each.id: each.state for each in (await forks.get_tree(a2.id, OPERATOR)).sandboxes}
     assert {id_ for id_, each in states.items() if each is State.RUNNING} == {root.id, a.id, a1.id, a2.id}
     assert {id_ for id_, each in states.items() if each is State.STOPPED} == {b.id, c.id, b1.id, b11.id}, "ended ones are remembered"
     for stranger in (root, lone):
-        with pytest.raises(ConflictError, match="nobody's fork"):
+        with pytest.raises(ConflictError, match="is not a fork"):
             await forks.promote(stranger.id, OPERATOR)
     with pytest.raises(NotFoundError):
-        await forks.tree(root.id, ALICE)
+        await forks.get_tree(root.id, ALICE)
     with pytest.raises(NotFoundError):
         await forks.promote(a.id, ALICE)

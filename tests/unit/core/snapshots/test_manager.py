@@ -31,7 +31,7 @@ async def source(node: Node) -> Sandbox:
 
 
 async def start(node: Node, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
-    return await node.core.snapshots.create(CreateSandboxParams(snapshot=snapshot, **fields), principal)
+    return await node.core.snapshots.create_sandbox(CreateSandboxParams(snapshot=snapshot, **fields), principal)
 
 
 async def events(node: Node, type_: str) -> list[dict[str, object]]:
@@ -44,8 +44,8 @@ async def kept(node: Node) -> list[SnapshotRecord]:
 
 
 async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: Sandbox) -> None:
-    taken = await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
-    page, more = await node.core.snapshots.page(OPERATOR, after=None, limit=1)
+    taken = await node.core.snapshots.create(source.id, OPERATOR, name="set-up")
+    page, more = await node.core.snapshots.list(OPERATOR, after=None, limit=1)
     assert ([each.id for each in page], more) == ([taken.id], False)
     assert {(await node.core.snapshots.get(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
     (event,) = await events(node, "snapshot.created")
@@ -58,20 +58,20 @@ async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: S
 
 
 async def test_name_is_used_once_per_owner(node: Node, source: Sandbox) -> None:
-    taken = await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
+    taken = await node.core.snapshots.create(source.id, OPERATOR, name="set-up")
     with pytest.raises(ConflictError, match=f"already: {taken.id}") as refused:
-        await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
+        await node.core.snapshots.create(source.id, OPERATOR, name="set-up")
     assert refused.value.hint
     for name in ("", "-x", "a b", "snap-mine", "x" * 64):
-        with pytest.raises(InvalidRequestError, match="no name for a snapshot"):
-            await node.core.snapshots.take(source.id, OPERATOR, name=name)
+        with pytest.raises(InvalidRequestError, match=r"snapshot name .* is not valid"):
+            await node.core.snapshots.create(source.id, OPERATOR, name=name)
     hers = await node.sandboxes.create(BASE, ALICE)
-    assert (await node.core.snapshots.take(hers.id, ALICE, name="set-up")).id != taken.id
+    assert (await node.core.snapshots.create(hers.id, ALICE, name="set-up")).id != taken.id
 
 
 async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: Node) -> None:
     sandbox = await node.sandboxes.create(BASE, ALICE)
-    record = await node.core.snapshots.take(sandbox.id, OPERATOR, name="hers")
+    record = await node.core.snapshots.create(sandbox.id, OPERATOR, name="hers")
     assert record.owner == ALICE.owner
     for word in (record.id, "hers"):
         with pytest.raises(NotFoundError):
@@ -81,43 +81,43 @@ async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: Node) -> None:
         with pytest.raises(NotFoundError):
             await start(node, word, BOB)
     with pytest.raises(NotFoundError):
-        await node.core.snapshots.take(sandbox.id, BOB)
-    assert await node.core.snapshots.page(BOB, after=None, limit=9) == ([], False)
+        await node.core.snapshots.create(sandbox.id, BOB)
+    assert await node.core.snapshots.list(BOB, after=None, limit=9) == ([], False)
     await node.core.snapshots.delete("hers", ALICE)
     assert await kept(node) == []
 
 
 async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node: Node, source: Sandbox) -> None:
     snapshots = node.core.snapshots
-    first, again = await asyncio.gather(*(snapshots.take(source.id, OPERATOR, name="once", key="k") for _ in range(2)))
-    assert first.id == again.id == (await snapshots.take(source.id, OPERATOR, name="once", key="k")).id
+    first, again = await asyncio.gather(*(snapshots.create(source.id, OPERATOR, name="once", key="k") for _ in range(2)))
+    assert first.id == again.id == (await snapshots.create(source.id, OPERATOR, name="once", key="k")).id
     with pytest.raises(ConflictError, match="Another request"):
-        await snapshots.take(source.id, OPERATOR, name="twice", key="k")
+        await snapshots.create(source.id, OPERATOR, name="twice", key="k")
     params = CreateSandboxParams(snapshot="once")
-    made = await snapshots.create(params, OPERATOR, key="create")
+    made = await snapshots.create_sandbox(params, OPERATOR, key="create")
     await snapshots.delete("once", OPERATOR)
-    assert (await snapshots.create(params, OPERATOR, key="create")).id == made.id, "also when the snapshot is deleted"
+    assert (await snapshots.create_sandbox(params, OPERATOR, key="create")).id == made.id, "also when the snapshot is deleted"
     with pytest.raises(ConflictError, match="Another request"):
-        await snapshots.create(replace(params, env={"A": "B"}), OPERATOR, key="create")
+        await snapshots.create_sandbox(replace(params, env={"A": "B"}), OPERATOR, key="create")
     with pytest.raises(NotFoundError):
-        await snapshots.create(params, OPERATOR, key="another")
+        await snapshots.create_sandbox(params, OPERATOR, key="another")
 
 
 async def test_quotas_limit_number_and_size_of_snapshots(node: Node, source: Sandbox) -> None:
-    await node.core.snapshots.take(source.id, OPERATOR)
+    await node.core.snapshots.create(source.id, OPERATOR)
     number, size_bytes = await node.store.snapshots.totals(OPERATOR.owner)
     assert number == 1
     for quota in (Quota(snapshots=number), Quota(snapshot_bytes=1), Quota(snapshot_bytes=size_bytes + 1)):
         with pytest.raises(LimitError) as refused:
-            await node.core.snapshots.take(source.id, replace(OPERATOR, quota=quota))
+            await node.core.snapshots.create(source.id, replace(OPERATOR, quota=quota))
         assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
     assert len(await kept(node)) == number
     assert source.state is State.RUNNING
 
 
 async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(node: Node, source: Sandbox) -> None:
-    record = await node.core.snapshots.take(source.id, OPERATOR)
-    await node.core.snapshots.verifier.settled()
+    record = await node.core.snapshots.create(source.id, OPERATOR)
+    await node.core.snapshots.verifier.idle.wait()
     folder = node.state.data_dir / "saved" / record.id
     node.driver.hold("restore")
     starting = [asyncio.create_task(start(node, record.id)) for _ in range(3)]
@@ -136,7 +136,7 @@ async def test_snapshot_of_a_paused_sandbox_leaves_its_guest_armed_and_frozen(no
     await node.sandboxes.pause(source.id, OPERATOR)
     guest = node.guest(source)
 
-    await node.core.snapshots.take(source.id, OPERATOR)
+    await node.core.snapshots.create(source.id, OPERATOR)
 
     assert [call["armed"] for call in guest.requests("guest.checkpoint")] == [True, True], "by the pause and by the snapshot"
     assert guest.is_frozen
@@ -148,7 +148,7 @@ async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: No
     node.driver.fail_next("snapshot", HostError("the disk is broken"))
 
     with pytest.raises(HostError):
-        await node.core.snapshots.take(source.id, OPERATOR)
+        await node.core.snapshots.create(source.id, OPERATOR)
 
     assert node.guest(source).is_frozen
     assert source.state is State.PAUSED
@@ -167,9 +167,9 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
     if fails:
         node.driver.fail_next("snapshot", HostError("the disk is broken"))
         with pytest.raises(HostError, match="the disk is broken"):
-            await node.core.snapshots.take(source.id, OPERATOR)
+            await node.core.snapshots.create(source.id, OPERATOR)
     else:
-        await node.core.snapshots.take(source.id, OPERATOR)
+        await node.core.snapshots.create(source.id, OPERATOR)
         assert len(await kept(node)) == 1
 
     assert source.state is State.RUNNING
@@ -185,7 +185,7 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
 async def test_restart_removes_unfinished_snapshots_and_keeps_the_others(state: NodeState) -> None:
     async with open_node(state) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        record = await first.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+        record = await first.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
         await first.store.snapshots.save(replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False))
     saved = state.data_dir / "saved"
     (saved / "snap-half").mkdir()

@@ -40,8 +40,8 @@ async def fail_restores(node: Node, times: int) -> str:
     source = await create(node)
     failure = ConflictError("The image is damaged.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     node.driver.fail_next("restore", *[failure] * times)
-    snapshot = await node.core.snapshots.take(source.id, OPERATOR)
-    await node.core.snapshots.verifier.settled()
+    snapshot = await node.core.snapshots.create(source.id, OPERATOR)
+    await node.core.snapshots.verifier.idle.wait()
     assert node.driver.faults.raises["restore"] == []
     return (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem
 
@@ -57,7 +57,7 @@ async def test_verification_evicts_no_warm_sandbox(node: Node) -> None:
     await create(node, replace(SMALL, memory_bytes=300 * MIB))  # leaves less than a copy of the source needs
 
     with structlog.testing.capture_logs() as logs:
-        await node.core.snapshots.take(source.id, OPERATOR)
+        await node.core.snapshots.create(source.id, OPERATOR)
         await settled(lambda: "snapshot.not_verified_yet" in {entry["event"] for entry in logs})
 
     assert list(pool.ready) == warm
@@ -66,15 +66,15 @@ async def test_verification_evicts_no_warm_sandbox(node: Node) -> None:
 async def test_lack_of_room_does_not_mark_a_snapshot(node: Node) -> None:
     source = await create(node)
     large = await create(node, replace(LIMITS, memory_bytes=768 * MIB))
-    snapshot = await node.core.snapshots.take(source.id, OPERATOR)
+    snapshot = await node.core.snapshots.create(source.id, OPERATOR)
 
     with structlog.testing.capture_logs() as logs:
-        node.core.snapshots.verifier.put(snapshot.id, tries=1)
+        node.core.snapshots.verifier.submit(snapshot.id, tries=1)
         await settled(lambda: len(logs) >= 2 * verify.TRIES)
     assert {entry["event"] for entry in logs} == {"snapshot.not_verified_yet"}
 
     await node.sandboxes.kill(large.id, OPERATOR)
-    await node.core.snapshots.verifier.settled()
+    await node.core.snapshots.verifier.idle.wait()
     assert (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem == ""
     assert len(node.driver.booted) > len({source.id, large.id}), "it was restored"
 

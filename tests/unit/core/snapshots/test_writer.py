@@ -1,4 +1,4 @@
-"""How much disk is promised for what is written of a sandbox, and how a full disk is told from other failures."""
+"""Size limits of snapshots, and errors that a full disk causes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
 from sandlot.model.ports import Usage
 from sandlot.model.specs import SnapshotKind
 
-USED = Usage(cpu_s=1.0, memory_bytes=100, memory_peak_bytes=1000, pids=3, disk_bytes=10)
+USAGE = Usage(cpu_s=1.0, memory_bytes=100, memory_peak_bytes=1000, pids=3, disk_bytes=10)
 
 
 @pytest.mark.parametrize(
-    "usage, kind, most",
-    [(USED, SnapshotKind.MEMORY, 110), (USED, SnapshotKind.FILES, 10), (None, SnapshotKind.MEMORY, 0)],
+    "usage, kind, expected",
+    [(USAGE, SnapshotKind.MEMORY, 110), (USAGE, SnapshotKind.FILES, 10), (None, SnapshotKind.MEMORY, 0)],
 )
-def test_what_is_written_is_no_more_than_what_is_used(usage: Usage | None, kind: SnapshotKind, most: int) -> None:
-    assert writer.most_bytes(usage, kind) == most
+def test_snapshot_takes_at_most_what_the_sandbox_uses(usage: Usage | None, kind: SnapshotKind, expected: int) -> None:
+    assert writer.max_size_bytes(usage, kind) == expected
 
 
 def caused(error: SandlotError, cause: Exception) -> SandlotError:
@@ -40,12 +40,12 @@ def caused(error: SandlotError, cause: Exception) -> SandlotError:
         (LimitError("full", code=ErrorCode.DISK_FULL), True),
     ],
 )
-def test_a_full_disk_is_told_from_other_failures(error: Exception, full: bool) -> None:  # noqa: FBT001 - a table's column
+def test_full_disk_is_recognized(error: Exception, full: bool) -> None:  # noqa: FBT001 - a parameter
     assert writer.is_full(error) is full
 
 
-def test_a_full_disk_is_said_in_words() -> None:
-    with pytest.raises(LimitError) as told, writer.explained():
+def test_full_disk_is_reported_as_such() -> None:
+    with pytest.raises(LimitError) as error, writer.disk_full_explained():
         raise HostError("no space left on device")
-    assert (told.value.code, told.value.status) == (ErrorCode.DISK_FULL, 507)
-    assert told.value.hint
+    assert (error.value.code, error.value.status) == (ErrorCode.DISK_FULL, 507)
+    assert error.value.hint

@@ -116,7 +116,7 @@ async def _made(core: Core, principal: Principal, body: CreateBody, timeout_s: f
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         network = translate.network_of(allow=body.allow_internet_access, network=body.network)
         try:
-            return await core.snapshots.create(params, principal, network=network, key=key)
+            return await core.snapshots.create_sandbox(params, principal, network=network, key=key)
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise

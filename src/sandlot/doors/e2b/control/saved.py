@@ -30,7 +30,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     box = find(core, principal, sandbox)
     kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
     with unless_ended(sandbox):
-        record = await unless_gone(request, core.snapshots.take(box.id, principal, name=asked.name, kind=kind))
+        record = await unless_gone(request, core.snapshots.create(box.id, principal, name=asked.name, kind=kind))
     return told(_snapshot(record), 201)
 
 
@@ -56,7 +56,7 @@ async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> 
     timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
     wanted = ForkParams(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
     with unless_ended(sandbox):
-        children = await unless_gone(request, core.forks.fork(box.id, principal, wanted))
+        children = await unless_gone(request, core.forks.create(box.id, principal, wanted))
     return told([{"sandbox": made(core, child)} for child in children], 201)
 
 
@@ -64,7 +64,7 @@ async def _all(core: Core, principal: Principal, after: Position | None) -> Asyn
     """All snapshots from a place on."""
     more = True
     while more:
-        page, more = await core.snapshots.page(principal, after=after, limit=MOST_PAGE)
+        page, more = await core.snapshots.list(principal, after=after, limit=MOST_PAGE)
         for record in page:
             yield record
         after = Position(page[-1].created_at, page[-1].id) if page else after

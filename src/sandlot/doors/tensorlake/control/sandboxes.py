@@ -51,7 +51,7 @@ async def create(body: CreateBody, request: Request) -> Response:
         work = core.manager.create(params, principal)
     else:
         policy = translate.network(body.network)
-        work = core.snapshots.create(params, principal, limits=translate.change(body.resources), network=policy)
+        work = core.snapshots.create_sandbox(params, principal, limits=translate.change(body.resources), network=policy)
     sandbox = await unless_gone(request, work)
     return reply(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
 
@@ -102,7 +102,7 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
     """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
     box = await any_sandbox(request, sandbox)
     words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
-    work = core_of(request).forks.fork(box.id, principal_of(request), ForkParams(count=query.times, metadata=words))
+    work = core_of(request).forks.create(box.id, principal_of(request), ForkParams(count=query.times, metadata=words))
     copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
     return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
 

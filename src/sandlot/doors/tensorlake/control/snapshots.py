@@ -23,7 +23,7 @@ async def take(sandbox: str, request: Request, body: SnapshotBody | None = None)
     """Keep what a sandbox is at this moment: memory and files, unless it is files alone that are asked for. It goes on undisturbed."""
     box = await any_sandbox(request, sandbox)
     kind = translate.kind((body or SnapshotBody()).snapshot_type)
-    record = await unless_gone(request, core_of(request).snapshots.take(box.id, principal_of(request), kind=kind))
+    record = await unless_gone(request, core_of(request).snapshots.create(box.id, principal_of(request), kind=kind))
     return reply(TakenAnswer(snapshot_id=record.id))
 
 
@@ -59,7 +59,7 @@ async def _all(request: Request) -> list[SnapshotRecord]:
     more = True
     while more and len(found) < _MOST:
         after = Position(found[-1].created_at, found[-1].id) if found else None
-        page, more = await snapshots.page(principal, after=after, limit=_PAGE)
+        page, more = await snapshots.list(principal, after=after, limit=_PAGE)
         found += page
     return found
 

@@ -48,14 +48,14 @@ async def fork(
     idempotency_key: Annotated[str | None, Header(description="Your own name for this request: sent again, it gives the forks that it gave.")] = None,
 ) -> Response:
     """Make sandboxes that are what one is at this moment. It goes on; a client that goes away meanwhile leaves none behind."""
-    work = core_of(request).forks.fork(sandbox, principal_of(request), body.asked(), key=idempotency_key)
+    work = core_of(request).forks.create(sandbox, principal_of(request), body.asked(), key=idempotency_key)
     return reply(ForksAnswer.of(await unless_gone(request, work)), 201)
 
 
 @router.get("/tree", responses=also(TreeAnswer, "They."))
 async def tree(sandbox: str, request: Request) -> Response:
     """Tell the forks that a sandbox belongs to: what it came of, and what came of that. Those that ended are told as long as they are kept."""
-    return reply(TreeAnswer.of(await core_of(request).forks.tree(sandbox, principal_of(request))))
+    return reply(TreeAnswer.of(await core_of(request).forks.get_tree(sandbox, principal_of(request))))
 
 
 @router.post("/promote", responses=also(PromotedAnswer, "It is the only one of its parent's forks that lives."))
