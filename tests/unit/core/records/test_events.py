@@ -31,7 +31,7 @@ async def taken(feed: AsyncIterator[EventRecord], count: int) -> list[int]:
 
 async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAGE", 2)
-    monkeypatch.setattr(events, "LOOK_S", 1000)  # by being told alone
+    monkeypatch.setattr(events, "POLL_S", 1000)  # by being told alone
     feed = EventFeed(store.events)
     await feed.publish(*(happened(ALICE) for _ in range(5)))
     follower = feed.follow(ALICE, after=2)
@@ -45,7 +45,7 @@ async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: 
 
 
 async def test_what_another_process_wrote_is_seen_without_being_told(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LOOK_S", 0.02)
+    monkeypatch.setattr(events, "POLL_S", 0.02)
     follower = asyncio.create_task(taken(EventFeed(store.events).follow(ALICE, after=0), 1))
     await asyncio.sleep(0.05)
     await store.events.add([happened(ALICE)])
@@ -53,7 +53,7 @@ async def test_what_another_process_wrote_is_seen_without_being_told(store: SqlS
 
 
 async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LOOK_S", 1000)
+    monkeypatch.setattr(events, "POLL_S", 1000)
     feed, looks = EventFeed(store.events), []
     page = feed.page
 

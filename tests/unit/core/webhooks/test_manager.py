@@ -11,14 +11,15 @@ from datetime import datetime
 
 import pytest
 
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks import delivery
 from sandlot.core.webhooks.manager import WebhookManager
-from sandlot.core.webhooks.payload import TRIES, signature
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.core.webhooks.payload import MAX_ATTEMPTS, signature
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId
-from sandlot.model.records import NewEvent
+from sandlot.model.records import KeyRecord, NewEvent
 from sandlot.model.webhooks import WebhookChange, WebhookRecord
 from sandlot.store.database import SqlStore
 from tests.support.clock import START, ManualClock
@@ -62,7 +63,7 @@ class Place:
     feed: EventFeed
     calls: Calls
     hooks: WebhookManager
-    keys: dict[OwnerId, Principal]
+    keys: ApiKeys
 
     async def happens(self, *kinds: str, principal: Principal = ALICE) -> None:
         await self.feed.publish(*(NewEvent(f"sandbox.{kind}", START, principal.owner) for kind in kinds))
@@ -73,13 +74,31 @@ class Place:
 
 @asynccontextmanager
 async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, calls: Calls | None = None) -> AsyncIterator[Place]:
-    feed, sent, keys = EventFeed(store.events), calls or Calls(), {principal.owner: principal for principal in (ALICE, BOB, OPERATOR)}
-    hooks = WebhookManager(store, feed, sent, clock, node, keys.get, {"door": lambda record: {"sequence": record.sequence, "shaped": True}})
+    feed, sent = EventFeed(store.events), calls or Calls()
+    keys = ApiKeys(store.keys, clock)
+    await keys.refresh()
+    hooks = WebhookManager(
+        webhooks=store.webhooks,
+        events=feed,
+        sender=sent,
+        api_keys=keys,
+        formats={"vendor": lambda record: {"sequence": record.sequence, "shaped": True}},
+        node=node,
+        clock=clock,
+    )
     hooks.start()
     try:
         yield Place(feed, sent, hooks, keys)
     finally:
         await hooks.aclose()
+
+
+@pytest.fixture(autouse=True)
+async def keys_of_alice_and_bob(store: SqlStore) -> None:
+    for principal in (ALICE, BOB):
+        await store.keys.add(
+            KeyRecord(id=principal.owner, name=principal.name, sha256=64 * principal.name, operator=False, quota=Quota(), created_at=START)
+        )
 
 
 @pytest.fixture
@@ -107,7 +126,7 @@ async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_
 
 
 async def test_only_what_was_asked_for_is_sent_and_in_the_shape_that_was(at: Place) -> None:
-    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="door")
+    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="vendor")
     await at.happens("created", "paused", "resumed", "ended")
     await until(lambda: at.calls.heard() == [2, 4])
     assert [json.loads(body)["shaped"] for _, body, _ in at.calls.got] == [True, True]
@@ -122,9 +141,9 @@ async def test_an_operators_is_told_of_everybodys(at: Place) -> None:
 
 async def test_what_fails_is_sent_again_later_and_later_and_then_given_up_and_said(at: Place, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
-    at.calls.answers = lambda _url, number: (0 if number % 2 else 500) if number <= TRIES else 200
+    at.calls.answers = lambda _url, number: (0 if number % 2 else 500) if number <= MAX_ATTEMPTS else 200
     await at.happens("created", "ended")
-    for number in range(1, TRIES):
+    for number in range(1, MAX_ATTEMPTS):
         await until(lambda number=number: len(at.calls.got) == number)  # type: ignore[misc]
         await until(lambda number=number: tried(at, hook, number))  # type: ignore[misc]
         await asyncio.sleep(0.01)  # it goes to sleep
@@ -132,7 +151,7 @@ async def test_what_fails_is_sent_again_later_and_later_and_then_given_up_and_sa
         await asyncio.sleep(0.01)
         assert len(at.calls.got) == number
         clock.advance(0.02)
-    await until(lambda: at.calls.heard() == [1] * TRIES + [2])
+    await until(lambda: at.calls.heard() == [1] * MAX_ATTEMPTS + [2])
 
     async def recorded() -> bool:
         progress = (await at.now(hook)).progress
@@ -165,7 +184,7 @@ async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
 
 
 async def test_only_so_many_are_called_at_once(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "AT_ONCE", 2)
+    monkeypatch.setattr(delivery, "MAX_CONCURRENT_CALLS", 2)
     async with service(store, clock) as at:
         urls = [f"https://{number}.example/" for number in range(4)]
         at.calls.slow = {url: asyncio.Event() for url in urls}
@@ -216,15 +235,15 @@ async def test_another_node_delivers_once_the_one_that_did_is_dead(store: SqlSto
         await one.happens("created")
         await until(lambda: one.calls.heard() == [1])
         await other.happens("paused")  # committed by the other one: nobody tells the first
-        await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+        await clock.pass_s(delivery.POLL_S, delivery.POLL_S)
         await until(lambda: one.calls.heard() == [1, 2])
-        await clock.pass_s(delivery.TABLE_S, delivery.LOOK_S)
+        await clock.pass_s(delivery.RESCAN_S, delivery.POLL_S)
         assert other.calls.heard() == []
         await one.hooks.aclose()
         await other.happens("ended")
 
         async def passes() -> bool:
-            await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+            await clock.pass_s(delivery.POLL_S, delivery.POLL_S)
             return other.calls.heard()[-1:] == [3]
 
         await until(passes)
@@ -233,7 +252,7 @@ async def test_another_node_delivers_once_the_one_that_did_is_dead(store: SqlSto
 
 async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
-    del at.keys[ALICE.owner]
+    await at.keys.revoke(ALICE.owner)
     await at.happens("created")
     await at.hooks.create(BOB, url="https://bob.example/")
     await at.happens("created", principal=BOB)
@@ -333,11 +352,11 @@ async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_tha
             clock.advance(2.0 ** (number - 1))
         await until(lambda: tried(one, hook, 5))
         waits_s = (await _next_at(one, hook) - clock.now()).total_seconds()
-        assert waits_s > 2 * delivery.LOOK_S
-        await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+        assert waits_s > 2 * delivery.POLL_S
+        await clock.pass_s(delivery.POLL_S, delivery.POLL_S)
         assert one.calls.heard() == [1] * 5, "it is not yet time"
         await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/"))
-        clock.advance(delivery.LOOK_S)
+        clock.advance(delivery.POLL_S)
         await until(lambda: one.calls.heard("https://two.example/") == [1])
         assert (one.calls.heard(), other.calls.got) == ([1] * 5, [])
 
