@@ -76,7 +76,7 @@ async def open_records(
     api_keys = ApiKeys(store.keys, clock)
     if imported := await take_over(store.keys, settings.data_dir):
         _log.info("keys.imported", count=imported)
-    await api_keys.look()
+    await api_keys.refresh()
     execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
     await execution_counter.open()
     files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=room)

@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from sandlot.core.access import api_keys as module
-from sandlot.core.access.api_keys import PREFIX, ApiKeys
+from sandlot.core.access.api_keys import SECRET_PREFIX, ApiKeys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyRecord
@@ -28,12 +28,12 @@ def api_keys(store: SqlStore) -> ApiKeys:
 
 async def test_a_key_is_known_until_it_is_revoked(api_keys: ApiKeys) -> None:
     record, secret = await api_keys.create("ci")
-    assert secret.startswith(PREFIX)
-    assert len(secret) == len(PREFIX) + 43  # 256 bits, base64
+    assert secret.startswith(SECRET_PREFIX)
+    assert len(secret) == len(SECRET_PREFIX) + 43  # 256 bits, base64
     found = api_keys.verify(secret)
     assert found is not None
     assert (found.owner, found.name, found.operator, found.quota) == (record.id, "ci", False, Quota())
-    for wrong in (secret[:-1], secret + "x", secret.removeprefix(PREFIX), "", "\ud800", "ä"):
+    for wrong in (secret[:-1], secret + "x", secret.removeprefix(SECRET_PREFIX), "", "\ud800", "ä"):
         assert api_keys.verify(wrong) is None
     assert list(await api_keys.list()) == [record]
     assert (await api_keys.revoke("ci")).id == record.id
@@ -65,7 +65,7 @@ async def test_names_and_quotas_that_are_none_are_refused(api_keys: ApiKeys) -> 
     with pytest.raises(ConflictError):
         await api_keys.create("a.b-c_1")
     for name in ("", " ", "-a", "x" * 64, "ä", "a\n"):
-        with pytest.raises(InvalidRequestError, match="not a name"):
+        with pytest.raises(InvalidRequestError, match="not a valid name"):
             await api_keys.create(name)
     for quota in (Quota(cpus=-1), Quota(lifetime_s=float("nan")), Quota(memory_bytes=-1), Quota(lifetime_s=float("inf"))):
         with pytest.raises(InvalidRequestError, match="must be 0 or more"):
@@ -82,7 +82,7 @@ async def test_what_another_process_changes_is_seen_by_the_next_look(store: SqlS
         assert service.principal_of(record.id) == service.verify(secret)
         await elsewhere.revoke("late")
         await until(lambda: service.verify(secret) is None)
-        assert module.LOOK_S <= 0.5, "a look and the wait before it take less than a second"
+        assert module.POLL_S <= 0.5, "a look and the wait before it take less than a second"
     finally:
         looking.cancel()
         await asyncio.wait({looking})
@@ -116,7 +116,7 @@ async def test_a_look_from_before_a_change_does_not_take_it_back(store: SqlStore
     table = Slow(store)
     api_keys = ApiKeys(table, ManualClock())
     gone, secret = await api_keys.create("gone")
-    look = asyncio.create_task(api_keys.look())
+    look = asyncio.create_task(api_keys.refresh())
     await table.asked.wait()
     _, fresh = await api_keys.create("fresh")
     await api_keys.revoke(gone.id)
@@ -144,7 +144,7 @@ async def test_revoking_a_key_ends_its_other_requests_as_unauthenticated(api_key
 
 
 async def test_while_the_store_does_not_answer_the_keys_seen_last_hold(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "POLL_S", 0.001)
     table = Slow(store)
     table.go_on.set()
     api_keys = ApiKeys(table, ManualClock())
