@@ -329,7 +329,11 @@ class SandboxManager(SandboxRegistry):
             recorder=self._recorder,
             clock=self._clock,
             check=lambda: quotas.check_update(
-                principal, sandbox, math.inf if what.persistent else what.timeout_s, what.limits, self._of(sandbox.owner)
+                principal.quota,
+                sandbox.spec.limits,
+                what.limits.over(sandbox.spec.limits),
+                math.inf if what.persistent else what.timeout_s,
+                [other.counted_limits for other in self._of(sandbox.owner) if other is not sandbox],
             ),
         )
         with self.reserve_name(sandbox.owner, what.name if what.unique_name else None, sandbox):

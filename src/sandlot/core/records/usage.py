@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.access.quotas import exceeded
+from sandlot.core.access.quotas import quota_exceeded
 from sandlot.core.ports import Clock
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Quota
@@ -67,13 +67,13 @@ class MonthlyExecutionCounter:
         now = self._clock.now()
         quota, used = self._quota_of(owner), self.used(owner)
         if quota.executions_per_month is not None and used >= quota.executions_per_month:
-            raise exceeded(
+            raise quota_exceeded(
                 "executions_per_month",
                 f"This key has begun {used} runs this month; it may begin {quota.executions_per_month}.",
                 "Wait for the next month (UTC), or ask the operator for a larger quota.",
                 limit=quota.executions_per_month,
                 used=used,
-                asked=1,
+                requested=1,
                 retry_after_s=left_s(now) if quota.executions_per_month else None,
             )
 

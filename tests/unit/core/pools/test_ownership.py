@@ -115,12 +115,12 @@ def test_a_pool_is_refused_that_its_owner_may_not_have() -> None:
     ownership.check(annes, PoolSizes(3, 3), who(ANNE, sandboxes=3, pools=2), 1)
     with pytest.raises(LimitError) as refused:
         ownership.check(annes, PoolSizes(3, 3), who(ANNE, sandboxes=3, pools=2), 2)
-    assert refused.value.fields == {"quota": "pools", "limit": 2, "used": 2, "asked": 1}
+    assert refused.value.fields == {"quota": "pools", "limit": 2, "used": 2, "requested": 1}
     for quota, fields in (
-        ({"sandboxes": 2}, {"quota": "sandboxes", "limit": 2, "used": 0, "asked": 3}),
-        ({"cpus": 1.0}, {"quota": "cpus", "limit": 1.0, "used": 0, "asked": 1.5}),
-        ({"memory_bytes": GIB}, {"quota": "memory_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
-        ({"disk_bytes": GIB}, {"quota": "disk_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
+        ({"sandboxes": 2}, {"quota": "sandboxes", "limit": 2, "used": 0, "requested": 3}),
+        ({"cpus": 1.0}, {"quota": "cpus", "limit": 1.0, "used": 0, "requested": 1.5}),
+        ({"memory_bytes": GIB}, {"quota": "memory_bytes", "limit": GIB, "used": 0, "requested": 3 * GIB}),
+        ({"disk_bytes": GIB}, {"quota": "disk_bytes", "limit": GIB, "used": 0, "requested": 3 * GIB}),
     ):
         with pytest.raises(LimitError) as refused:
             ownership.check(annes, PoolSizes(3, 3), who(ANNE, **quota))

@@ -38,7 +38,7 @@ async def test_what_begins_counts_until_the_quota_and_again_in_the_next_month(st
         begin(counts)
     assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
     assert refused.value.status == 429
-    assert dict(refused.value.fields) == {"quota": "executions_per_month", "limit": 3, "used": 3, "asked": 1, "retry_after_s": 31 * DAY_S}
+    assert dict(refused.value.fields) == {"quota": "executions_per_month", "limit": 3, "used": 3, "requested": 1, "retry_after_s": 31 * DAY_S}
     begin(counts, LOCAL)  # everybody's is their own
     clock.advance(31 * DAY_S)
     assert counts.used(OWNER) == 0
