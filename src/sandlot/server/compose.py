@@ -209,7 +209,7 @@ async def open_service(
             store,
             node,
             time,
-            told=records.events.notify,
+            records.events,
             execution_log=records.executions,
             metrics=records.metrics,
             execution_counter=records.execution_counter,

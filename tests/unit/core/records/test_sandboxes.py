@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.records import sandboxes
-from sandlot.core.records.sandboxes import record_of, revived
+from sandlot.core.records.sandboxes import from_record, to_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError
@@ -90,7 +90,7 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
 async def test_an_end_that_could_not_be_recorded_is_recorded_later(
     at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandboxes, "AGAIN_S", 0.05)
+    monkeypatch.setattr(sandboxes, "RETRY_S", 0.05)
     sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
     tries: list[State] = []
 
@@ -150,8 +150,8 @@ async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monk
 
 async def test_a_record_and_its_sandbox_say_the_same(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
-    record = record_of(sandbox, at.service.node)
+    record = to_record(sandbox, at.service.node)
     assert await at.service.store.sandboxes.get(sandbox.id) == record
-    again = revived(record, sandbox.buffers, clock)
-    assert record_of(again, at.service.node) == record
+    again = from_record(record, sandbox.buffers, clock)
+    assert to_record(again, at.service.node) == record
     assert again.deadline_monotonic_s == sandbox.deadline_monotonic_s
