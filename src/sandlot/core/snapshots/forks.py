@@ -31,9 +31,9 @@ from typing import Final
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.access.idempotency import check_key, check_same, words_digest
+from sandlot.core.access.idempotency import Idempotency, check_same, parts_digest
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -197,7 +197,7 @@ class ForkManager:
         self._node = node
         self._clock = clock
         self._told = told
-        self._idempotency_locks = KeyedLock()
+        self._idempotency = Idempotency()
         self._tasks = TaskSet("fork.defect")
 
     async def aclose(self) -> None:
@@ -228,8 +228,8 @@ class ForkManager:
         owner = replace(principal, owner=parent.owner)
         if key is None:
             return await self._fork(parent, owner, params, None)
-        digest = words_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str))
-        async with self._idempotency_locks.hold(parent.owner, check_key(key)):
+        digest = parts_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str))
+        async with self._idempotency.lock("fork", parent.owner, key):
             for attempt in count():
                 request = _Request(key, attempt, digest)
                 before = await self._before(request, owner, params.count)

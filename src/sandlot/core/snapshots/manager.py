@@ -26,9 +26,9 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import check_key, check_same, request_digest, words_digest
+from sandlot.core.access.idempotency import Idempotency, check_key, check_same, parts_digest, request_digest
 from sandlot.core.admission import NAME, CreateSandboxParams
-from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -119,7 +119,7 @@ class SnapshotManager:
         self._node = node
         self._clock = clock
         self._told = told
-        self._idempotency_locks = KeyedLock()
+        self._idempotency = Idempotency()
         self._admitting = asyncio.Lock()
         self._tasks = TaskSet("snapshot.defect")
         self._verifying = TaskSet("snapshot.defect")
@@ -207,7 +207,7 @@ class SnapshotManager:
             ConflictError: ``snapshot_unusable``: it cannot be restored here, or not with these limits.
             SandlotError: As for ``SandboxManager.create``.
         """
-        digest = words_digest("create", request_digest(params), repr(limits), network or "")
+        digest = parts_digest("create", request_digest(params), repr(limits), network or "")
         try:
             record = await self.get(params.snapshot or "", principal)
         except NotFoundError:
@@ -285,8 +285,8 @@ class SnapshotManager:
     async def _take_once(self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, key: str | None) -> SnapshotRecord:
         if key is None:
             return await self._take(sandbox, principal, name, kind, None, None)
-        digest = words_digest("snapshot", sandbox.id, name or "", kind)
-        async with self._idempotency_locks.hold(sandbox.owner, check_key(key)):
+        digest = parts_digest("snapshot", sandbox.id, name or "", kind)
+        async with self._idempotency.lock("snapshot", sandbox.owner, key):
             before = await self._table.by_idempotency_key(sandbox.owner, key)
             if before is not None:
                 check_same(before.request_digest, digest)
