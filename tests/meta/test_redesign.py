@@ -19,7 +19,6 @@ from tests.meta.tree import PACKAGE, modules, name
 NOT_DONE = {
     "cli",
     "core",
-    "core/access",
     "core/execution",
     "core/files",
     "core/forwarding",
@@ -27,9 +26,7 @@ NOT_DONE = {
     "core/node",
     "core/oneshot",
     "core/pools",
-    "core/records",
     "core/snapshots",
-    "core/webhooks",
     "doors",
     "doors/agentsandbox",
     "doors/e2b",

@@ -1,8 +1,8 @@
 """API keys: create, list, revoke and verify them, and end the open requests of a revoked key.
 
 Invariants:
-- A key is 256 random bits and is shown once, by the create. The store has only its SHA-256. A slow hash is not needed, because nobody
-  can guess so many random bits.
+- A key is 256 random bits and is shown once, by the create. The store has only its SHA-256. A slow hash is not needed, because so
+  many random bits cannot be guessed.
 - Verifying reads no database. Its time does not depend on which key matches, or whether one matches.
 - A change that this service makes applies at once. A change of another process applies within a second, after the next read of the
   store. While the store does not respond, the keys of the last successful read stay valid.

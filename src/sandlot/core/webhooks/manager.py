@@ -5,7 +5,7 @@ Invariants:
 - A disabled webhook gets nothing. After it is enabled, it gets the events that were committed meanwhile, as far as they are still stored.
 - An update applies to every event that is not delivered yet. A new URL is checked like the URL of a new webhook.
 - The secret is returned only by the create. It is stored in the clear, because every request is signed with it.
-- The service itself calls the URL, so the egress policy of the service decides which URLs are allowed, whoever the owner is.
+- The service itself calls the URL, so the egress policy of the service decides which URLs are allowed, for every owner.
 """
 
 from __future__ import annotations

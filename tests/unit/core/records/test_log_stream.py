@@ -114,7 +114,7 @@ async def test_a_process_in_the_background_is_told_once_it_has_ended(sandbox: Sa
 
 
 async def test_who_is_too_slow_is_told_how_much_was_lost(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_followers, "MOST_BYTES", 10)
+    monkeypatch.setattr(log_followers, "MAX_WAITING_BYTES", 10)
     told = log_stream.follow(execution_log, sandbox, OPERATOR, BOTH)
     follower = asyncio.ensure_future(anext(told))
     await until(lambda: execution_log.log_followers.followed)
