@@ -24,7 +24,6 @@ NOT_DONE = {
     "core/forwarding",
     "core/lifecycle",
     "core/node",
-    "core/oneshot",
     "core/pools",
     "core/snapshots",
     "doors",
