@@ -35,7 +35,7 @@ def sandbox(seconds: float | None) -> SandboxRecord:
     return SandboxRecord(spec, NODE, LOCAL, None, state, created_at=START, ended_at=ended)
 
 
-async def test_what_is_older_than_it_is_kept_goes(store: SqlStore, clock: ManualClock) -> None:
+async def test_old_rows_are_removed(store: SqlStore, clock: ManualClock) -> None:
     old, young = run(0), run(50)
     await store.executions.save([old, young])
     ended, lives = sandbox(0), sandbox(None)
@@ -54,7 +54,7 @@ async def test_what_is_older_than_it_is_kept_goes(store: SqlStore, clock: Manual
     assert [record.sequence for record in await store.events.page(owner=None, sandbox=None, after=0, limit=9)] == [2]
 
 
-async def test_what_is_more_than_is_kept_goes_oldest_first(store: SqlStore, clock: ManualClock) -> None:
+async def test_rows_beyond_the_limit_are_removed_oldest_first(store: SqlStore, clock: ManualClock) -> None:
     runs = [run(at) for at in range(5)]
     await store.executions.save(runs)
     await store.events.add([NewEvent("sandbox.created", START, LOCAL) for _ in range(5)])
@@ -63,7 +63,7 @@ async def test_what_is_more_than_is_kept_goes_oldest_first(store: SqlStore, cloc
     assert [record.sequence for record in await store.events.page(owner=None, sandbox=None, after=0, limit=9)] == [4, 5]
 
 
-async def test_a_store_that_fails_is_asked_for_the_rest_and_again(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_removal_does_not_stop_the_others_and_is_repeated(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(**_: object) -> int:
         raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
 

@@ -107,7 +107,7 @@ async def at(store: SqlStore, clock: ManualClock) -> AsyncIterator[Place]:
         yield place
 
 
-async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_it_was_made(at: Place) -> None:
+async def test_webhook_gets_signed_events_in_order_from_its_creation_on(at: Place) -> None:
     await at.happens("created")
     hook = await at.hooks.create(ALICE, url=URL)
     await at.happens("paused", "resumed")
@@ -125,21 +125,21 @@ async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_
     await until(recorded)
 
 
-async def test_only_what_was_asked_for_is_sent_and_in_the_shape_that_was(at: Place) -> None:
+async def test_webhook_gets_only_its_event_types_in_its_format(at: Place) -> None:
     await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="vendor")
     await at.happens("created", "paused", "resumed", "ended")
     await until(lambda: at.calls.heard() == [2, 4])
     assert [json.loads(body)["shaped"] for _, body, _ in at.calls.got] == [True, True]
 
 
-async def test_an_operators_is_told_of_everybodys(at: Place) -> None:
+async def test_webhook_of_an_operator_gets_events_of_all_owners(at: Place) -> None:
     await at.hooks.create(OPERATOR, url=URL)
     await at.happens("created")
     await at.happens("created", principal=BOB)
     await until(lambda: at.calls.heard() == [1, 2])
 
 
-async def test_what_fails_is_sent_again_later_and_later_and_then_given_up_and_said(at: Place, clock: ManualClock) -> None:
+async def test_failed_event_is_retried_with_doubling_pauses_and_then_given_up(at: Place, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     at.calls.answers = lambda _url, number: (0 if number % 2 else 500) if number <= MAX_ATTEMPTS else 200
     await at.happens("created", "ended")
@@ -169,7 +169,7 @@ async def done_with(at: Place, hook: WebhookRecord, sequence: int) -> bool:
     return (await at.now(hook)).progress.cursor == sequence
 
 
-async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
+async def test_webhook_without_a_response_delays_no_other_webhook(at: Place) -> None:
     slow = "https://slow.example/"
     at.calls.slow[slow] = asyncio.Event()
     for principal, url in ((ALICE, slow), (ALICE, URL), (BOB, "https://bob.example/")):
@@ -183,7 +183,7 @@ async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
     await until(lambda: at.calls.heard(slow) == [1, 2, 3])
 
 
-async def test_only_so_many_are_called_at_once(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_calls_are_limited(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "MAX_CONCURRENT_CALLS", 2)
     async with service(store, clock) as at:
         urls = [f"https://{number}.example/" for number in range(4)]
@@ -199,7 +199,7 @@ async def test_only_so_many_are_called_at_once(store: SqlStore, clock: ManualClo
         await until(lambda: len(at.calls.got) == 4)
 
 
-async def test_the_next_service_goes_on_where_this_one_ended_with_what_was_not_answered(store: SqlStore, clock: ManualClock) -> None:
+async def test_next_service_repeats_the_interrupted_call_and_continues(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock) as at:
         hook = await at.hooks.create(ALICE, url=URL)
         await at.happens("created")
@@ -216,7 +216,7 @@ async def test_the_next_service_goes_on_where_this_one_ended_with_what_was_not_a
         await until(lambda: at.calls.heard() == [2, 3, 4])
 
 
-async def test_tries_are_counted_over_a_restart(store: SqlStore, clock: ManualClock) -> None:
+async def test_attempts_are_counted_over_a_restart(store: SqlStore, clock: ManualClock) -> None:
     refusing = Calls(answers=lambda _url, _number: 503)
     async with service(store, clock, calls=refusing) as at:
         hook = await at.hooks.create(ALICE, url=URL)
@@ -229,7 +229,7 @@ async def test_tries_are_counted_over_a_restart(store: SqlStore, clock: ManualCl
         await until(lambda: tried(at, hook, 2))
 
 
-async def test_another_node_delivers_once_the_one_that_did_is_dead(store: SqlStore, clock: ManualClock) -> None:
+async def test_another_node_delivers_after_the_lease_of_a_dead_node(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         await one.hooks.create(ALICE, url=URL)
         await one.happens("created")
@@ -250,7 +250,7 @@ async def test_another_node_delivers_once_the_one_that_did_is_dead(store: SqlSto
         assert one.calls.heard() == [1, 2]
 
 
-async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None:
+async def test_webhook_of_a_revoked_key_gets_nothing_more(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     await at.keys.revoke(ALICE.owner)
     await at.happens("created")
@@ -261,7 +261,7 @@ async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None
     assert (await at.now(hook)).progress.delivered == 0
 
 
-async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
+async def test_deleted_webhook_gets_nothing_more(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     await at.hooks.delete(ALICE, hook.id)
     await at.happens("created")
@@ -274,7 +274,7 @@ async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
         await at.hooks.get(ALICE, hook.id)
 
 
-async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: Place, store: SqlStore, clock: ManualClock) -> None:
+async def test_disabled_webhook_gets_missed_events_after_it_is_enabled(at: Place, store: SqlStore, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     await at.happens("created")
     await until(lambda: done_with(at, hook, 1))
@@ -296,7 +296,7 @@ async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: P
         await until(lambda: at.calls.heard() == [1, 2, 3] and at.calls.heard("https://asleep.example/") == [2, 3])
 
 
-async def test_another_address_is_told_at_once_what_the_one_before_did_not_take(at: Place, clock: ManualClock) -> None:
+async def test_new_url_gets_the_pending_event_at_once(at: Place, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     at.calls.answers = lambda url, _number: 500 if url == URL else 200
     await at.happens("created")
@@ -312,7 +312,7 @@ async def test_another_address_is_told_at_once_what_the_one_before_did_not_take(
     assert at.calls.heard() == [1, 1]
 
 
-async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> None:
+async def test_new_event_types_apply_to_undelivered_events(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
     await at.happens("created", "paused", "ended")
     await until(lambda: done_with(at, hook, 3))
@@ -326,7 +326,7 @@ async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> 
     await until(lambda: at.calls.heard() == [3, 4, 6, 7])
 
 
-async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(store: SqlStore, clock: ManualClock) -> None:
+async def test_change_made_on_another_node_applies_to_the_delivering_node(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         hook = await one.hooks.create(ALICE, url=URL)
         await one.happens("created")
@@ -342,7 +342,7 @@ async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(
         assert (one.calls.heard(), one.calls.heard("https://two.example/"), other.calls.heard("https://two.example/")) == ([1], [3], [])
 
 
-async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_that_another_node_took(store: SqlStore, clock: ManualClock) -> None:
+async def test_url_changed_on_another_node_is_called_within_seconds_during_a_retry(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         hook = await one.hooks.create(ALICE, url=URL)
         one.calls.answers = lambda url, _number: 500 if url == URL else 200
@@ -367,7 +367,7 @@ async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
     return next_at
 
 
-async def test_a_secret_is_made_where_none_is_given_and_never_shown_by_chance(at: Place) -> None:
+async def test_generated_secret_is_long_and_hidden_in_repr(at: Place) -> None:
     one, other = [await at.hooks.create(ALICE, url=URL) for _ in range(2)]
     assert one.secret.startswith("whsec_")
     assert one.secret != other.secret

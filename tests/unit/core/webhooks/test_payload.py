@@ -25,7 +25,7 @@ HAPPENED = EventRecord(
 )
 
 
-def test_a_message_is_the_event_and_its_signature_is_of_these_bytes() -> None:
+def test_signature_covers_the_bytes_of_the_body() -> None:
     hook = webhook()
     body, headers = payload.encode(hook, HAPPENED, payload.native)
     assert json.loads(body) == {
@@ -46,7 +46,7 @@ def test_a_message_is_the_event_and_its_signature_is_of_these_bytes() -> None:
     assert payload.encode(replace(hook, secret=hook.url), HAPPENED, payload.native)[1]["X-Signature"] != headers["X-Signature"]
 
 
-def test_what_is_wanted_is_what_was_asked_for() -> None:
+def test_webhook_matches_its_event_types() -> None:
     assert payload.matches(webhook(), HAPPENED)
     assert payload.matches(replace(webhook(), events=("sandbox.created", "sandbox.ended")), HAPPENED)
     assert not payload.matches(replace(webhook(), events=("sandbox.created",)), HAPPENED)
@@ -55,12 +55,12 @@ def test_what_is_wanted_is_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     "status, good", [(200, True), (204, True), (299, True), (199, False), (300, False), (302, False), (404, False), (500, False)]
 )
-def test_an_answer_of_two_hundred_takes_an_event(status: int, good: bool) -> None:  # noqa: FBT001
+def test_status_200_to_299_accepts_an_event(status: int, good: bool) -> None:  # noqa: FBT001
     assert (failure_of(status) == "") is good
     assert good or str(status) in failure_of(status)
 
 
-def test_tries_are_twice_as_far_apart_each_time_and_come_to_an_end() -> None:
+def test_pauses_double_until_the_event_is_given_up() -> None:
     progress, waits = Progress(cursor=6, delivered=3), []
     for number in range(1, MAX_ATTEMPTS):
         progress = next_progress(progress, 7, "no", START)
@@ -72,5 +72,5 @@ def test_tries_are_twice_as_far_apart_each_time_and_come_to_an_end() -> None:
     assert next_progress(progress, 7, "no", START) == Progress(cursor=7, delivered=3, given_up=1, last_at=START, last_error="no")
 
 
-def test_the_events_that_can_be_asked_for_are_those_that_there_are() -> None:
+def test_event_types_are_those_of_the_api() -> None:
     assert set(EVENT_TYPES) == set(STREAMS["events"]) - {"position", "failure"}
