@@ -318,7 +318,7 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
     really = mounts.ask
     with monkeypatch.context() as patched:
         patched.setattr(mounts, "ask", silent)
-        patched.setattr(SandboxRecorder, "changed", full)
+        patched.setattr(SandboxRecorder, "save_update", full)
         with pytest.raises(HostError, match="full"):
             await attach(service, sandbox)
         assert [each.moving for each in sandbox.spec.volumes] == [True]
@@ -340,7 +340,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
                 await shell(old, "echo 1 > /data/word; echo 2 > /srv/other/word")
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
-                await service.sandboxes._recorder.moved(old)  # noqa: SLF001 - as it was recorded then
+                await service.sandboxes._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
             sandbox = service.sandboxes.find(old.id, OPERATOR)
             assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]

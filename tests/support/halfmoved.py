@@ -22,12 +22,12 @@ from tests.support.forsaken import after, amid, say
 from tests.support.saving import make, real_service, shell
 
 STEPS: dict[str, Callable[[], None]] = {
-    "intended": lambda: after(SandboxRecorder, "intend"),
+    "intended": lambda: after(SandboxRecorder, "save"),
     "mounted": lambda: after(VolumeManager, "attach"),
     "asking": lambda: amid(mounts, "ask"),
     "asked": lambda: after(mounts, "ask"),
     "seen": lambda: after(OciInstance, "configure"),
-    "recorded": lambda: after(SandboxRecorder, "changed"),
+    "recorded": lambda: after(SandboxRecorder, "save_update"),
 }
 """Where to die."""
 

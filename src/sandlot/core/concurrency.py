@@ -38,7 +38,7 @@ class TaskSet:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        """Start a task that nobody awaits. Every exception that it raises is logged."""
+        """Start a task that no caller awaits. Every exception of the task is logged."""
         self._start(work).add_done_callback(self._log_failure)
 
     def create_task(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:

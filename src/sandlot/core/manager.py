@@ -22,9 +22,9 @@ from pathlib import Path
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import check_key, find_created, request_digest
+from sandlot.core.access.idempotency import Idempotency, check_same, request_digest
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
-from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.execution import unattended
 from sandlot.core.execution.packages import services_of
 from sandlot.core.lifecycle import recovery, supervisor, suspend, teardown
@@ -53,7 +53,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Driver, Exit, ExitReason, HostReading, Resources
-from sandlot.model.states import LIFECYCLE, Recovery
+from sandlot.model.states import LIFECYCLE, Recovery, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
@@ -109,7 +109,7 @@ class SandboxManager(SandboxRegistry):
     ) -> None:
         super().__init__(recorder, buffers, clock)
         self._services = functools.partial(services_of, packages)
-        self._idempotency_locks = KeyedLock()
+        self._idempotency = Idempotency()
         self._tasks = TaskSet("service.defect")
         self._disposer = Disposer(clock)
         self.supply = self._supply = Supply(drivers, templates)
@@ -242,9 +242,33 @@ class SandboxManager(SandboxRegistry):
         if key is None:
             return await self._create(params, principal, None, None, source)
         digest = request_digest(params) if source is None or source.digest is None else source.digest
-        async with self._idempotency_locks.hold(principal.owner, check_key(key)):
-            before = await find_created(self._recorder.store.sandboxes, principal.owner, key, digest, self._known, self._revived)
-            return before or await self._create(params, principal, key, digest, source)
+        async with self._idempotency.lock("create", principal.owner, key):
+            return await self._find_created(principal.owner, key, digest) or await self._create(params, principal, key, digest, source)
+
+    async def _find_created(self, owner: OwnerId, key: str, digest: str) -> Sandbox | None:
+        """Return the sandbox that an earlier request with this key created. The caller holds the lock of the key.
+
+        Return None if there is none, or if the client of the earlier request disconnected before it got the response.
+
+        Raises:
+            ConflictError: The key was used for another request.
+            UnavailableError: ``busy``: the sandbox is on another node, or its end is not recorded yet.
+        """
+        while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, key)) is not None:
+            check_same(record.request_digest, digest)
+            sandbox = self._known(record.id)
+            if sandbox is None and not is_terminal(record.state):
+                raise UnavailableError(
+                    f"Sandbox {record.id}, which this Idempotency-Key names, is on another node, or its end is not recorded yet.",
+                    code=ErrorCode.BUSY,
+                    hint="Retry later, ask the node that created the sandbox, or use a new key for another sandbox.",
+                    fields={"retry_after_s": 5},
+                )
+            if sandbox is None or sandbox.is_announced:
+                return sandbox or self._revived(record)
+            await sandbox.ended.wait()  # its client disconnected, so it ends; then its record no longer has the key
+            await asyncio.sleep(0)
+        return None
 
     async def _create(
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
@@ -340,7 +364,11 @@ class SandboxManager(SandboxRegistry):
             recorder=self._recorder,
             clock=self._clock,
             check=lambda: quotas.check_update(
-                principal, sandbox, math.inf if what.persistent else what.timeout_s, what.limits, self._of(sandbox.owner)
+                principal.quota,
+                sandbox.spec.limits,
+                what.limits.over(sandbox.spec.limits),
+                math.inf if what.persistent else what.timeout_s,
+                [other.counted_limits for other in self._of(sandbox.owner) if other is not sandbox],
             ),
         )
         with self.reserve_name(sandbox.owner, what.name if what.unique_name else None, sandbox):

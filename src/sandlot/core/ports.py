@@ -1,4 +1,4 @@
-"""What core asks of the world besides a driver: the time, templates, a link to a guest, and package indexes."""
+"""Ports of core, besides the driver: clock, templates, volume disks, links to guests, and package indexes."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from sandlot.model.specs import RootFs
 
 
 class Clock(Protocol):
-    """The time; injected, so that a test of a deadline takes no time."""
+    """Clock of the service. Injected, so that a test of a deadline does not wait."""
 
     def monotonic_s(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return the seconds since a fixed but unspecified moment. Never goes back."""
         ...
 
     def now(self) -> datetime:
-        """The date, in UTC."""
+        """Return the date and time in UTC."""
         ...
 
     async def sleep_until(self, moment_monotonic_s: float) -> None:
-        """Return once :meth:`monotonic_s` has reached that moment."""
+        """Wait until :meth:`monotonic_s` has reached a moment."""
         ...
 
 
 class SystemClock:
-    """The time of this machine."""
+    """Clock of this machine."""
 
     def monotonic_s(self) -> float:
-        """Seconds since boot, without the time spent suspended (CLOCK_MONOTONIC)."""
+        """Return the seconds since boot, without the time in which the machine was suspended (CLOCK_MONOTONIC)."""
         return time.monotonic()
 
     def now(self) -> datetime:
-        """The date, in UTC."""
+        """Return the date and time in UTC."""
         return datetime.now(UTC)
 
     async def sleep_until(self, moment_monotonic_s: float) -> None:
-        """Return once :meth:`monotonic_s` has reached that moment."""
+        """Wait until :meth:`monotonic_s` has reached a moment."""
         await asyncio.sleep(moment_monotonic_s - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Something that a sandbox can be started from.
+    """Template from which sandboxes start.
 
     Args:
-        name: What a request calls it.
+        name: Name in requests.
         description: One line for people.
-        digest: SHA-256 in hexadecimal of its root file system; None until it is built.
-        building: What its build is at, for a person; None where nobody builds it.
+        digest: SHA-256 of the root filesystem image, in hexadecimal; None until the image is built.
+        building: Current step of the build, for people; None if no build is running.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTemplate:
-    """What a template gives a sandbox.
+    """Root filesystem and environment that a template gives its sandboxes.
 
     Args:
-        root: Its root file system.
-        env: What every process starts with; the sandbox's own environment goes over it.
+        root: Root filesystem.
+        env: Environment of all processes; the environment of the sandbox overrides it.
     """
 
     root: RootFs
@@ -79,79 +79,84 @@ class ResolvedTemplate:
 
 
 class Templates(Protocol):
-    """Templates and their root file systems. The methods block, but for ``names``: core calls them in a thread."""
+    """Templates and their root filesystem images. All methods except ``names`` block, so core calls them in a thread."""
 
     def names(self) -> Collection[str]:
-        """All that a request may name."""
+        """Return the names of all templates."""
         ...
 
     def all(self) -> Sequence[Template]:
-        """What is known of all of them."""
+        """Return all templates."""
         ...
 
     def base(self, name: str) -> ResolvedTemplate:
-        """What a template gives; builds it first where nobody did, which takes minutes.
+        """Return the root filesystem of a template. Build the image first if it does not exist, which takes minutes.
 
         Raises:
             NotFoundError: ``template_not_found``.
-            HostError: It cannot be built here; the hint gives the fix.
+            HostError: The image cannot be built on this host; the hint says how to fix this.
         """
         ...
 
     def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        """What a template gave whose root file system had that digest; None where that is not there any more. Builds nothing."""
+        """Return an earlier build of a template by its digest, or None if that build was removed. Builds nothing."""
         ...
 
 
 class VolumeDisks(Protocol):
-    """File systems of volumes on the host. Every method blocks, and may raise ``OSError``."""
+    """Filesystems of volumes on the host. All methods block and may raise ``OSError``."""
 
     def takes(self, size_bytes: int) -> int:
-        """The most that one takes on the disk. Pure."""
+        """Return the most disk space that a volume of a size takes. Pure."""
         ...
 
     def make(self, volume: str, size_bytes: int) -> None:
-        """Make one, empty."""
+        """Create an empty volume."""
         ...
 
     def mount(self, volume: str) -> Path:
-        """Where it is mounted, from now on where it was not."""
+        """Mount a volume if it is not mounted, and return its path."""
         ...
 
     def unmount(self, volume: str) -> None:
-        """Take it away from the host. Idempotent."""
+        """Unmount a volume. Idempotent."""
         ...
 
     def used_bytes(self, volume: str) -> int | None:
-        """What is in it; None while it is not mounted."""
+        """Return the used bytes of a volume, or None if the volume is not mounted."""
         ...
 
     def remove(self, volume: str) -> None:
-        """Remove it with all that is in it. Idempotent."""
+        """Delete a volume and its content. Idempotent."""
         ...
 
     def ids(self) -> frozenset[str]:
-        """All that there are, half made ones included."""
+        """Return the ids of all volumes, including partly created ones."""
         ...
 
 
 class GuestLinkFactory(Protocol):
-    """Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""
+    """Function that opens a link over a byte stream to a guest: ``Link.greet``."""
 
     def __call__(self, stream: ByteStream, *, services: Mapping[str, Service]) -> Awaitable[Link]:
-        """A link over which the guest may ask for some services, by name."""
+        """Open a link.
+
+        Args:
+            stream: Byte stream to the guest.
+            services: Name -> service that the guest may request over the link.
+        """
         ...
 
 
 class PackageIndex(Protocol):
-    """Package indexes, as sandboxes may read them."""
+    """Package indexes for sandboxes."""
 
     async def serve(self, stream: GuestStream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
-        """Answer one connection from inside until it ends.
+        """Serve one connection from inside a sandbox until the connection ends.
 
         Args:
-            stream: Its bytes, both ways: HTTP/1.1 requests, one after another. Hostile.
-            sandbox: Whose it is: what one sandbox asks at once is bounded.
-            allowed: Whether the sandbox may have anything at this moment; asked for each request.
+            stream: Bytes of the connection in both directions: HTTP/1.1 requests, one after another. Hostile.
+            sandbox: Id of the sandbox; the number of its concurrent requests is limited.
+            allowed: Returns whether the sandbox may use the index now; called for each request.
         """
         ...

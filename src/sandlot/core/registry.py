@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
-from sandlot.core.records.sandboxes import SandboxRecorder, revived
+from sandlot.core.records.sandboxes import SandboxRecorder, from_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
@@ -190,7 +190,7 @@ class SandboxRegistry:
             self._naming.discard((owner, name))
 
     def _revived(self, record: SandboxRecord) -> Sandbox:
-        return revived(record, self._buffers.part(), self._clock)
+        return from_record(record, self._buffers.part(), self._clock)
 
     def _known(self, id_: str) -> Sandbox | None:
         living = self._lives.get(SandboxId(id_))

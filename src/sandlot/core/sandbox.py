@@ -184,7 +184,6 @@ class Sandbox:
         "owner",
         "present",
         "ready",
-        "recording",
         "recovered",
         "ref",
         "request_digest",
@@ -253,7 +252,6 @@ class Sandbox:
         self.reserved_limits: Limits | None = None
         self.steady = 0
         """What is being made that has to have the volumes that it has now."""
-        self.recording = asyncio.Lock()
         self.end_requested = asyncio.Event()
         self.requested_exit: Exit | None = None
         self.ended = asyncio.Event()

@@ -29,7 +29,7 @@ from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
-from sandlot.model.specs import SandboxSpec, VolumeMount
+from sandlot.model.specs import Limits, SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
 Inject = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -136,7 +136,7 @@ class Scheduler:
             if reading is not None:
                 self._reservations.check_feasible(takes, reading)  # first: what can never be is not told to try again
             sandboxes = [sandbox for sandbox in here() if sandbox.state is not State.HIBERNATED]
-            quotas.check_create(principal, params, [sandbox for sandbox in sandboxes if sandbox.owner == principal.owner])
+            quotas.check_create(principal.quota, params.limits, params.timeout_s, _limits_of(sandboxes, principal.owner))
             waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._rules.max_creates
             admission.check_room(len(sandboxes), waiting, self._rules)
 
@@ -216,7 +216,7 @@ class Scheduler:
                     fields={**error.fields, "field": "count"},
                 ) from None
             sandboxes = [sandbox for sandbox in here() if sandbox.state is not State.HIBERNATED]
-            quotas.check_create(principal, params, [sandbox for sandbox in sandboxes if sandbox.owner == principal.owner], count)
+            quotas.check_create(principal.quota, params.limits, params.timeout_s, _limits_of(sandboxes, principal.owner), count)
             admission.check_room(len(sandboxes) + count - 1, 0, self._rules)
 
         check(await self._reservations.read_host())
@@ -238,7 +238,7 @@ class Scheduler:
         takes = self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
         reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
         sandboxes = [other for other in here() if other.state is not State.HIBERNATED and other is not sandbox]
-        quotas.check_live(self._quota_of(sandbox.owner), sandbox.spec.limits, [other for other in sandboxes if other.owner == sandbox.owner])
+        quotas.check_live(self._quota_of(sandbox.owner), sandbox.spec.limits, _limits_of(sandboxes, sandbox.owner))
         admission.check_room(len(sandboxes), 0, self._rules)
         with self._reservations.resize(sandbox.id, takes, reading):
             pass
@@ -272,3 +272,7 @@ def _all(*injects: Inject | None) -> Inject | None:
             await each(sandbox)
 
     return work
+
+
+def _limits_of(sandboxes: Sequence[Sandbox], owner: OwnerId) -> list[Limits]:
+    return [sandbox.counted_limits for sandbox in sandboxes if sandbox.owner == owner]

@@ -1,4 +1,4 @@
-"""All of core that answers requests, in one hand: what the API and every door are given."""
+"""Core: the services that routes and compatibility APIs use."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from sandlot.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Everything that a running service does, without how it is reached.
+    """Services of one node.
 
     Args:
-        node: This node's id.
-        manager: All of them.
-        clock: The time.
-        buffers: Of the memory that is held for clients.
-        files: The file store.
-        events: What happened.
-        webhooks: Who is told of it.
-        executions: The log of what ran.
-        metrics: What is counted and measured.
-        snapshots: What is kept of sandboxes to start others from.
-        volumes: Files that outlive sandboxes.
-        mounts: Which of them the sandboxes have.
-        forks: Of sandboxes, and the trees that they grow into.
-        url_signer: Of URLs that need no key.
-        api_keys: Who may ask.
-        execution_counter: How many runs each of them has begun this month.
+        node: Id of the node.
+        manager: Sandboxes.
+        clock: Clock of the service.
+        buffers: Memory for client data.
+        files: File store.
+        events: Events of sandboxes and snapshots.
+        webhooks: Webhooks, which get the events.
+        executions: Execution log.
+        metrics: Metrics for Prometheus.
+        snapshots: Snapshots of sandboxes.
+        volumes: Volumes.
+        mounts: Volumes of running sandboxes.
+        forks: Forks of sandboxes, and their trees.
+        url_signer: Signer of URLs that need no API key.
+        api_keys: API keys.
+        execution_counter: Executions of each owner in the current month.
     """
 
     node: NodeId

@@ -208,7 +208,7 @@ async def open_service(
             store,
             node,
             time,
-            told=records.events.notify,
+            records.events,
             execution_log=records.executions,
             metrics=records.metrics,
             execution_counter=records.execution_counter,
@@ -261,8 +261,15 @@ async def open_service(
         await saved.tidy([*kept, *manager.unheld, *(sandbox.id for sandbox in manager.live())])
         await settle(records.executions, {sandbox.id: sandbox for sandbox in manager.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)
-        shapes = {"sandbase": sandbase.event}
-        webhooks = WebhookManager(store, records.events, calls, time, node, records.api_keys.principal_of, shapes)
+        webhooks = WebhookManager(
+            webhooks=store.webhooks,
+            events=records.events,
+            sender=calls,
+            api_keys=records.api_keys,
+            formats={"sandbase": sandbase.event},
+            node=node,
+            clock=time,
+        )
         try:
             snapshots.begin()
             webhooks.start()

@@ -1,4 +1,4 @@
-"""What a service writes down, in one hand: opened before its sandboxes are, and closed after them."""
+"""Records of a service: opened before its sandboxes start and closed after they have ended."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from sandlot.model.storage import Blobs, Store
 from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
 
-LAST_S = 6.0
-"""How long the store may take for what is written last, before the service leaves without it."""
+LAST_WRITE_S = 6.0
+"""Limit of the last writes when the service stops; after it, the service stops without them."""
 
 _log = structlog.get_logger("sandlot.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """They.
+    """Objects that write the records of a service.
 
     Args:
-        files: The file store.
-        events: What happens.
-        executions: What runs.
-        metrics: What is counted.
-        api_keys: Who may ask.
-        execution_counter: How many runs each of them has begun.
+        files: File store.
+        events: Events of sandboxes and snapshots.
+        executions: Execution log.
+        metrics: Metrics for Prometheus.
+        api_keys: API keys of the callers.
+        execution_counter: Executions of each owner in the current month.
     """
 
     files: FileStore
@@ -61,22 +61,22 @@ async def open_records(
     states: Callable[[], Iterable[State]],
     room: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[Records]:
-    """Write down what happens; in the end, what is left of it.
+    """Open the records of a service. Leaving the context writes the pending records.
 
     Args:
-        settings: What the operator set.
-        node: This one.
-        store: Where rows are kept.
-        blobs: Where the bytes of files are kept.
-        clock: The time.
-        states: Gives the state of every sandbox that there is now.
-        room: Refuses to keep more files while the host is short of disk space.
+        settings: Settings of the service.
+        node: This node.
+        store: Store of the rows.
+        blobs: Store of the contents of files.
+        clock: Clock of the service.
+        states: Returns the states of all current sandboxes.
+        room: Raises ``busy`` while the host is short of disk space.
     """
     metrics = Metrics(states)
     api_keys = ApiKeys(store.keys, clock)
     if imported := await take_over(store.keys, settings.data_dir):
         _log.info("keys.imported", count=imported)
-    await api_keys.look()
+    await api_keys.refresh()
     execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
     await execution_counter.open()
     files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=room)
@@ -85,7 +85,7 @@ async def open_records(
     retention = Retention(store, settings.keep, clock, metrics)
     feed = EventFeed(store.events)
     tasks = [
-        asyncio.create_task(_lasting(work, metrics))
+        asyncio.create_task(_restart_on_defect(work, metrics))
         for work in (execution_log.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.run)
     ]
     try:
@@ -94,21 +94,21 @@ async def open_records(
         feed.close()
         for task in tasks:
             task.cancel()
-        # What they commit is committed to its end, so a store that does not answer holds each of them for minutes.
+        # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
         last = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.aclose(), files.aclose())]
-        _, left = await asyncio.wait([*tasks, *last], timeout=LAST_S)
+        _, left = await asyncio.wait([*tasks, *last], timeout=LAST_WRITE_S)
         if left:
-            _log.error("records.left", hint="The store does not answer: what was to be written last is lost.")
+            _log.error("records.left", hint="The store does not respond; the last records are lost. Check the database.")
             for task in left:
                 task.cancel()
 
 
-async def _lasting(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:
-    """Do something again that ended by a defect: nobody else would notice that it has."""
+async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:
+    """Run a loop, and start it again after a defect: no caller would notice that the loop has ended."""
     while True:
         try:
             await work()
-        except Exception:  # noqa: BLE001 - it is in the log, and what it does must go on
+        except Exception:  # noqa: BLE001 - logged; the work of the loop must continue
             metrics.store_failed("defect")
             _log.exception("records.defect")
             await asyncio.sleep(1)

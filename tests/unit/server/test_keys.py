@@ -52,7 +52,7 @@ async def test_without_a_service_keys_are_in_the_same_store(tmp_path: Path) -> N
     record, secret = await with_keys(settings, lambda api_keys: api_keys.create("a", quota=Quota(sandboxes=3)))
     async with open_store(settings.database) as store:
         api_keys = ApiKeys(store.keys, SystemClock())
-        await api_keys.look()
+        await api_keys.refresh()
         found = api_keys.verify(secret)
     assert found is not None
     assert (found.owner, found.name, found.operator, found.quota) == (record.id, "a", False, Quota(sandboxes=3))
@@ -78,7 +78,7 @@ async def test_keys_of_before_go_on_working_and_are_taken_over_once(tmp_path: Pa
     assert await with_keys(settings, names) == ["second"]
     async with open_store(settings.database) as store:
         api_keys = ApiKeys(store.keys, SystemClock())
-        await api_keys.look()
+        await api_keys.refresh()
         found = api_keys.verify(BEFORE + "second")
         assert found is not None
         assert (found.owner, found.name, found.operator, found.quota) == (f"{1:012x}", "second", False, Quota())

@@ -16,7 +16,7 @@ from tests.support.until import until
 
 
 async def test_a_store_that_does_not_answer_keeps_no_service_from_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LAST_S", 0.2)
+    monkeypatch.setattr(records, "LAST_WRITE_S", 0.2)
     answers, asked = asyncio.Event(), asyncio.Event()
     before = asyncio.all_tasks()
 

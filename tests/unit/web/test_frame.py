@@ -147,7 +147,7 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(a
         for too_large in (b"x" * 1500, pieces(1500)):
             refused = await upload(too_large)
             assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
-            assert refused.json()["fields"] == {"quota": "upload_bytes", "limit": 1000, "used": 0, "asked": 1500}
+            assert refused.json()["fields"] == {"quota": "upload_bytes", "limit": 1000, "used": 0, "requested": 1500}
             assert "retry-after" not in refused.headers, "waiting does not help"
 
 

@@ -1,16 +1,13 @@
-"""What owners have open: requests and sockets under way, ended when their key is taken away.
+"""API keys: create, list, revoke and verify them, and end the open requests of a revoked key.
 
-Law: Who was let in by a key that holds no more is neither answered nor heard any longer; whoever takes it away is answered all the same.
-
-API keys: made, listed, revoked, and checked in memory.
-
-Laws:
-- A key is 256 bits of randomness and is shown once, when it is made. The store holds its SHA-256 only; that much randomness needs no
-  slow hash, because nobody can guess it.
-- Checking asks no database, and takes the same time whichever key matches, and whether one does.
-- A change that this service makes holds at once; one that another process makes is seen by a look in the background, within a second. While the
-  store does not answer, the keys that were seen last hold.
-- A key that is gone takes along what was opened with it: requests under way, streams, terminals.
+Invariants:
+- A key is 256 random bits and is shown once, by the create. The store has only its SHA-256. A slow hash is not needed, because so
+  many random bits cannot be guessed.
+- Verifying reads no database. Its time does not depend on which key matches, or whether one matches.
+- A change that this service makes applies at once. A change of another process applies within a second, after the next read of the
+  store. While the store does not respond, the keys of the last successful read stay valid.
+- Revoking a key ends everything that was opened with it: requests in progress, streams, terminals. Only the request that revokes the key
+  gets its response.
 """
 
 from __future__ import annotations
@@ -35,9 +32,17 @@ from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestE
 from sandlot.model.records import KeyRecord
 from sandlot.model.storage import KeyTable
 
+SECRET_PREFIX: Final = "sandlot_"  # noqa: S105 - not a secret
+"""Prefix of a secret. Lets people and secret scanners recognize it."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+POLL_S: Final = 0.5
+"""Interval between two reads of the store for changes by other processes. The interval and the read take less than a second together."""
+
+_log = structlog.get_logger("sandlot.core")
+
 
 class ActiveRequests:
-    """The tasks that work for each owner."""
+    """Tasks that work on requests, by owner."""
 
     def __init__(self) -> None:
         self._tasks: dict[OwnerId, set[asyncio.Task[Any]]] = {}
@@ -45,50 +50,44 @@ class ActiveRequests:
 
     @contextmanager
     def working_for(self, owner: OwnerId) -> Iterator[None]:
-        """Around what the current task does for an owner.
+        """Register the current task as working for an owner while the body runs.
 
         Raises:
-            AuthenticationError: The owner's key was taken away meanwhile.
+            AuthenticationError: The owner's key was revoked meanwhile.
         """
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("no task is running")
-        mine = self._tasks.setdefault(owner, set())
-        mine.add(task)
+        tasks = self._tasks.setdefault(owner, set())
+        tasks.add(task)
         try:
             yield
         except asyncio.CancelledError:
             if task not in self._ended or task.uncancel():
-                raise  # somebody else wants it to end as well
-            raise AuthenticationError("This API key was revoked.", code=ErrorCode.UNAUTHENTICATED, hint="Ask the operator for another one.") from None
+                raise  # the task was cancelled for another reason as well
+            raise AuthenticationError(
+                "This API key was revoked.", code=ErrorCode.UNAUTHENTICATED, hint="Ask the operator for another API key."
+            ) from None
         finally:
             self._ended.discard(task)
-            mine.discard(task)
-            if not mine and self._tasks.get(owner) is mine:
+            tasks.discard(task)
+            if not tasks and self._tasks.get(owner) is tasks:
                 del self._tasks[owner]
 
     def end(self, owner: OwnerId) -> None:
-        """End all that is done for an owner, but for what says so."""
+        """End all requests of an owner except the request that the current task works on."""
         for task in self._tasks.get(owner, set()) - {asyncio.current_task()} - self._ended:
             self._ended.add(task)
             task.cancel()
 
 
-PREFIX: Final = "sandlot_"
-"""Lets people and secret scanners see what it is."""
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-LOOK_S: Final = 0.5
-"""Between two looks for what other processes changed: with the look itself less than a second."""
-_log = structlog.get_logger("sandlot.core")
-
-
 class ApiKeys:
-    """The keys of a store. Call :meth:`look` before anything is verified.
+    """All API keys of a store. Call :meth:`refresh` before the first :meth:`verify`.
 
     Args:
-        table: Where they are.
-        clock: The time.
-        random: Gives that many random bytes.
+        table: Stored keys.
+        clock: Clock of the service.
+        random: Returns the given number of random bytes.
     """
 
     def __init__(self, table: KeyTable, clock: Clock, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
@@ -98,33 +97,34 @@ class ApiKeys:
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self._quotas: dict[OwnerId, Quota] = {}
         self._changes = 0
-        self._holding = ActiveRequests()
-        self.working_for = self._holding.working_for
+        """Number of changes that this service has made."""
+        self._requests = ActiveRequests()
+        self.working_for = self._requests.working_for
 
     async def create(self, name: str, *, operator: bool = False, quota: Quota | None = None) -> tuple[KeyRecord, str]:
-        """Make a key.
+        """Create a key.
 
         Args:
-            name: Up to 63 letters, digits, '.', '_' and '-'; no two that are valid have one name.
-            operator: Whether it sees everybody's sandboxes, and may make and revoke keys.
-            quota: What it may take; None is the default plan, and for an operator no bound.
+            name: Up to 63 letters, digits, '.', '_' and '-', unique among the valid keys.
+            operator: True lets the key see the sandboxes of all owners, and create and revoke keys.
+            quota: Quota of the key. None is the default quota, or no limit for an operator.
 
         Returns:
-            The key and its secret, which is kept nowhere.
+            The stored key and its secret, which is stored nowhere.
 
         Raises:
-            InvalidRequestError: That is no name, or no quota.
-            ConflictError: There is one of that name.
+            InvalidRequestError: The name is invalid, or a field of the quota is negative or not finite.
+            ConflictError: A valid key has this name.
         """
         if NAME.fullmatch(name) is None:
             raise InvalidRequestError(
-                f"{name[:64]!r} is not a name for a key.",
+                f"{name[:64]!r} is not a valid name of a key.",
                 hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
                 fields={"field": "name"},
             )
         given = quota or (UNBOUNDED if operator else Quota())
         check_quota(given)
-        secret = PREFIX + base64.urlsafe_b64encode(self._random(32)).rstrip(b"=").decode()
+        secret = SECRET_PREFIX + base64.urlsafe_b64encode(self._random(32)).rstrip(b"=").decode()
         record = KeyRecord(
             id=OwnerId(self._random(6).hex()),
             name=name,
@@ -140,76 +140,79 @@ class ApiKeys:
         return record, secret
 
     async def list(self) -> Sequence[KeyRecord]:
-        """Those that are valid, oldest first, as the store has them."""
+        """Return the valid keys in the store, oldest first."""
         return await self._table.all()
 
     async def revoke(self, name_or_id: str) -> KeyRecord:
-        """Take a key away; requests with it are refused from now on, and those under way are ended.
+        """Revoke a key: refuse new requests with it, and end its open requests with 401.
 
         Raises:
-            NotFoundError: There is no valid one of that name or id.
+            NotFoundError: No valid key has this name or id.
         """
         gone = await self._table.revoke(name_or_id, self._clock.now())
         if gone is None:
             raise NotFoundError(
                 f"There is no key {name_or_id[:64]!r}.",
                 code=ErrorCode.NOT_FOUND,
-                hint="'sandlot keys list' shows those that there are.",
+                hint="List the valid keys with `sandlot keys list`.",
                 fields={"key": name_or_id[:64]},
             )
         self._changes += 1
         self._known = tuple(known for known in self._known if known[1].owner != gone.id)
         self._quotas.pop(gone.id, None)
-        self._holding.end(gone.id)
+        self._requests.end(gone.id)
         return gone
 
     def verify(self, secret: str) -> Principal | None:
-        """Whose key a secret is, or None; asks no database."""
+        """Return the principal of a secret, or None if no valid key has this secret. Reads no database."""
         digest = _digest(secret)
         found: Principal | None = None
-        for sha256, principal in self._known:
+        for sha256, principal in self._known:  # all of them: the time must not tell which one matches
             if hmac.compare_digest(sha256, digest):
                 found = principal
         return found
 
     def principal_of(self, owner: OwnerId) -> Principal | None:
-        """Whoever has the key of that id, the operator of the machine too; None where it was revoked."""
+        """Return the principal of an owner, which may be the operator of this machine. Return None if the key was revoked."""
         if owner == LOCAL:
             return OPERATOR
         return next((principal for _, principal in self._known if principal.owner == owner), None)
 
     def quota_of(self, owner: OwnerId) -> Quota:
-        """What an owner may take: who has no key (the operator; one whose key was revoked) begins nothing but by an operator's hand."""
+        """Return the quota of an owner.
+
+        The operator of this machine and owners whose key was revoked have no limits: for the latter, only an operator can start anything.
+        """
         return self._quotas.get(owner, UNBOUNDED)
 
-    async def look(self) -> None:
-        """See what the store has now."""
-        begun = self._changes
+    async def refresh(self) -> None:
+        """Read the valid keys from the store."""
+        changes = self._changes
         records = await self._table.all()
-        if begun != self._changes:
-            return  # this service has changed a key meanwhile, and what was read may be from before
+        if changes != self._changes:
+            return  # this service changed a key during the read, and the result may be older than the change
         before = {principal.owner for _, principal in self._known}
         self._known = tuple((bytes.fromhex(record.sha256), _principal(record)) for record in records)
         self._quotas = {record.id: record.quota for record in records}
         for owner in before - self._quotas.keys():
-            self._holding.end(owner)
+            self._requests.end(owner)
 
     async def run(self) -> None:
-        """Look again and again; until it is cancelled."""
-        failing = False
+        """Read the store at short intervals, until cancelled."""
+        is_failing = False
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
-                await self.look()
-                failing = False
+                await self.refresh()
+                is_failing = False
             except SandlotError as error:
-                if not failing:  # once, not twice a second
-                    _log.warning("keys.not_read", error=error.message, hint="Keys that were revoked elsewhere may hold until the store answers.")
-                failing = True
+                if not is_failing:  # log the first failure only, not two a second
+                    _log.warning("keys.not_read", error=error.message, hint="Keys that other processes revoke stay valid until the store responds.")
+                is_failing = True
 
 
 def check_quota(quota: Quota) -> None:
-    """Refuse a quota that bounds by what is no number.
+    """Refuse a quota with an invalid number.
 
     Raises:
         InvalidRequestError: A field is negative or not finite.
@@ -218,7 +221,9 @@ def check_quota(quota: Quota) -> None:
         value = getattr(quota, each.name)
         if value is not None and not 0 <= value < math.inf:
             raise InvalidRequestError(
-                f"The quota {each.name} is {value}; it must be 0 or more.", hint="Leave it out for no bound.", fields={"field": each.name}
+                f"The quota {each.name} is {value}; it must be 0 or more.",
+                hint=f"Pass a number, or omit `{each.name}` for no limit.",
+                fields={"field": each.name},
             )
 
 

@@ -1,107 +1,113 @@
-"""Requests that are done once however often they are sent: what an ``Idempotency-Key`` promises.
+"""Idempotency keys: a request that is sent twice with the same ``Idempotency-Key`` is carried out once.
 
-The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). Sent again with the same request it gives
-what that gave; with another request it is refused, because one of the two is a mistake. A request that failed made nothing, so its
-key is free again. A key is known for as long as the record of what it made.
+The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). Each manager finds the result of the earlier
+request itself, because the result has the key in its record.
+
+Invariants:
+- The same request with the same key gets the result of the first request. Another request with the same key is refused, because one of the
+  two is a mistake.
+- A failed request has no result, so its key is free again. A key is known as long as the record of its result.
+- Requests with the same scope, owner and key run one after another.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.concurrency import KeyedLock
 from sandlot.model.access import OwnerId
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, UnavailableError
-from sandlot.model.records import SandboxRecord
-from sandlot.model.states import is_terminal
-from sandlot.model.storage import SandboxTable
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.ids import ProcessId, SandboxId
 
-KEY = re.compile(r"[\x21-\x7e]{1,255}")
+KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+class Idempotency:
+    """Locks of the idempotency keys that are in use."""
+
+    def __init__(self) -> None:
+        self._locks = KeyedLock()
+
+    def lock(self, scope: str, owner: OwnerId, key: str) -> AbstractAsyncContextManager[None]:
+        """Hold the lock of a key, while the caller looks for an earlier result and creates one if there is none.
+
+        Args:
+            scope: Operation of the request, such as ``create``. The same key in two scopes names two requests.
+            owner: Owner of the key.
+            key: Key of the client.
+
+        Raises:
+            InvalidRequestError: The key is invalid.
+        """
+        return self._locks.hold(scope, owner, check_key(key))
 
 
 def check_key(key: str) -> str:
-    """The key, where it is one.
+    """Return an idempotency key if it is valid.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The key is empty, longer than 255 characters, or has other characters than visible ASCII.
     """
     if KEY.fullmatch(key) is None:
         raise InvalidRequestError(
-            "The Idempotency-Key is not one.",
-            hint="Use 1 to 255 visible ASCII characters, for example a UUID, and a new one for every sandbox.",
+            f"The Idempotency-Key {key[:64]!r} is not valid.",
+            hint="Use 1 to 255 visible ASCII characters, for example a UUID, and a new key for each request.",
             fields={"field": "Idempotency-Key"},
         )
     return key
 
 
-def request_digest(params: CreateSandboxParams) -> str:
-    """SHA-256 of a request, in hexadecimal. Pure."""
-    return hashlib.sha256(json.dumps(asdict(params), sort_keys=True, default=str).encode()).hexdigest()
+def check_same(earlier: str | None, digest: str) -> None:
+    """Refuse a request whose key was used for another request.
 
-
-def words_digest(*words: str) -> str:
-    """The same of a request that is some words. Pure."""
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
-
-
-def check_same(before: str | None, now: str) -> None:
-    """Refuse another request under a key that was used.
+    Args:
+        earlier: Digest in the record of the earlier result.
+        digest: Digest of the request.
 
     Raises:
-        ConflictError: It is another.
+        ConflictError: The digests differ.
     """
-    if before != now:
+    if earlier != digest:
         raise ConflictError(
-            "Another request was sent under this Idempotency-Key before.",
+            "Another request used this Idempotency-Key before.",
             code=ErrorCode.CONFLICT,
-            hint="Use a new key for every sandbox, and the same one only to send the very same request again.",
+            hint="Use a new key, or repeat exactly the request that used this key first.",
             fields={"field": "Idempotency-Key"},
         )
 
 
-async def find_created(
-    table: SandboxTable,
-    owner: OwnerId,
-    key: str,
-    digest: str,
-    known: Callable[[str], Sandbox | None],
-    revive: Callable[[SandboxRecord], Sandbox],
-) -> Sandbox | None:
-    """What an earlier request of this key made; None where that made nothing, or its client went away before it was told. Hold the turn.
+def request_digest(params: CreateSandboxParams) -> str:
+    """Return the SHA-256 of a create request, in hexadecimal. Pure."""
+    return hashlib.sha256(json.dumps(asdict(params), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def parts_digest(*parts: str) -> str:
+    """Return the SHA-256 of a request that consists of several strings, in hexadecimal. Pure."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
+    """Return the id of the execution that a key names: the same id for the same request in the same sandbox. Pure.
+
+    A request that repeats a key therefore joins the execution of the first request. Another request with the same key has another id and is
+    started, because the service keeps nothing of the first request except the id of its execution.
 
     Args:
-        table: Where sandboxes are recorded.
-        owner: Whose key.
-        key: It.
-        digest: Of the request that is sent now.
-        known: Finds a sandbox of this service.
-        revive: Makes a sandbox of the record of one that has ended.
+        sandbox: Sandbox of the execution. It is part of the id, because ids are unique in the whole service and a client must not be able
+            to choose the id of another client's execution.
+        key: Key of the client.
+        request: Body of the request.
 
     Raises:
-        ConflictError: It made something of another request.
-        UnavailableError: What it made is not this service's to tell of.
+        InvalidRequestError: The key is invalid.
     """
-    while (record := await table.by_idempotency_key(owner, key)) is not None:
-        check_same(record.request_digest, digest)
-        sandbox = known(record.id)
-        if sandbox is None and not is_terminal(record.state):
-            raise UnavailableError(
-                "The sandbox of this Idempotency-Key is on another node, or its end is not recorded yet.",
-                code=ErrorCode.BUSY,
-                hint="Ask the node that made it, try again later, or use another key for another sandbox.",
-                fields={"retry_after_s": 5},
-            )
-        if sandbox is None or sandbox.is_announced:
-            return sandbox or revive(record)
-        await sandbox.ended.wait()  # whoever asked for it has gone away, and so does it; then its key is free
-        await asyncio.sleep(0)
-    return None
+    return ProcessId(hashlib.blake2b(f"{sandbox}\0{check_key(key)}\0{request}".encode(), digest_size=16).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""What one key may take, decided before anything is taken. The checks are pure.
+"""Checks of a key's quotas, made before anything is reserved. Pure.
 
-Laws:
-- Over a quota is ``quota_exceeded`` (429) with the quota's name, its limit, what is used and what was asked for; ``retry_after_s`` stands there
-  only where waiting helps: not where what is asked for is more than the whole quota.
-- A quota bounds what begins. One that becomes smaller ends nothing, and a change that takes less is never refused.
-- They are checked by the node that is asked: of two nodes that share a database each gives as much. Runs of a month are counted together.
+Invariants:
+- A request over a quota is refused with ``quota_exceeded`` (429) and the fields ``quota``, ``limit``, ``used`` and ``requested``. The
+  field ``retry_after_s`` is set only if waiting can help, so not if the request alone exceeds the whole quota.
+- A quota limits what is started. Lowering a quota ends nothing, and a change that needs less of a resource is never refused.
+- Each node checks its own sandboxes: two nodes that share a database each grant the whole quota. Only the executions of a month are
+  counted over all nodes.
 """
 
 from __future__ import annotations
@@ -12,33 +13,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sandlot.model.access import Principal, Quota
+from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, LimitError
-from sandlot.model.ports import Change
 from sandlot.model.specs import Limits
 
-if TYPE_CHECKING:
-    from sandlot.core.admission import CreateSandboxParams
-    from sandlot.core.sandbox import Sandbox
-
 RETRY_AFTER_S: Final = 5
-"""Where a sandbox of the same owner has to end first."""
+"""``retry_after_s`` when another sandbox of the same owner has to end first."""
 
-_SUMS: Final = (("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
-"""Field of a quota and of limits -> what it counts, for people."""
+_TOTALS: Final = (("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
+"""Field of both :class:`Quota` and :class:`Limits`, and its unit for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one owner's live sandboxes have together.
+    """Resources of all live sandboxes of one owner together.
 
     Args:
-        sandboxes: How many they are.
+        sandboxes: Number of sandboxes.
         cpus: Cores.
         memory_bytes: Memory.
-        disk_bytes: Disk.
+        disk_bytes: Disk space.
     """
 
     sandboxes: int
@@ -48,7 +44,7 @@ class Taken:
 
 
 def taken(live: Sequence[Limits]) -> Taken:
-    """What some sandboxes have together."""
+    """Return the resources that sandboxes with these limits have together."""
     return Taken(
         sandboxes=len(live),
         cpus=math.fsum(limits.cpus for limits in live),
@@ -57,247 +53,265 @@ def taken(live: Sequence[Limits]) -> Taken:
     )
 
 
-def check_create(principal: Principal, params: CreateSandboxParams, live: Sequence[Sandbox], count: int = 1) -> None:
-    """Refuse a sandbox, or some of a kind, that their owner may not have beside those that live.
+def check_create(quota: Quota, limits: Limits, timeout_s: float | None, live: Sequence[Limits], count: int = 1) -> None:
+    """Refuse new sandboxes that a quota does not allow.
 
     Args:
-        principal: Whose they would be.
-        params: Each of them.
-        live: Of the same owner, those in transit included.
-        count: How many they would be.
+        quota: Quota of the owner.
+        limits: Limits of each new sandbox.
+        timeout_s: Timeout of each new sandbox; None is a sandbox without a timeout.
+        live: Limits of the owner's live sandboxes, including sandboxes that are being created or woken.
+        count: Number of new sandboxes.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    check_lifetime(principal.quota, params.timeout_s)
-    check_live(principal.quota, params.limits, live, count)
+    check_lifetime(quota, timeout_s)
+    check_live(quota, limits, live, count)
 
 
-def check_live(quota: Quota, limits: Limits, live: Sequence[Sandbox], count: int = 1) -> None:
-    """Refuse sandboxes that an owner may not have beside those that live.
+def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int = 1) -> None:
+    """Refuse sandboxes that do not fit into a quota beside the live sandboxes.
 
     Args:
-        quota: The owner's.
-        limits: Of each of them.
-        live: Of the same owner, those in transit included.
-        count: How many they would be.
+        quota: Quota of the owner.
+        limits: Limits of each additional sandbox.
+        live: Limits of the owner's live sandboxes, including sandboxes that are being created or woken.
+        count: Number of additional sandboxes.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
     if quota.sandboxes is not None and len(live) + count > quota.sandboxes:
         can_fit = count <= quota.sandboxes
-        raise exceeded(
+        raise quota_exceeded(
             "sandboxes",
-            f"This key has {len(live)} live sandboxes; it may have {quota.sandboxes}" + (f", and {count} more were asked for." if count > 1 else "."),
-            "End one, or wait until one ends." if can_fit or count == 1 else "Ask for fewer.",
+            f"This key has {len(live)} live sandboxes and requests {count} more; its quota is {quota.sandboxes}.",
+            "Kill a sandbox, or wait until one ends." if can_fit or count == 1 else "Request fewer sandboxes.",
             limit=quota.sandboxes,
             used=len(live),
-            asked=count,
+            requested=count,
             retry_after_s=RETRY_AFTER_S if can_fit else None,
         )
-    check_sums(quota, limits, [sandbox.counted_limits for sandbox in live], count)
+    check_totals(quota, limits, live, count)
 
 
-def check_update(principal: Principal, sandbox: Sandbox, timeout_s: float | None, change: Change, live: Sequence[Sandbox]) -> None:
-    """Refuse a change by which a sandbox would take more than its owner may.
+def check_update(quota: Quota, before: Limits, after: Limits, timeout_s: float | None, others: Sequence[Limits]) -> None:
+    """Refuse an update by which a sandbox would get more than a quota allows. Only resources that grow are checked.
 
     Args:
-        principal: Who asks; an operator is bound by nobody's quota.
-        sandbox: Whose change.
-        timeout_s: Its new timeout; ``math.inf`` makes it persistent, None leaves it.
-        change: Its new limits.
-        live: Of the same owner, with or without the sandbox itself.
+        quota: Quota of the caller: an operator may exceed the quota of the sandbox's owner.
+        before: Current limits of the sandbox.
+        after: Limits after the update.
+        timeout_s: New timeout; ``math.inf`` removes the timeout, None leaves it unchanged.
+        others: Limits of the owner's other live sandboxes.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
     if timeout_s is not None:
-        check_lifetime(principal.quota, timeout_s)
-    before, after = sandbox.spec.limits, change.over(sandbox.spec.limits)
-    grows = Quota(
+        check_lifetime(quota, timeout_s)
+    grown = Quota(
         sandboxes=None,
-        cpus=principal.quota.cpus if after.cpus > before.cpus else None,
-        memory_bytes=principal.quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
-        disk_bytes=principal.quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
+        cpus=quota.cpus if after.cpus > before.cpus else None,
+        memory_bytes=quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
+        disk_bytes=quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
     )
-    check_sums(grows, after, [other.counted_limits for other in live if other.id != sandbox.id])
+    check_totals(grown, after, others)
 
 
 def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
-    """Refuse a timeout that is longer than a quota allows; None and ``math.inf`` are persistent.
+    """Refuse a timeout that is longer than a quota allows.
+
+    Args:
+        quota: Quota of the caller.
+        timeout_s: Timeout of the sandbox. None and ``math.inf`` are a sandbox without a timeout.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
     if quota.lifetime_s is None or (timeout_s is not None and timeout_s <= quota.lifetime_s):
         return
-    persistent = timeout_s is None or timeout_s == math.inf
-    raise exceeded(
+    is_persistent = timeout_s is None or timeout_s == math.inf
+    requested = "no timeout" if is_persistent else f"a timeout of {timeout_s:g} s"
+    raise quota_exceeded(
         "lifetime_s",
-        f"A sandbox of this key may live for {quota.lifetime_s:g} seconds"
-        + (", so it cannot be persistent." if persistent else f", not {timeout_s:g}."),
-        f"Ask for a timeout of at most {quota.lifetime_s:g}; it can be set anew while the sandbox runs.",
+        f"The request is for {requested}; a sandbox of this key can have at most {quota.lifetime_s:g} s.",
+        f"Pass a timeout of at most {quota.lifetime_s:g} s, and set it again while the sandbox runs.",
         limit=quota.lifetime_s,
         used=0,
-        asked=None if persistent else timeout_s,
+        requested=None if is_persistent else timeout_s,
     )
 
 
-def check_sums(quota: Quota, asked: Limits, others: Sequence[Limits], count: int = 1) -> None:
-    """Refuse limits that together with those of other sandboxes are more than a quota allows.
+def check_totals(quota: Quota, limits: Limits, others: Sequence[Limits], count: int = 1) -> None:
+    """Refuse limits that exceed a quota together with the limits of other sandboxes.
+
+    Args:
+        quota: Quota of the owner.
+        limits: Limits of each new sandbox.
+        others: Limits of the owner's other live sandboxes.
+        count: Number of new sandboxes.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    for name, what in _SUMS:
-        limit, want = getattr(quota, name), count * getattr(asked, name)
-        used = sum(getattr(one, name) for one in others)
-        if limit is not None and used + want > limit:
-            raise exceeded(
-                name,
-                f"All sandboxes of this key may have {limit:g} {what} together; {used:g} are taken and {want:g} more were asked for."
-                if isinstance(limit, float)
-                else f"All sandboxes of this key may have {limit} {what} together; {used} are taken and {want} more were asked for.",
-                "Ask for less, or end a sandbox first." if want <= limit else "Ask for less.",
+    for field, unit in _TOTALS:
+        limit, requested = getattr(quota, field), count * getattr(limits, field)
+        used = sum(getattr(each, field) for each in others)
+        if limit is not None and used + requested > limit:
+            style = "g" if isinstance(limit, float) else ""
+            raise quota_exceeded(
+                field,
+                f"The sandboxes of this key have {used:{style}} {unit} and {requested:{style}} more are requested; its quota is {limit:{style}}.",
+                "Request less, or kill a sandbox first." if requested <= limit else "Request less.",
                 limit=limit,
                 used=used,
-                asked=want,
-                retry_after_s=RETRY_AFTER_S if want <= limit else None,
+                requested=requested,
+                retry_after_s=RETRY_AFTER_S if requested <= limit else None,
             )
 
 
 def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
-    """Refuse a snapshot that its owner may not keep beside those that there are.
+    """Refuse a snapshot that does not fit into a quota beside the existing snapshots.
 
     Args:
-        quota: The owner's.
-        kept: Snapshots that there are, without this one.
-        kept_bytes: What they take on the disk together.
-        more_bytes: What this one takes; 0 while nobody knows, and then there has to be room for something.
+        quota: Quota of the owner.
+        kept: Number of existing snapshots, without the new one.
+        kept_bytes: Disk space of the existing snapshots.
+        more_bytes: Disk space of the new snapshot. 0 while its size is unknown: then any free space is enough.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    _check_number("snapshots", quota.snapshots, kept, "keep", "Delete one that is not needed.")
+    _check_count("snapshots", quota.snapshots, kept)
     limit = quota.snapshot_bytes
     if limit is not None and (kept_bytes + more_bytes > limit or kept_bytes >= limit):
-        raise exceeded(
+        raise quota_exceeded(
             "snapshot_bytes",
-            f"All snapshots of this key may take {limit} bytes of disk together; {kept_bytes} are taken"
-            + (f" and {more_bytes} more would be." if more_bytes else "."),
-            "Delete one that is not needed, or take it of files alone."
+            f"The snapshots of this key take {kept_bytes} bytes of disk"
+            + (f" and {more_bytes} more are needed" if more_bytes else "")
+            + f"; its quota is {limit}.",
+            "Delete a snapshot that is not needed, or take a snapshot of kind `files`."
             if more_bytes <= limit
-            else "Take it of files alone, or of a smaller sandbox.",
+            else "Take a snapshot of kind `files`, or of a smaller sandbox.",
             limit=limit,
             used=kept_bytes,
-            asked=more_bytes or None,
+            requested=more_bytes or None,
         )
 
 
 def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> None:
-    """Refuse a volume that its owner may not have beside those that there are.
+    """Refuse a volume that does not fit into a quota beside the existing volumes.
 
     Args:
-        quota: The owner's.
-        kept: Volumes that there are.
-        kept_bytes: Their sizes together.
-        more_bytes: The size of this one.
+        quota: Quota of the owner.
+        kept: Number of existing volumes.
+        kept_bytes: Sizes of the existing volumes together.
+        more_bytes: Size of the new volume.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    _check_number("volumes", quota.volumes, kept, "have", "Delete one that is not needed.")
+    _check_count("volumes", quota.volumes, kept)
     limit = quota.volume_bytes
     if limit is not None and kept_bytes + more_bytes > limit:
-        raise exceeded(
+        raise quota_exceeded(
             "volume_bytes",
-            f"All volumes of this key may have {limit} bytes together; {kept_bytes} are taken and {more_bytes} more were asked for.",
-            "Delete one that is not needed, or ask for a smaller one." if more_bytes <= limit else "Ask for a smaller one.",
+            f"The volumes of this key have {kept_bytes} bytes and {more_bytes} more are requested; its quota is {limit}.",
+            "Delete a volume that is not needed, or request a smaller volume." if more_bytes <= limit else "Request a smaller volume.",
             limit=limit,
             used=kept_bytes,
-            asked=more_bytes,
+            requested=more_bytes,
         )
 
 
 def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
-    """Refuse a pool of which not even one, or what is always to wait, could wait, were nothing else there.
+    """Refuse a pool that would exceed a quota even if the owner had no other sandboxes.
 
     Args:
-        quota: The owner's.
-        limits: Of each of its sandboxes.
-        warm: How many are always to wait.
+        quota: Quota of the owner.
+        limits: Limits of each sandbox of the pool.
+        warm: Number of warm sandboxes that the pool keeps.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    warm = max(1, warm)  # it grows where it is asked, and its template snapshot is made in a sandbox of that size
+    # A pool of 0 grows when it is missed, and its template snapshot is made in a sandbox of the same limits.
+    warm = max(1, warm)
     if quota.sandboxes is not None and warm > quota.sandboxes:
-        raise exceeded(
+        raise quota_exceeded(
             "sandboxes",
-            f"This key may have {quota.sandboxes} sandboxes, those that wait included; {warm} would be kept ready.",
-            "Keep fewer ready." if quota.sandboxes else "Ask the operator for a larger quota.",
+            f"The pool keeps {warm} warm sandboxes; the quota of this key is {quota.sandboxes} sandboxes, warm ones included.",
+            "Lower `warm`." if quota.sandboxes else "Ask the operator for a larger quota.",
             limit=quota.sandboxes,
             used=0,
-            asked=warm,
+            requested=warm,
         )
-    check_sums(quota, limits, [], warm)
+    check_totals(quota, limits, [], warm)
 
 
 def check_pools(quota: Quota, kept: int) -> None:
-    """Refuse a pool that its owner may not have beside those that there are.
+    """Refuse a pool beyond the number of pools that an owner can have.
 
     Args:
-        quota: The owner's.
-        kept: Pools that there are.
+        quota: Quota of the owner.
+        kept: Number of existing pools.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    _check_number("pools", quota.pools, kept, "have", "Remove one that is not needed.")
+    _check_count("pools", quota.pools, kept)
 
 
 def check_upload(quota: Quota, size_bytes: int) -> None:
     """Refuse an upload that is larger than a quota allows.
 
     Args:
-        quota: Of who sends it.
-        size_bytes: What was announced, or has come so far.
+        quota: Quota of the caller.
+        size_bytes: Announced size, or the number of bytes that have arrived so far.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
     if quota.upload_bytes is not None and size_bytes > quota.upload_bytes:
-        raise exceeded(
+        raise quota_exceeded(
             "upload_bytes",
-            f"The upload has more than {quota.upload_bytes} bytes, which is what this key may upload at once.",
-            "Send it in parts, or ask the operator for a larger quota.",
+            f"The upload has more than {quota.upload_bytes} bytes, the quota of this key for one upload.",
+            "Send the data in parts, or ask the operator for a larger quota.",
             limit=quota.upload_bytes,
             used=0,
-            asked=size_bytes,
+            requested=size_bytes,
         )
 
 
-def exceeded(quota: str, message: str, hint: str, *, limit: float, used: float, asked: float | None, retry_after_s: int | None = None) -> LimitError:
-    """The error of a quota: which one it is, and the figures.
+def quota_exceeded(
+    quota: str, message: str, hint: str, *, limit: float, used: float, requested: float | None, retry_after_s: int | None = None
+) -> LimitError:
+    """Return the error of an exceeded quota.
 
     Args:
-        quota: Its field in :class:`Quota`.
-        message: What happened.
-        hint: What to do.
-        limit: The quota.
-        used: What of it is taken.
-        asked: What was asked for beside that; None is without end.
-        retry_after_s: Seconds after which it may fit; None where waiting does not help.
+        quota: Name of the field of :class:`Quota`.
+        message: Message of the error.
+        hint: Hint of the error.
+        limit: Value of the quota.
+        used: Part of the quota that is in use.
+        requested: Amount of the request; None if it is unlimited or unknown.
+        retry_after_s: Seconds after which the request may fit; None if waiting does not help.
     """
-    fields: dict[str, float | str | None] = {"quota": quota, "limit": limit, "used": used, "asked": asked}
+    fields: dict[str, float | str | None] = {"quota": quota, "limit": limit, "used": used, "requested": requested}
     if retry_after_s is not None:
         fields["retry_after_s"] = retry_after_s
     return LimitError(message, code=ErrorCode.QUOTA_EXCEEDED, hint=hint, fields=fields)
 
 
-def _check_number(quota: str, limit: int | None, kept: int, may: str, hint: str) -> None:
-    """Refuse one more of something that is kept by its number."""
+def _check_count(quota: str, limit: int | None, kept: int) -> None:
     if limit is not None and kept >= limit:
-        message = f"This key has {kept} {quota}; it may {may} {limit}."
-        raise exceeded(quota, message, hint if limit else "Ask the operator for a larger quota.", limit=limit, used=kept, asked=1)
+        raise quota_exceeded(
+            quota,
+            f"This key has {kept} {quota}; its quota is {limit}.",
+            f"Delete one of the {quota} of this key." if limit else "Ask the operator for a larger quota.",
+            limit=limit,
+            used=kept,
+            requested=1,
+        )

@@ -129,7 +129,7 @@ async def settle(supervisor: SandboxSupervisor) -> None:
             await _undo(supervisor, mount)
         else:
             _become(sandbox, mount, replace(mount, moving=False))
-    await supervisor.dependencies.recorder.moved(sandbox)
+    await supervisor.dependencies.recorder.save_eventually(sandbox)
 
 
 async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: VolumeMount) -> None:
@@ -153,13 +153,13 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
     *_, moving = placed((*has, replace(asked, slot=None, moving=True)))
     sandbox.spec = replace(sandbox.spec, volumes=(*has, moving))
     try:
-        await supervisor.dependencies.recorder.intend(sandbox)
+        await supervisor.dependencies.recorder.save(sandbox)
         await _put(supervisor, moving)
         _become(sandbox, moving, replace(moving, moving=False))
-        await supervisor.dependencies.recorder.changed(sandbox, WHAT)
+        await supervisor.dependencies.recorder.save_update(sandbox, WHAT)
     except BaseException:
         await _undo(supervisor, moving)
-        await supervisor.dependencies.recorder.moved(sandbox)
+        await supervisor.dependencies.recorder.save_eventually(sandbox)
         raise
     _log.info("volume.attached", sandbox=sandbox.id, volume=asked.volume, path=asked.path, read_only=asked.read_only)
 
@@ -180,10 +180,10 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
     moving = replace(mount, moving=True)
     _become(sandbox, mount, moving)
     try:
-        await supervisor.dependencies.recorder.intend(sandbox)
+        await supervisor.dependencies.recorder.save(sandbox)
         await _take(supervisor, mount)
         _become(sandbox, mount, None)
-        await supervisor.dependencies.recorder.changed(sandbox, WHAT)
+        await supervisor.dependencies.recorder.save_update(sandbox, WHAT)
     except BaseException:
         if not sandbox.end_requested.is_set():
             _become(sandbox, mount, None)

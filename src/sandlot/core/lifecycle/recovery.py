@@ -111,7 +111,7 @@ async def recover(supervisor: SandboxSupervisor) -> Exit:
         _log.info("sandbox.adopted", sandbox=sandbox.id)
         if sandbox.metadata.get(USE_WORD) == ONE_RUN:
             sandbox.request_end(Exit(ExitReason.KILLED, FORSAKEN))
-        sandbox.spawn(dependencies.recorder.adopted(sandbox))
+        sandbox.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
         return await serve(supervisor)
     finally:
         if supervisor.exits is not None:
@@ -122,7 +122,7 @@ async def _sleep_on(supervisor: SandboxSupervisor) -> Exit:
     """It is what its image holds."""
     await suspend.keep_hibernated(supervisor)
     supervisor.sandbox.recovered.set()
-    supervisor.sandbox.spawn(supervisor.dependencies.recorder.adopted(supervisor.sandbox))
+    supervisor.sandbox.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
     return await serve(supervisor)
 
 

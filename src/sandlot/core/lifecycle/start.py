@@ -96,7 +96,7 @@ class StartSource:
 
 async def boot(sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
     """From a template, as a machine starts."""
-    await dependencies.recorder.intend(sandbox)
+    await dependencies.recorder.save(sandbox)
     base = await resolved_template(sandbox, dependencies)
     async with start_slot(sandbox, dependencies.turns):
         prepared = await driver_step("prepare", dependencies.driver.prepare(shape_of(sandbox, base)))
@@ -119,7 +119,7 @@ class MemoryImageStart:
 
     async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
         """Go on from it, as another sandbox, or as the same one."""
-        await dependencies.recorder.intend(sandbox)
+        await dependencies.recorder.save(sandbox)
         return await restore(self.image, sandbox, dependencies, holdings)
 
 

@@ -87,7 +87,7 @@ async def supervise(sandbox: Sandbox, dependencies: LifecycleDependencies, cours
     sandbox.become(State.STOPPING)
     if not sandbox.is_announced:
         sandbox.idempotency_key = None  # whoever asked is told that it failed, and may ask again
-    recorded = asyncio.ensure_future(dependencies.recorder.ends(sandbox))
+    recorded = asyncio.ensure_future(dependencies.recorder.save_eventually(sandbox))
     await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
     failed = asyncio.Event()
     removal = asyncio.ensure_future(destroy(sandbox, supervisor.holdings, dependencies.disposer, failed))
@@ -123,7 +123,7 @@ async def create(supervisor: SandboxSupervisor) -> Exit:
             await until_end(sandbox, dependencies.inject(sandbox), supervisor.exits)
         if not started.recorded:
             extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
-            await dependencies.recorder.runs(sandbox)
+            await dependencies.recorder.save_running(sandbox)
         check_end(sandbox)
         sandbox.ready.set_result(None)
         return await serve(supervisor)

@@ -68,7 +68,7 @@ async def pause(supervisor: SandboxSupervisor) -> None:
     before = sandbox.expires_at, sandbox.deadline_monotonic_s
     try:
         extend_deadline(sandbox, dependencies.clock, dependencies.keep_resting_s)
-        await _both(_freeze(sandbox, instance), dependencies.recorder.rests(sandbox, State.PAUSED, "sandbox.paused"))
+        await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
     except BaseException as error:
         sandbox.expires_at, sandbox.deadline_monotonic_s = before
         if not isinstance(error, SandboxEndedError):
@@ -100,7 +100,7 @@ async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) 
             await _wake(supervisor)
         elif sandbox.spec is not was:
             await _say_deadline(supervisor)
-            await supervisor.dependencies.recorder.changed(sandbox, "timeout")
+            await supervisor.dependencies.recorder.save_update(sandbox, "timeout")
     except BaseException:
         sandbox.spec = replace(sandbox.spec, timeout_s=was.timeout_s)
         raise
@@ -143,7 +143,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     extend_deadline(sandbox, dependencies.clock, dependencies.keep_resting_s)
     sandbox.become(State.HIBERNATED)
     # Where this fails it is found as what was intended, with an image that is whole: it sleeps.
-    await dependencies.recorder.moved(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
+    await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
     await _give_back(supervisor, size_bytes)
     _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
 
@@ -226,13 +226,13 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
     try:
         link = await _linked(supervisor, instance)
         extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
-        await _both(_goes_on(sandbox, link), dependencies.recorder.rests(sandbox, State.RUNNING, "sandbox.resumed"))
+        await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
     except BaseException as error:
         sandbox.expires_at, sandbox.deadline_monotonic_s = before
         if not isinstance(error, SandboxEndedError):
             with contextlib.suppress(SandlotError):
                 await _freeze(sandbox, instance)
-            await dependencies.recorder.moved(sandbox)
+            await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
     _log.info("sandbox.resumed", sandbox=sandbox.id)
@@ -250,14 +250,14 @@ async def _wake(supervisor: SandboxSupervisor) -> None:
         started = await MemoryImageStart(image)(sandbox, dependencies, supervisor.holdings)
         supervisor.exits = started.exits
         await _say_deadline(supervisor)
-        await dependencies.recorder.rests(sandbox, State.RUNNING, "sandbox.woken")
+        await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)
     except (SupervisionEndedError, SupervisionDetachedError):
         raise
     except BaseException:
         sandbox.expires_at, sandbox.deadline_monotonic_s = before
         sandbox.become(State.HIBERNATED)
         await _give_back(supervisor, await asyncio.to_thread(_size, image))
-        await dependencies.recorder.moved(sandbox)
+        await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
     _tell_woken(sandbox)
@@ -287,7 +287,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
     sandbox = supervisor.sandbox
     check_end(sandbox)
     if LIFECYCLE[state].recovery is not LIFECYCLE[sandbox.state].recovery:
-        await supervisor.dependencies.recorder.rests(sandbox, state)
+        await supervisor.dependencies.recorder.save(sandbox, state=state)
         check_end(sandbox)
     sandbox.become(state)
 
@@ -376,7 +376,7 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
     sandbox.become(State.RUNNING)
     _tell_woken(sandbox)
     sandbox.deadline_changed.set()
-    await dependencies.recorder.moved(sandbox, event)
+    await dependencies.recorder.save_eventually(sandbox, event)
     return True
 
 

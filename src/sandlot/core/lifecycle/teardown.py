@@ -29,7 +29,7 @@ _log = structlog.get_logger("sandlot.core")
 async def record_end(sandbox: Sandbox, recorder: SandboxRecorder, before: asyncio.Future[None]) -> None:
     """Record how it ended, after what is being recorded of it."""
     await before  # one save after the other
-    await recorder.ended(sandbox)
+    await recorder.save_end(sandbox)
 
 
 async def ended(sandbox: Sandbox, life: asyncio.Task[None] | None) -> None:

@@ -338,7 +338,7 @@ async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> N
                         await link.set_deadline(guest_deadline_s(what.timeout_s))
                     extend_deadline(sandbox, hands.clock, what.timeout_s)
                 _apply(sandbox, what)
-                await hands.recorder.changed(sandbox, *what.names())
+                await hands.recorder.save_update(sandbox, *what.names())
             except BaseException:
                 _take_back(sandbox, *before[:4])
                 sandbox.expires_at, sandbox.deadline_monotonic_s = before[4:]
@@ -359,7 +359,7 @@ async def _while_it_rests(supervisor: SandboxSupervisor, *, what: UpdateSandboxP
         before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         try:
             _apply(sandbox, what)
-            await hands.recorder.changed(sandbox, *what.names())
+            await hands.recorder.save_update(sandbox, *what.names())
         except BaseException:
             _take_back(sandbox, *before)
             raise

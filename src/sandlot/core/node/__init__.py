@@ -1,1 +1,1 @@
-"""What a node has and gives: promises to sandboxes within what its host has, memory for clients within what the service may hold."""
+"""Resources of a node: drivers and templates, reservations, and the steps that release resources."""

@@ -1,13 +1,13 @@
-"""A bound on the memory that requests, collected output and answers hold in the service, all of them together.
+"""Limit of the service's memory for client data: request bodies, collected output and responses together.
 
-Why: each of them is bounded by itself, but a thousand clients may each have one. What is counted is what can be large and
-lives longer than a moment; what passes through in pieces is bounded by the number of connections.
+Each of these is limited by itself, but a thousand clients may each have one. The budget counts data that can be large and is kept for longer
+than a moment. Streamed data is not counted, because the number of connections limits it.
 
-Laws:
-- What cannot be had is not waited for: whoever waits holds something that others wait for.
-- What is collected from a sandbox and kept for it (output, results, input that it does not read) is at most its part, whoever asks:
-  one that floods leaves room for the others. Bodies and answers are whichever client's sent or asked, and count against the whole.
-- What was taken is given back by whoever took it, also where that fails.
+Invariants:
+- Memory that is not available is refused instead of waited for: a waiting request would hold memory that other requests wait for.
+- Data that is kept for one sandbox (output, results, input that the sandbox does not read) is limited to the sandbox's share, so a sandbox
+  that floods leaves memory for the others. Request bodies and responses count against the whole budget.
+- The code that takes memory gives it back, also after a failure.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sandlot.model.errors import ErrorCode, UnavailableError
 
 RETRY_AFTER_S = 1
 PART = 4
-"""One part in so many is the most that one sandbox gets."""
+"""Divisor of the budget: one sandbox gets at most a quarter."""
 
 
 class BufferBudget:
-    """So many bytes.
+    """Number of bytes that can be taken and given back.
 
     Args:
-        most_bytes: The bound.
-        whole: What this is a part of; what is taken here is taken there as well.
+        most_bytes: Size of the budget.
+        whole: Budget that this one is a share of. Bytes that are taken from the share are taken from the whole as well.
     """
 
     __slots__ = ("_most_bytes", "_taken_bytes", "_whole")
@@ -36,46 +36,46 @@ class BufferBudget:
 
     @property
     def taken_bytes(self) -> int:
-        """What is taken now."""
+        """Bytes that are taken now."""
         return self._taken_bytes
 
     def part(self) -> BufferBudget:
-        """A sandbox's part of it."""
+        """Return the share of one sandbox."""
         return BufferBudget(self._most_bytes // PART, self)
 
     def has(self, size: int) -> bool:
-        """Whether so much could be taken."""
+        """Return whether so many bytes can be taken."""
         return self._taken_bytes + size <= self._most_bytes and (self._whole is None or self._whole.has(size))
 
     def try_take(self, size: int) -> bool:
-        """Take so many bytes, or nothing (False)."""
+        """Take bytes and return True, or take nothing and return False."""
         if not self.has(size):
             return False
         self.take_anyway(size)
         return True
 
     def take(self, size: int) -> None:
-        """Take so many bytes.
+        """Take bytes.
 
         Raises:
-            UnavailableError: ``busy``: others have them.
+            UnavailableError: ``busy``: fewer bytes are left.
         """
         if not self.try_take(size):
             raise UnavailableError(
-                "The service holds as much data for its clients as it may.",
+                "The service's memory for client data is used up.",
                 code=ErrorCode.BUSY,
-                hint="Try again in a moment. Large data goes into files, and large output is followed as events: both pass through.",
+                hint="Retry in a moment. Pass large data as files, and follow large output as events: neither uses this memory.",
                 fields={"retry_after_s": RETRY_AFTER_S},
             )
 
     def take_anyway(self, size: int) -> None:
-        """Take what is there already, such as an answer that was made: whoever comes next finds less."""
+        """Take bytes even beyond the limit, for data that exists already, such as a finished response. Later requests get less."""
         self._taken_bytes += size
         if self._whole is not None:
             self._whole.take_anyway(size)
 
     def give(self, size: int) -> None:
-        """Give back."""
+        """Give bytes back."""
         self._taken_bytes -= size
         if self._whole is not None:
             self._whole.give(size)

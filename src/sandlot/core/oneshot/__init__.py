@@ -1,1 +1,1 @@
-"""Programs that are run once, each in a sandbox of its own, and graded: one, or many at a time."""
+"""One-shot runs: programs that each run once in a sandbox of their own and are graded, one or many at a time."""

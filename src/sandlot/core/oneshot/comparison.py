@@ -1,17 +1,17 @@
-"""Whether what a program wrote is what it was to write. Pure: text in, verdict out.
+"""Comparison of a program's output with the expected output. Pure.
 
-Three ways to compare, of which each takes everything that the one before takes where no numbers are rounded:
+Each comparison accepts everything that the comparison above it accepts:
 
-| comparison | equal are |
+| comparison | accepts |
 |---|---|
-| exact | texts of the same characters |
-| trimmed | texts that differ in nothing but white space at the end of lines, and empty lines at the end; a line ends by LF or CR LF |
-| numeric | texts of as many words, pair by pair equal; a pair of two numbers is equal within the tolerance |
+| exact | texts with the same characters |
+| trimmed | texts that differ only in white space at the end of lines and in empty lines at the end; a line ends with LF or CR LF |
+| numeric | texts with the same number of words and equal pairs of words; two numbers are equal if they differ at most by the tolerance |
 
-Laws:
-- Every comparison is reflexive, and symmetric but for the tolerance, which is a part of the *expected* number.
-- Nothing is computed in binary floating point: numbers are compared as they are written, in forty digits more than both have.
-- The time that it takes is in proportion to both texts, but for single numbers of very many digits, which are compared as words.
+Invariants:
+- Every comparison is reflexive. It is symmetric except for the tolerance, which is relative to the *expected* number.
+- Nothing is computed in binary floating point. Numbers are compared as they are written, with forty digits more than both have together.
+- The time is proportional to the length of both texts. Numbers with very many digits would take longer, so they are compared as words.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from sandlot.model.errors import InvalidRequestError
 
 DEFAULT_TOLERANCE = 1e-6
 MOST_DIGITS = 1000
-"""Of a number that is compared as one; what is longer is compared letter by letter."""
+"""Largest length of a word that is compared as a number; longer words are compared as text."""
 
 _SPARE_DIGITS = 40
-"""Of the precision, beyond the digits of both numbers: so many has no tolerance that a float can spell."""
+"""Digits of precision beyond the digits of both numbers: more than any tolerance that a float can express."""
 _BULK = 1000
-"""Words that are compared at once first: most are equal, and lists are compared a hundred times as fast as numbers."""
+"""Words that are first compared as a list. Most words are equal, and comparing lists is a hundred times as fast as comparing numbers."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _BLANKS = " \t\r\n\v\f"
 
 
 class Comparison(StrEnum):
-    """How what a program wrote is compared with what was expected."""
+    """Kind of comparison between the output and the expected output."""
 
     TRIMMED = "trimmed"
     EXACT = "exact"
@@ -45,24 +45,24 @@ class Comparison(StrEnum):
 
 
 def check_tolerance(tolerance: float) -> None:
-    """Refuse a tolerance that is none.
+    """Refuse an invalid tolerance.
 
     Raises:
-        InvalidRequestError: It is negative or not finite.
+        InvalidRequestError: The tolerance is negative or not finite.
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
-        raise InvalidRequestError(f"tolerance is {tolerance:g}; it must be a number from 0.", fields={"field": "tolerance"})
+        raise InvalidRequestError(f"`tolerance` is {tolerance:g}; it must be a finite number, at least 0.", fields={"field": "tolerance"})
 
 
 def matches(written: str, expected: str, comparison: Comparison = Comparison.TRIMMED, tolerance: float = DEFAULT_TOLERANCE) -> bool:
-    """Whether a program wrote what it was to write.
+    """Return whether the output of a program is the expected one.
 
     Args:
-        written: By the program.
-        expected: What it was to write.
-        comparison: How the two are compared.
-        tolerance: Of a numeric comparison: a number may be off by so much, or by so much of the expected one where that is above 1
-            (``abs(written - expected) <= tolerance * max(1, abs(expected))``).
+        written: Output of the program.
+        expected: Expected output.
+        comparison: Kind of comparison.
+        tolerance: Largest difference of two numbers in a numeric comparison. It is relative if the expected number is above 1:
+            ``abs(written - expected) <= tolerance * max(1, abs(expected))``.
     """
     if written == expected:
         return True
@@ -76,7 +76,7 @@ def matches(written: str, expected: str, comparison: Comparison = Comparison.TRI
 
 
 def trimmed(text: str) -> str:
-    """A text without white space at the end of its lines, and without empty lines at its end."""
+    """Return a text without white space at the end of its lines and without empty lines at its end."""
     return "\n".join(line.rstrip(_BLANKS) for line in text.split("\n")).rstrip("\n")
 
 
@@ -94,7 +94,7 @@ def _numeric(written: str, expected: str, tolerance: float) -> bool:
 def _near(written: str, expected: str, tolerance: float) -> bool:
     if len(written) > MOST_DIGITS or len(expected) > MOST_DIGITS or not (_NUMBER.fullmatch(written) and _NUMBER.fullmatch(expected)):
         return False
-    # Exponents have at most six digits, far from the bounds of Decimal's: nothing overflows, and nothing is trapped.
+    # Exponents have at most six digits, far below the limits of Decimal, so no operation overflows or raises.
     with decimal.localcontext(prec=len(written) + len(expected) + _SPARE_DIGITS, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN):
         number, right = Decimal(written), Decimal(expected)
         return abs(number - right) <= Decimal(repr(tolerance)) * max(Decimal(1), abs(right))

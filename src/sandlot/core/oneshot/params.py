@@ -1,4 +1,4 @@
-"""A program to run once: what may be asked for. Frozen; refused at construction where it could not be run."""
+"""Parameters of a one-shot run. Frozen; invalid values are refused at construction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sandlot.model.specs import (
 )
 
 MAX_TIMEOUT_S = 3600.0
-"""A run is one answer: what takes longer is a command in a sandbox, and is followed."""
+"""Longest timeout. The result of a run is one response, so a longer program is better run as a command whose output is followed."""
 DEFAULT_OUTPUT_BYTES = 1 * MIB
 MAX_OUTPUT_BYTES = 8 * MIB
 MAX_FILES = 100
@@ -31,13 +31,13 @@ MAX_FILES = 100
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """Something that programs are written in.
+    """Programming language of one-shot runs.
 
     Args:
-        name: Its.
-        aliases: Other words for it.
-        interpreter: What runs a program of it.
-        filename: What a program of it is called.
+        name: Name of the language.
+        aliases: Other names that requests may use.
+        interpreter: Program that runs the code.
+        filename: File name of the code in the working directory.
     """
 
     name: str
@@ -51,29 +51,29 @@ LANGUAGES = (
     Language("bash", ("sh", "shell"), "bash", "main.sh"),
     Language("javascript", ("js", "node"), "node", "main.js"),
 )
-_BY_WORD: Mapping[str, Language] = MappingProxyType({word: language for language in LANGUAGES for word in (language.name, *language.aliases)})
+_BY_NAME: Mapping[str, Language] = MappingProxyType({name: language for language in LANGUAGES for name in (language.name, *language.aliases)})
 
 
 @dataclass(frozen=True, slots=True)
 class OneShotParams:
-    """A program to run.
+    """Program to run, and its limits.
 
     Args:
-        language: A word of ``LANGUAGES``.
-        code: At most 4 MiB.
-        stdin: All of its standard input.
-        timeout_s: Seconds until it is killed with all that it started, up to an hour.
-        files: Path -> content; a path that is not absolute is below the working folder.
-        env: Its environment, beside the template's.
-        expected_output: What it is to write to its standard output; None grades nothing.
-        comparison: How that is compared.
-        tolerance: Of a numeric comparison.
-        output_bytes: What it may write to either stream; beyond that it is killed.
-        limits: Of its sandbox.
-        template: What its sandbox starts from.
-        isolation: ``auto`` or a kind that the operator allows.
-        metadata: Words of whoever asks, for its sandbox.
-        origin: Which API it came by.
+        language: Name or alias of one of ``LANGUAGES``.
+        code: Code of the program, at most 4 MiB.
+        stdin: Complete standard input.
+        timeout_s: Seconds until the program and all its processes are killed, at most 3600.
+        files: Path -> content of files to write first; relative paths start in the working directory.
+        env: Environment variables, in addition to those of the template.
+        expected_output: Expected standard output; None grades nothing.
+        comparison: Kind of comparison with the expected output.
+        tolerance: Largest difference of two numbers in a numeric comparison.
+        output_bytes: Bytes that the program may write to each stream before it is killed, at most 8 MiB.
+        limits: Limits of the sandbox.
+        template: Template of the sandbox.
+        isolation: ``auto`` or an isolation that the operator allows.
+        metadata: Metadata of the sandbox.
+        origin: API of the request: ``native`` or the name of a compatibility API.
     """
 
     language: str
@@ -93,14 +93,14 @@ class OneShotParams:
     origin: str = "native"
 
     def __post_init__(self) -> None:
-        """Refuse what could not be run."""
+        """Refuse invalid values."""
         language_of(self.language)
         size = len(check_text("code", self.code))
         if size > MAX_CODE_BYTES:
             raise LimitError(
-                f"The code has {size} bytes; at most {MAX_CODE_BYTES} are allowed.",
+                f"`code` has {size} bytes; at most {MAX_CODE_BYTES} are allowed.",
                 code=ErrorCode.TOO_LARGE,
-                hint="Pass what is data in it as a file.",
+                hint="Move data from the code to `files`.",
                 fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
             )
         check_env(self.env)
@@ -111,39 +111,39 @@ class OneShotParams:
 
     @property
     def program(self) -> str:
-        """Where its code goes."""
+        """Path of the code inside the sandbox."""
         return f"{WORKSPACE}/{language_of(self.language).filename}"
 
 
-def language_of(word: str) -> Language:
-    """The language that a word means.
+def language_of(name: str) -> Language:
+    """Return the language with a name or alias.
 
     Raises:
-        InvalidRequestError: None; says which there are.
+        InvalidRequestError: There is no such language; the hint lists all.
     """
-    known = _BY_WORD.get(word.lower())
+    known = _BY_NAME.get(name.lower())
     if known is None:
-        there = "; ".join(f"{language.name} ({', '.join(language.aliases)})" for language in LANGUAGES)
+        languages = "; ".join(f"{language.name} ({', '.join(language.aliases)})" for language in LANGUAGES)
         raise InvalidRequestError(
-            f"There is no language {word[:50]!r}.",
-            hint=f"There are: {there}.",
+            f"There is no language {name[:50]!r}.",
+            hint=f"Use one of: {languages}.",
             fields={"field": "language", "languages": [each.name for each in LANGUAGES]},
         )
     return known
 
 
-def _check_files(given: Mapping[str, bytes], program: str) -> None:
-    if len(given) > MAX_FILES:
+def _check_files(files: Mapping[str, bytes], program: str) -> None:
+    if len(files) > MAX_FILES:
         raise InvalidRequestError(
-            f"There are {len(given)} files; at most {MAX_FILES} are allowed.", hint="Pack them into one.", fields={"field": "files"}
+            f"`files` has {len(files)} files; at most {MAX_FILES} are allowed.", hint="Pack the files into an archive.", fields={"field": "files"}
         )
-    for path in given:
+    for path in files:
         if posixpath.normpath(check_path(posixpath.join(WORKSPACE, path))) == program:
             raise InvalidRequestError(
-                f"A file may not be called {posixpath.basename(program)}: the program is.", hint="Give it another name.", fields={"field": "files"}
+                f"The file name {posixpath.basename(program)!r} is reserved for the program.", hint="Rename the file.", fields={"field": "files"}
             )
 
 
 def _bounded(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # false for NaN as well
-        raise InvalidRequestError(f"{name} is {value:g}; it must be from {least:g} to {most:g}.", fields={"field": name})
+        raise InvalidRequestError(f"`{name}` is {value:g}; it must be from {least:g} to {most:g}.", fields={"field": name})

@@ -1,17 +1,15 @@
-"""A program that is run once, in a sandbox of its own that is removed with it.
+"""One-shot runs: run a program in a sandbox of its own, or a batch of programs, a few at a time.
 
-Laws:
-- A run is a process on a program file in the working folder, not a cell: nothing of another run is there, and nothing of it stays.
-- Its sandbox has no network, and is ended however the run ended: by itself, by a limit, or because its client went away.
-- A program that fails is a result. What raises is a request that makes no sense, or a service that cannot run it.
-- A verdict is made of all that the program wrote: where that cannot be kept, there is none.
+Invariants of a run:
+- A run is a process with a program file in the working directory, not a cell. It finds nothing of an earlier run and leaves nothing behind.
+- The sandbox has no network. It ends with the run, whether the program exits, exceeds a limit, or its client disconnects.
+- A program that fails has a result. Only an invalid request, or a service that cannot run the program, raises an error.
+- The verdict is based on the complete output. If the output cannot be kept completely, the run has no verdict.
 
-Programs that are run once, many of them: each in a sandbox of its own, a few at a time.
-
-Laws:
-- Every item has a result or an error of its own; none spoils another's, whatever it is.
-- At most so many sandboxes as were asked for are made at once. Where there is no room for one, its item waits within bounds.
-- What is done is given as soon as it is; a reader that does not read stops the runs, and one that goes away ends them.
+Invariants of a batch:
+- Each item has its own result or error, and does not affect other items.
+- At most ``concurrency`` programs run at once. If there is no room for a sandbox, its item waits for a limited time.
+- A result is passed on as soon as it is known. A reader that stops reading stops the runs, and a reader that disconnects ends them.
 """
 
 from __future__ import annotations
@@ -45,66 +43,68 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
 
 PATIENCE_S = 5.0
-"""How long a run waits for room: that of the one before it may be on its way."""
+"""Time that a run waits for room: the sandbox of the previous run may still be being removed."""
 _DEADLINE_S = 60.0
-"""How much longer than its run a sandbox may live, for the case that the service is killed before it has removed it."""
+"""Time that the sandbox may outlive the run, in case the service is killed before it removes the sandbox."""
 _KILL_PATIENCE_S = 5.0
-_MAY_PASS = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
-"""Why a sandbox cannot be made now, and perhaps in a moment."""
-_LOOK_S, _LOOK_MOST_S = 0.1, 1.0
-_GRADED_AT_ONCE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
-"""Of both texts: what takes longer to compare than a few milliseconds (numbers take about 3 us a word) is compared in a thread."""
+_RETRYABLE = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
+"""Errors of a create that may succeed a moment later."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+"""Pauses between two attempts to create a sandbox double from the first to the last."""
+_GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
+"""Length of both texts up to which they are compared at once. Longer texts take more than a few milliseconds (numbers about 3 us a
+word), so they are compared in a thread."""
 
 
 async def execute(manager: SandboxManager, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S) -> Result:
-    """Run a program in a sandbox of its own. Cancelling ends both.
+    """Run a program in a sandbox of its own and return the result. Cancelling ends the program and the sandbox.
 
     Args:
-        manager: Who makes it.
-        principal: For whom.
-        params: What.
-        patience_s: Seconds to wait for room where there is none.
+        manager: Creates the sandbox.
+        principal: Owner of the sandbox.
+        params: Program to run.
+        patience_s: Seconds to wait if there is no room for the sandbox.
 
     Raises:
-        SandlotError: It could not be run. A program that fails is no error.
+        SandlotError: The program could not be run. A program that fails has a result instead.
     """
-    async with _place(manager, principal, params, patience_s) as sandbox:
-        await _furnish(sandbox, params)
+    async with _new_sandbox(manager, principal, params, patience_s) as sandbox:
+        await _write_files(sandbox, params)
         seen = await _run(sandbox, params)
         if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
-            raise seen.ended  # by somebody, or because the service stops: nothing is known of the program
-    if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_AT_ONCE_CHARS[params.comparison]:
+            raise seen.ended  # killed by a request or by the stop of the service, so the program has no verdict
+    if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_INLINE_CHARS[params.comparison]:
         return await asyncio.get_running_loop().run_in_executor(manager.grading, graded, params, seen)
     return graded(params, seen)
 
 
 @asynccontextmanager
-async def _place(manager: SandboxManager, principal: Principal, params: OneShotParams, patience_s: float) -> AsyncIterator[Sandbox]:
-    """A sandbox that ends with the block."""
-    manager.check_runs(principal)  # a sandbox is much to make for a run that may not begin
-    sandbox = await _created(manager, _asked(params, principal), principal, patience_s)
+async def _new_sandbox(manager: SandboxManager, principal: Principal, params: OneShotParams, patience_s: float) -> AsyncIterator[Sandbox]:
+    """Create a sandbox that ends with the body."""
+    manager.check_runs(principal)  # before the create: a sandbox is expensive if the quota then refuses the run
+    sandbox = await _create_with_patience(manager, _create_params(params, principal), principal, patience_s)
     sandbox.single_use = True
     try:
         yield sandbox
     finally:
-        sandbox.request_end(Exit(ExitReason.KILLED, "its run is over"))
+        sandbox.request_end(Exit(ExitReason.KILLED, "its run has ended"))
 
 
-async def _created(manager: SandboxManager, params: CreateSandboxParams, principal: Principal, patience_s: float) -> Sandbox:
-    """A sandbox; where there is no room, as soon as there is some."""
+async def _create_with_patience(manager: SandboxManager, params: CreateSandboxParams, principal: Principal, patience_s: float) -> Sandbox:
+    """Create a sandbox. If there is no room, retry until ``patience_s`` has passed."""
     loop = asyncio.get_running_loop()
-    give_up_s, wait_s = loop.time() + patience_s, _LOOK_S
+    give_up_s, wait_s = loop.time() + patience_s, _FIRST_PAUSE_S
     while True:
         try:
             return await manager.create(params, principal)
         except SandlotError as error:
-            if error.code not in _MAY_PASS or "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
+            if error.code not in _RETRYABLE or "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
                 raise
         await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LOOK_MOST_S)
+        wait_s = min(2 * wait_s, _LAST_PAUSE_S)
 
 
-def _asked(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
+def _create_params(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
     longest_s = principal.quota.lifetime_s
     deadline_s = params.timeout_s + _DEADLINE_S
     return CreateSandboxParams(
@@ -117,10 +117,9 @@ def _asked(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
     )
 
 
-async def _furnish(sandbox: Sandbox, params: OneShotParams) -> None:
-    """Give a sandbox the program and its files."""
+async def _write_files(sandbox: Sandbox, params: OneShotParams) -> None:
     for path, content in {params.program: params.code.encode(), **params.files}.items():
-        await files.write(sandbox, posixpath.join(WORKSPACE, path), _once(content), user=User.USER)
+        await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
 
 
 async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
@@ -133,7 +132,7 @@ async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
     output = CommandOutputCollector(sandbox.buffers, (STDOUT, STDERR), head_bytes=params.output_bytes, tail_bytes=0)
     seen = Observation(execution=process.id)
     try:
-        # The guest ends it on time; this is for a guest that does not.
+        # The guest enforces the timeout. This limit applies if the guest does not.
         async with sandbox.connection(params.timeout_s + GRACE_S):
             with suppress(TimeoutError):
                 async with asyncio.timeout(None) as patience:
@@ -156,27 +155,27 @@ async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
 
 
 def _kept(output: CommandOutputCollector, event: Output | Lost, most_bytes: int) -> bool:
-    """Keep the next piece of what a process writes; False where it has written more than it may.
+    """Keep the output of an event. Return False if the process has written more than it may.
 
     Raises:
-        UnavailableError: ``busy``: there is no memory for it.
+        UnavailableError: ``busy``: the memory for client data is used up.
     """
-    if isinstance(event, Lost):  # nothing is lost of what is read all the time, unless a guest says so
+    if isinstance(event, Lost):  # output that is read all the time has no gaps, unless the guest reports one
         return False
     capture = output[event.channel]
     room = most_bytes - capture.held_bytes
     output.add(Output(event.channel, event.offset, event.data[:room]))
     if capture.omitted:
         raise UnavailableError(
-            "The service holds as much data for its clients as it may, so that not all of what the program wrote could be kept.",
+            "The service's memory for client data is used up, so the output of the program could not be kept completely.",
             code=ErrorCode.BUSY,
-            hint="Try again in a moment, with fewer runs at once or a smaller output_bytes.",
+            hint="Retry in a moment, with fewer runs at once or a smaller `output_bytes`.",
             fields={"retry_after_s": RETRY_AFTER_S},
         )
     return len(event.data) <= room
 
 
-async def _once(content: bytes) -> AsyncIterator[bytes]:
+async def _single_chunk(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
@@ -184,17 +183,17 @@ MAX_ITEMS = 1000
 DEFAULT_CONCURRENCY = 4
 MAX_CONCURRENCY = 32
 BATCH_PATIENCE_S = 120.0
-"""How long an item waits for room, which its neighbours may have."""
+"""Time that an item of a batch waits for room, which other items of the batch may have taken."""
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One item of a batch: its result, or its error.
+    """Result or error of one item of a batch.
 
     Args:
-        index: Which, from 0.
-        outcome: It.
+        index: Index of the item, from 0.
+        outcome: Result or error.
     """
 
     index: int
@@ -205,32 +204,32 @@ def check(items: int, concurrency: int) -> None:
     """Refuse a batch that is too large.
 
     Args:
-        items: How many it has.
-        concurrency: How many are to run at once.
+        items: Number of items.
+        concurrency: Number of runs at once.
 
     Raises:
-        InvalidRequestError: One of the two is out of bounds.
+        InvalidRequestError: One of the numbers is out of bounds.
     """
     for field, value, most in (("items", items, MAX_ITEMS), ("concurrency", concurrency, MAX_CONCURRENCY)):
         if not 1 <= value <= most:
             raise InvalidRequestError(
-                f"A batch has {field} from 1 to {most}, not {value}.", hint="Make several batches of it.", fields={"field": field}
+                f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint="Send several batches.", fields={"field": field}
             )
 
 
 async def execute_batch(
     manager: SandboxManager, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
 ) -> AsyncGenerator[BatchItem]:
-    """Run programs, and give what becomes of each as soon as it is known. Closing it ends those that run.
+    """Run a batch of programs and yield each result as soon as it is known. Closing the generator ends all running programs.
 
     Args:
-        manager: Who makes their sandboxes.
-        principal: For whom.
-        items: What; an error that stands for one that makes no sense comes back as it is.
-        concurrency: How many run at once.
+        manager: Creates the sandboxes.
+        principal: Owner of the sandboxes.
+        items: Programs to run. An error stands for an invalid item and is yielded unchanged.
+        concurrency: Number of runs at once.
 
     Raises:
-        InvalidRequestError: It is too large.
+        InvalidRequestError: The batch is too large.
     """
     check(len(items), concurrency)
     done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
@@ -257,6 +256,6 @@ async def _outcome(manager: SandboxManager, principal: Principal, item: OneShotP
         return await execute(manager, principal, item, patience_s=BATCH_PATIENCE_S)
     except SandlotError as error:
         return error
-    except Exception:  # noqa: BLE001 - the others go on
+    except Exception:  # noqa: BLE001 - logged; the other items must not be affected
         _log.exception("batch.defect")
-        return InternalError("This item failed by a defect in Sandlot.", hint="The service's log has the details.")
+        return InternalError("Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that say batch.defect.")

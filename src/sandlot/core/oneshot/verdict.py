@@ -1,6 +1,6 @@
-"""What a run came to: one word for it, found by what was seen of it. Pure.
+"""Verdict of a one-shot run: its status and result, derived from an observation. Pure.
 
-Law: The first that is true counts: too much output, too much time, too much memory, a failure, a wrong answer.
+Invariant: The status is the first one that applies of output limit, timeout, memory exceeded, runtime error, wrong answer.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from sandlot.model.ports import ExitReason
 from sandlot.model.specs import KIB
 
 KILLED = 128 + signals.SIGKILL
-"""As a shell says it."""
+"""Exit code of a killed program, as in a shell."""
 
 
 class Status(StrEnum):
-    """What a run came to."""
+    """Outcome of a run."""
 
     COMPLETED = "completed"
     WRONG_ANSWER = "wrong_answer"
-    """It ended well, and wrote something else than was expected."""
+    """The program exited with 0, and its output is not the expected one."""
     RUNTIME_ERROR = "runtime_error"
-    """It ended with another code than 0, or by a signal."""
+    """The program exited with another code than 0, or was ended by a signal."""
     TIMEOUT = "timeout"
     MEMORY_EXCEEDED = "memory_exceeded"
-    """It, a process that it started, or its whole sandbox was killed for memory. A program that ends well although a process of its was
-    killed has dealt with it, and is graded like any other."""
+    """The program, a process of the program, or the whole sandbox was killed because of memory, and the program failed. A program that
+    exits with 0 although one of its processes was killed has handled this, and is graded like any other."""
     OUTPUT_LIMIT = "output_limit"
-    """It was killed because it wrote more than it may."""
+    """The program was killed because it wrote more than ``output_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run came to.
+    """Result of a run.
 
     Args:
-        status: In one word.
-        language: As it is called here.
-        stdout: What it wrote, up to the limit.
-        stderr: The same.
-        exit_code: As a shell says it: 128 + signal where a signal ended it.
-        signal: The signal's number; None where it exited.
-        duration_s: From start to end.
-        cpu_s: Processor time of it and of the children that it waited for; None where nobody knows.
-        peak_bytes: The largest resident memory that one of them had; None likewise.
-        detail: For a person, where the status alone does not say it: which limit, and what became of it.
-        execution: Its id in the log of runs; None where it did not begin.
+        status: Outcome of the run.
+        language: Name of the language.
+        stdout: Standard output, up to the output limit.
+        stderr: Standard error, up to the output limit.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program.
+        signal: Number of the signal that ended the program; None if it exited.
+        duration_s: Seconds from the start to the end of the program.
+        cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of one of these processes; None if unknown.
+        detail: Explanation for people: the limit that was exceeded, or why the program failed. Empty if the status says everything.
+        execution: Id in the execution log; None if the program did not start.
     """
 
     status: Status
@@ -69,23 +69,23 @@ class Result:
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Approximate memory of the result."""
         return len(self.stdout) + len(self.stderr) + KIB
 
 
 @dataclass(slots=True)
 class Observation:
-    """What was seen of a run.
+    """Observed behaviour of a run.
 
     Args:
-        stdout: What it wrote, up to the limit.
-        stderr: The same.
-        flooded: Whether it wrote more.
-        outcome: How its process ended; None where nobody saw that.
-        execution: Its id in the log of runs.
-        ended: Why its sandbox ended before it.
-        oom_kills: How many processes of its sandbox were killed for memory.
-        duration_s: Seconds that it took, seen from outside.
+        stdout: Standard output, up to the output limit.
+        stderr: Standard error, up to the output limit.
+        flooded: True if the program wrote more than the output limit.
+        outcome: End of the process; None if the service did not learn it.
+        execution: Id in the execution log.
+        ended: Error of the end of the sandbox, if the sandbox ended first.
+        oom_kills: Number of processes of the sandbox that were killed because of memory.
+        duration_s: Duration that the service measured.
     """
 
     stdout: str = ""
@@ -99,14 +99,14 @@ class Observation:
 
 
 def graded(params: OneShotParams, seen: Observation) -> Result:
-    """What a run came to.
+    """Return the result of a run.
 
     Args:
-        params: What was asked for.
-        seen: What was seen of it.
+        params: Parameters of the run.
+        seen: Observed behaviour of the run.
     """
     outcome = seen.outcome
-    status, detail = _cut(params, seen) or _ended(params, outcome, seen)
+    status, detail = _limit_exceeded(params, seen) or _end_of_program(params, outcome, seen)
     return Result(
         status=status,
         language=language_of(params.language).name,
@@ -122,28 +122,27 @@ def graded(params: OneShotParams, seen: Observation) -> Result:
     )
 
 
-def _cut(params: OneShotParams, seen: Observation) -> tuple[Status, str] | None:
-    """The limit that ended it; None where none did."""
+def _limit_exceeded(params: OneShotParams, seen: Observation) -> tuple[Status, str] | None:
+    """Return the limit that ended the program, or None."""
     reason, code = ("", 0) if seen.outcome is None else (seen.outcome.reason, seen.outcome.exit_code)
     ended = "" if seen.ended is None else seen.ended.fields.get("reason")
     if seen.flooded:
-        return Status.OUTPUT_LIMIT, f"It wrote more than {params.output_bytes} bytes to one stream, and was killed."
+        return Status.OUTPUT_LIMIT, f"The program wrote more than {params.output_bytes} bytes to one stream and was killed."
     if reason == "timeout":
-        return Status.TIMEOUT, f"It was killed after {params.timeout_s:g} s."
+        return Status.TIMEOUT, f"The program was killed after {params.timeout_s:g} s."
     if ended == ExitReason.OOM or reason == "oom" or (seen.oom_kills and code):
-        what = "its sandbox" if ended == ExitReason.OOM else "a process"
-        return Status.MEMORY_EXCEEDED, f"The memory limit of {params.limits.memory_bytes} bytes was reached, and {what} was killed."
+        killed = "the sandbox" if ended == ExitReason.OOM else "a process"
+        return Status.MEMORY_EXCEEDED, f"The memory limit of {params.limits.memory_bytes} bytes was reached, and {killed} was killed."
     return None
 
 
-def _ended(params: OneShotParams, outcome: ProcessOutcome | None, seen: Observation) -> tuple[Status, str]:
-    """What it came to by itself."""
+def _end_of_program(params: OneShotParams, outcome: ProcessOutcome | None, seen: Observation) -> tuple[Status, str]:
     if outcome is None:
-        return Status.RUNTIME_ERROR, "It ended its own sandbox" + ("." if seen.ended is None else f": {seen.ended.message}")
+        return Status.RUNTIME_ERROR, "The program ended its sandbox" + ("." if seen.ended is None else f": {seen.ended.message}")
     if outcome.exit_code:
         return (
             Status.RUNTIME_ERROR,
-            f"It was killed, because its sandbox may have {params.limits.pids} processes." if outcome.reason == "pids" else "",
+            f"The program was killed, because the sandbox may have {params.limits.pids} processes." if outcome.reason == "pids" else "",
         )
     if params.expected_output is not None and not matches(seen.stdout, params.expected_output, params.comparison, params.tolerance):
         return Status.WRONG_ANSWER, ""

@@ -70,7 +70,7 @@ class WarmStart:
         recording = None
         if dependencies.inject is None:
             extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
-            recording = asyncio.ensure_future(dependencies.recorder.runs(sandbox))
+            recording = asyncio.ensure_future(dependencies.recorder.save_running(sandbox))
         try:
             await until_end(sandbox, driver_step("answer", self._become(sandbox, dependencies)), member.exited)
             if recording is not None:
@@ -125,7 +125,7 @@ class TemplateSnapshotStart:
                 return prepared
 
             # Outside of the `try`: a store that refuses the record says nothing about the snapshot, and refuses the boot as well.
-            await dependencies.recorder.intend(sandbox)
+            await dependencies.recorder.save(sandbox)
             try:
                 started = await restore(self._held.image, sandbox, replace(dependencies, prepare=prepare), holdings)
             except SandlotError as error:

@@ -1,1 +1,1 @@
-"""What outlives a sandbox and the service: keys and quotas, the file store, the log of runs, events."""
+"""Records that outlive a sandbox or the service: sandboxes, events, the execution log, usage and metrics."""

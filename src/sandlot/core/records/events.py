@@ -1,9 +1,9 @@
-"""What happened, as it can be listed and followed.
+"""Events of sandboxes, snapshots and forks: list them, and follow them as they are committed.
 
-Laws:
-- A reader pages from the store and remembers where it is: however slowly it reads, nothing is kept for it, and nothing is lost to it.
-- What is told was committed before. Numbers only grow, so a reader that comes back with the last one that it saw goes on behind it.
-- One sees what happened to one's own; an operator sees all. What happens to others costs nobody a look at the store.
+Invariants:
+- A reader pages from the store and remembers its own position. A slow reader therefore takes no memory and misses no event.
+- Readers get committed events only. Sequence numbers only grow, so a reader that returns with its last number continues without a gap.
+- A principal sees its own events; an operator sees all. An event of one owner causes no read of the store for another owner.
 """
 
 from __future__ import annotations
@@ -19,117 +19,116 @@ from sandlot.model.records import EventRecord, NewEvent
 from sandlot.model.storage import EventTable
 
 PAGE = 100
-"""Read from the store at once for somebody who follows."""
-
-MOST_PAGE = 10_000
-"""Numbers that are looked at in one step backwards."""
-
-LOOK_S = 5.0
-"""How often somebody who follows looks without having been told: other processes write to the same store."""
+"""Events that are read from the store at once."""
+MAX_WINDOW = 10_000
+"""Sequence numbers that one step of :meth:`EventFeed.latest` covers at most."""
+POLL_S = 5.0
+"""Interval at which followers read the store without a notification: other processes write to the same store."""
 
 
 class EventFeed:
     """All events of this service.
 
     Args:
-        table: Where they are.
+        table: Stored events.
     """
 
     def __init__(self, table: EventTable) -> None:
         self._table = table
-        self._waiting: dict[OwnerId | None, set[asyncio.Event]] = {}
+        self._wakeups: dict[OwnerId | None, set[asyncio.Event]] = {}
+        """Wakeups of the followers by owner; those of operators are under None."""
         self._closed = False
 
     def notify(self, owner: OwnerId) -> None:
-        """Something of an owner's was committed: of those who follow, the owner and operators look."""
+        """Wake the followers that may see a newly committed event: the owner's and the operators'."""
         self._wake(owner, None)
 
-    def _wake(self, *whom: OwnerId | None) -> None:
-        for one in whom:
-            for told in self._waiting.get(one, ()):
-                told.set()
+    def _wake(self, *owners: OwnerId | None) -> None:
+        for owner in owners:
+            for wakeup in self._wakeups.get(owner, ()):
+                wakeup.set()
 
     async def publish(self, *events: NewEvent) -> None:
-        """Commit some events that belong to no record, and tell of them."""
+        """Commit events that belong to no record, and wake their followers."""
         await self._table.add(events)
         self._wake(None, *{event.owner for event in events})
 
     def close(self) -> None:
-        """The service is about to stop: whoever follows is told so. Idempotent."""
+        """End all :meth:`follow` iterations, because the service stops. Idempotent."""
         self._closed = True
-        self._wake(*self._waiting)
+        self._wake(*self._wakeups)
 
-    async def last(self) -> int:
-        """The number of the newest; 0 where nothing happened yet."""
+    async def last_sequence(self) -> int:
+        """Return the sequence number of the newest event; 0 if there is none."""
         return await self._table.last()
 
     async def page(self, principal: Principal, *, sandbox: SandboxId | None = None, after: int = 0, limit: int = PAGE) -> Sequence[EventRecord]:
-        """What happened, oldest first.
+        """Return events, oldest first.
 
         Args:
-            principal: For whom.
-            sandbox: What happened to that one only.
-            after: What has a larger number than that.
-            limit: At most so many.
+            principal: Reader of the events.
+            sandbox: Return only events of this sandbox.
+            after: Return only events with a larger sequence number.
+            limit: Largest number of events.
         """
         return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, after=after, limit=limit)
 
     async def latest(self, principal: Principal, *, kinds: Collection[str], limit: int, sandbox: SandboxId | None = None) -> Sequence[EventRecord]:
-        """What happened last, newest first.
+        """Return the latest events, newest first.
 
         Args:
-            principal: For whom.
-            kinds: Of these types only.
-            limit: At most so many.
-            sandbox: What happened to that one only.
+            principal: Reader of the events.
+            kinds: Return only events of these types.
+            limit: Largest number of events.
+            sandbox: Return only events of this sandbox.
         """
         found: list[EventRecord] = []
-        end, width = await self.last(), 4 * limit
+        end, width = await self.last_sequence(), 4 * limit
         while end > 0 and len(found) < limit:
             page = await self.page(principal, sandbox=sandbox, after=max(0, end - width), limit=width)
             found += [record for record in reversed(page) if record.sequence <= end and record.event.type in kinds]
-            end, width = end - width, min(4 * width, MOST_PAGE)
+            end, width = end - width, min(4 * width, MAX_WINDOW)
         return found[:limit]
 
     async def follow(self, principal: Principal, *, sandbox: SandboxId | None = None, after: int | None = None) -> AsyncIterator[EventRecord]:
-        """What happens, as it happens, for as long as it is iterated.
+        """Yield events as they are committed, until the iterator is closed.
 
         Args:
-            principal: For whom.
-            sandbox: What happens to that one only.
-            after: First what has a larger number than that; None is what happens from now on.
+            principal: Reader of the events.
+            sandbox: Yield only events of this sandbox.
+            after: First yield the stored events with a larger sequence number. None yields only events that are committed from now on.
 
         Raises:
-            UnavailableError: The service stops.
+            UnavailableError: The service stops; the hint has the number to continue with.
         """
-        with self.listening(principal) as told:
-            seen = await self.last() if after is None else after
+        with self.subscribe(principal) as wakeup:
+            last = await self.last_sequence() if after is None else after
             while not self._closed:
-                told.clear()  # before the look: what is committed after it is told to this one
-                page = await self.page(principal, sandbox=sandbox, after=seen)
+                wakeup.clear()  # before the read, so that every later commit sets it again
+                page = await self.page(principal, sandbox=sandbox, after=last)
                 for record in page:
                     yield record
-                    seen = record.sequence
+                    last = record.sequence
                 if len(page) < PAGE:
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_S):
-                            await told.wait()
+                        async with asyncio.timeout(POLL_S):
+                            await wakeup.wait()
         raise UnavailableError(
             "The service is stopping.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
-            hint=f"Go on with after={seen} once it has started anew.",
-            fields={"after": seen, "retry_after_s": 1},
+            hint=f"Continue with after={last} when the service has restarted.",
+            fields={"after": last, "retry_after_s": 1},
         )
 
     @contextmanager
-    def listening(self, principal: Principal) -> Iterator[asyncio.Event]:
-        """What is set whenever something of somebody's was committed by this service, and once it stops."""
-        told, whose = asyncio.Event(), None if principal.operator else principal.owner
-        waiting = self._waiting.setdefault(whose, set())
-        waiting.add(told)
+    def subscribe(self, principal: Principal) -> Iterator[asyncio.Event]:
+        """Provide a wakeup that is set when this service commits an event that the principal may see, and when the service stops."""
+        wakeup, owner = asyncio.Event(), None if principal.operator else principal.owner
+        wakeups = self._wakeups.setdefault(owner, set())
+        wakeups.add(wakeup)
         try:
-            yield told
+            yield wakeup
         finally:
-            waiting.discard(told)
-            if not waiting and self._waiting.get(whose) is waiting:
-                del self._waiting[whose]
+            wakeups.discard(wakeup)
+            if not wakeups and self._wakeups.get(owner) is wakeups:
+                del self._wakeups[owner]

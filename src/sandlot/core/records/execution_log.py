@@ -1,16 +1,13 @@
-"""One run as the log is told of it: what it is called, what it writes, how it ends.
+"""The execution log: an entry for each cell and each process that a client started, written behind the execution.
 
-Law: What a line is told takes no time of its run: it is kept in memory within bounds, and who follows the log takes it from there.
-
-The log of runs: every cell and every process that a client began, written behind it.
-
-Laws:
-- No run waits for the log, or fails because of it: beginning and ending a line is work in memory, and what the store does not take is lost with
-  a warning and a count.
-- A line is in the store a second after it changed, at the latest, while the store answers; a stop of the service writes what is left.
-- What waits here is bounded, in lines and in bytes, and one owner takes at most a quarter of it; of what a run wrote, head and tail are kept,
-  and the number of bytes between them.
-- A run that outlives the service keeps its line: the next service finishes it from what the guest knows, or marks it as lost.
+Invariants:
+- No execution waits for the log or fails because of it. Starting, filling and ending an entry is work in memory. An entry that the store does
+  not take is lost, with a warning and a metric.
+- While the store responds, an entry is in the store at most a second after it changed. A stopping service writes the remaining entries.
+- The entries in memory are limited in number and bytes, and one owner has at most a quarter of them. Of each output stream the beginning, the
+  end and the number of bytes between them are kept.
+- The entry of an execution that outlives the service stays open. The next service finishes the entry from the data of the guest, or marks
+  the entry as lost.
 """
 
 from __future__ import annotations
@@ -45,20 +42,20 @@ __all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "ExecutionDescription", "Execu
 
 
 OUTPUT_BYTES = 64 * KIB
-"""Kept of each stream: half of its beginning, half of its end."""
+"""Bytes of each output stream that are kept: half from the beginning, half from the end."""
 KILLED = "killed"
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionDescription:
-    """What the log says of a run beyond what it is.
+    """Presentation of an execution in the log.
 
     Args:
-        origin: Which API it came by: ``native`` or the name of a door.
-        language: Of code that is run by a command; None logs the command as such.
-        code: That code.
-        argv: What a command is called in place of what was run.
-        mode: As in :class:`ExecutionRecord`.
+        origin: API of the request: ``native`` or the name of a compatibility API.
+        language: Language of code that a command runs; None logs the command itself.
+        code: Code that the command runs.
+        argv: Command line to log instead of the real one.
+        mode: See :class:`ExecutionRecord`.
     """
 
     origin: str = "native"
@@ -72,44 +69,45 @@ NATIVE = ExecutionDescription()
 
 
 class LogEntry:
-    """One run that goes on. Add what it writes, and end it; or leave it to the next service.
+    """Entry of one running execution. Add its output, then end the entry or leave it to the next service.
 
     Args:
-        execution_log: Where it is written.
-        record: What is known of it.
-        sandbox: Where it runs.
+        execution_log: Log of the entry.
+        record: Record of the execution, without output and end.
+        sandbox: Sandbox of the execution.
+        started_monotonic_s: Time at which the execution started.
     """
 
-    __slots__ = ("__weakref__", "_began_monotonic_s", "_captures", "_error", "_over", "_record", "_sandbox", "execution_log")
+    __slots__ = ("__weakref__", "_captures", "_error", "_over", "_record", "_sandbox", "_started_monotonic_s", "execution_log")
 
-    def __init__(self, execution_log: ExecutionLog, record: ExecutionRecord, sandbox: Sandbox, began_monotonic_s: float) -> None:
+    def __init__(self, execution_log: ExecutionLog, record: ExecutionRecord, sandbox: Sandbox, started_monotonic_s: float) -> None:
         self.execution_log = execution_log
         self._record = record
         self._sandbox = sandbox
-        self._began_monotonic_s = began_monotonic_s
+        self._started_monotonic_s = started_monotonic_s
         self._captures: dict[int, Capture] = {}
         self._error: str | None = None
         self._over = False
-        execution_log.log_followers.begun(self)
+        execution_log.log_followers.started(self)
 
     @property
     def id(self) -> ProcessId:
-        """Of the process or cell."""
+        """Id of the process or cell."""
         return ProcessId(self._record.id)
 
     @property
     def sandbox(self) -> SandboxId:
-        """Where it runs."""
+        """Id of the sandbox."""
         return self._sandbox.id
 
     def so_far(self, channel: int) -> Capture:
-        """What is kept of a channel by now."""
+        """Return the kept output of a channel up to now."""
         return self._captures.get(channel) or Capture()
 
     def add(self, event: Output | Lost) -> None:
-        """The next piece that it wrote."""
+        """Add output, or a gap in it."""
         if self.execution_log.log_followers.followed:
-            self.execution_log.log_followers.tell(self, event)
+            self.execution_log.log_followers.wrote(self, event)
         capture = self._captures.get(event.channel)
         if capture is None:
             capture = self._captures[event.channel] = Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2)
@@ -123,27 +121,27 @@ class LogEntry:
         self.execution_log.hold(self._record.owner, capture.held_bytes - before)
 
     def raised(self, error: CellError) -> None:
-        """The exception that ended a cell."""
+        """Record the exception that ended a cell."""
         self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
 
     def again(self) -> None:
-        """What it wrote is said again, from the beginning."""
+        """Drop the output so far, because the caller adds all output again from the beginning."""
         self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
         self._captures.clear()
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is said of it."""
+        """True after the entry ended or was left to the next service."""
         return self._over
 
     def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None, files: int | None = None) -> None:
-        """It has ended. Idempotent.
+        """Record the end of the execution. Idempotent.
 
         Args:
-            status: As in :class:`ExecutionRecord`.
-            exit_code: Of a command.
-            duration_s: As the guest measured it; None is as it was seen from here.
-            files: How many files it made or changed, where that was asked for.
+            status: See :class:`ExecutionRecord`.
+            exit_code: Exit code of a command.
+            duration_s: Duration that the guest measured; None measures from the start of the entry to now.
+            files: Number of created and changed files, if the client requested the changes.
         """
         if self._over:
             return
@@ -156,7 +154,7 @@ class LogEntry:
             stderr=err.text(),
             stdout_omitted_bytes=out.omitted,
             stderr_omitted_bytes=err.omitted,
-            duration_s=max(0.0, self.execution_log.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
+            duration_s=max(0.0, self.execution_log.monotonic_s() - self._started_monotonic_s) if duration_s is None else duration_s,
             error=self._error,
             files=files,
         )
@@ -164,14 +162,14 @@ class LogEntry:
         self.execution_log.ended(record)
 
     def cut(self) -> None:
-        """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves or the sandbox sleeps, and it goes on later."""
+        """End the entry as killed, because nothing more will arrive. Leave it open if the execution continues after a restart or a wake."""
         if (self._sandbox.detaching.is_set() or self._sandbox.is_hibernated) and not self._sandbox.end_requested.is_set():
             self.leave()
         else:
             self.end(KILLED)
 
     def leave(self) -> None:
-        """Nothing more is said of it here. Idempotent."""
+        """Stop following the execution without recording an end. Idempotent."""
         if not self._over:
             self._over = True
             self._sandbox.left[self._record.id] = self._record
@@ -182,20 +180,20 @@ class LogEntry:
 BATCH = 200
 MAX_LINES = 20_000
 MAX_BYTES = 64 * MIB
-"""Of everything that waits here, lines of runs that go on included."""
+"""Memory of all entries that wait for the store or are still running."""
 RUNNING, LOST = "running", "lost"
 MAX_UNFINISHED = 10_000
 _log = structlog.get_logger("sandlot.core")
 
 
 class ExecutionLog:
-    """The log of runs of one service.
+    """Execution log of one service.
 
     Args:
-        table: Where it is kept.
-        node: Whose runs.
-        clock: The time.
-        metrics: Where runs and failures are counted.
+        table: Stored entries.
+        node: This node.
+        clock: Clock of the service.
+        metrics: Counts executions and failed writes.
     """
 
     def __init__(self, table: ExecutionTable, node: NodeId, clock: Clock, metrics: Metrics) -> None:
@@ -209,24 +207,24 @@ class ExecutionLog:
         self._lost = 0
         self._held: Counter[OwnerId] = Counter()
         self.held_bytes = 0
-        """What waits here, and what runs that go on have written."""
+        """Memory of the entries that wait for the store, and of the output of running executions."""
         self.log_followers = LogFollowers()
-        """Who follows what is written (:mod:`sandlot.core.records.log_stream`)."""
+        """Followers of the output (:mod:`sandlot.core.records.log_stream`)."""
         self.waits: Counter[SandboxId] = Counter()
-        """Calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.execution.following`)."""
+        """Number of link calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.execution.following`)."""
 
-    # -- what core/runs says ----------------------------------------------------------------------------------------
+    # Executions ------------------------------------------------------------------------------------------------------
 
     def cell(self, sandbox: Sandbox, id_: ProcessId, language: str, code: str, description: ExecutionDescription = NATIVE) -> LogEntry:
-        """A cell was begun."""
+        """Start the entry of a cell."""
         return self._begin(sandbox, id_, replace(description, language=language, code=code), ())
 
     def command(self, sandbox: Sandbox, id_: ProcessId, argv: Sequence[str], description: ExecutionDescription = NATIVE) -> LogEntry:
-        """A process was begun."""
+        """Start the entry of a process."""
         return self._begin(sandbox, id_, description, argv)
 
     def tell_files(self, id_: ProcessId, files: int) -> None:
-        """How many files a run made or changed, where that is known after its end only."""
+        """Add the number of created and changed files to an entry that has ended."""
         if len(self._files) < MAX_LINES:
             self._files[ExecutionId(id_)] = files
             self._writer.put()
@@ -249,25 +247,25 @@ class ExecutionLog:
         self._put(record)
         return LogEntry(self, record, sandbox, self._clock.monotonic_s())
 
-    # -- what lines say ---------------------------------------------------------------------------------------------
+    # Memory ----------------------------------------------------------------------------------------------------------
 
     def has(self, owner: OwnerId, size: int) -> bool:
-        """Whether there is room for so many bytes more of an owner's."""
+        """Return whether an owner may have more bytes in memory."""
         return self.held_bytes + size <= MAX_BYTES and self._held[owner] + size <= MAX_BYTES // PART
 
     def hold(self, owner: OwnerId, more: int) -> None:
-        """So many bytes more of an owner's are held here."""
+        """Count bytes of an owner that are in memory; a negative number frees them."""
         self.held_bytes += more
         self._held[owner] += more
         if not self._held[owner]:
             del self._held[owner]
 
     def monotonic_s(self) -> float:
-        """The clock's."""
+        """Return the time of the service's clock."""
         return self._clock.monotonic_s()
 
     def ended(self, record: ExecutionRecord) -> None:
-        """A run has ended."""
+        """Count and write the record of an execution that ended."""
         self._metrics.execution_ended(record.kind, record.status)
         self._put(record)
 
@@ -284,7 +282,7 @@ class ExecutionLog:
             self.hold(record.owner, -_size(record))
 
     async def get(self, principal: Principal, id_: str) -> ExecutionRecord:
-        """One run.
+        """Return the entry of an execution.
 
         Raises:
             NotFoundError: ``execution_not_found``.
@@ -295,7 +293,7 @@ class ExecutionLog:
             raise NotFoundError(
                 f"There is no execution {id_[:64]!r}.",
                 code=ErrorCode.EXECUTION_NOT_FOUND,
-                hint="It may be older than what is kept: list the executions.",
+                hint="List the executions; this one may have been removed because of its age.",
                 fields={"execution": id_[:64]},
             )
         return record
@@ -303,19 +301,19 @@ class ExecutionLog:
     async def page(
         self, principal: Principal, *, sandbox: SandboxId | None = None, before: Position | None = None, limit: int = 50
     ) -> Sequence[ExecutionRecord]:
-        """Runs, newest first.
+        """Return entries, newest first.
 
         Args:
-            principal: For whom.
-            sandbox: Those in that one only.
-            before: The last one of the page before.
-            limit: At most so many.
+            principal: Reader of the log: sees its own executions, an operator all.
+            sandbox: Return only executions of this sandbox.
+            before: Position of the last entry of the previous page.
+            limit: Largest number of entries.
         """
         await self._caught_up()
         return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, before=before, limit=limit)
 
     async def _caught_up(self) -> None:
-        """What was said so far is in the store, if that takes it: whoever reads finds the run that it has just made."""
+        """Write what is pending, so that a client finds the execution that it has just made."""
         if self._pending or self._files or self._writer.is_writing:
             await self.flush()
 
@@ -324,7 +322,7 @@ class ExecutionLog:
         await self._writer.run()
 
     async def aclose(self) -> None:
-        """Write what is left; what the store does not take is lost."""
+        """Write the pending entries. Entries that the store does not take are lost."""
         await self._writer.close()
         self._give_up(list(self._pending))
         self._warn()
@@ -345,9 +343,9 @@ class ExecutionLog:
         try:
             await self._table.save(batch)
         except (HostError, UnavailableError) as error:
-            self._failed(error)  # a full disk may be emptied: they stay, as long as there is room
+            self._failed(error)  # the disk may get free space again: the entries stay as long as there is memory
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is: one that it does not take must not keep others from being written
+        except Exception as error:  # noqa: BLE001 - one record that the store never takes must not block the others
             if len(batch) > 1:
                 for record in batch:
                     if not await self._write([record]):
@@ -360,13 +358,13 @@ class ExecutionLog:
         return True
 
     async def _write_files(self) -> bool:
-        told, self._files = self._files, {}
-        for id_, files in told.items():
+        pending, self._files = self._files, {}
+        for id_, files in pending.items():
             try:
                 record = self._pending.get(id_) or await self._table.get(id_)
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(error)
-                self._files = told | self._files
+                self._files = pending | self._files
                 return False
             if record is not None:
                 self._put(replace(self._pending.get(id_, record), files=files))
@@ -386,25 +384,27 @@ class ExecutionLog:
 
     def _warn(self) -> None:
         if self._lost:
-            _log.warning("executions.lost", lines=self._lost, hint="The log of runs has gaps; nothing else has. See to the store's disk.")
+            _log.warning(
+                "executions.lost", lines=self._lost, hint="The execution log has gaps; no execution was affected. Check the disk of the store."
+            )
             self._lost = 0
 
-    # -- runs of an earlier service ---------------------------------------------------------------------------------
+    # Executions of an earlier service --------------------------------------------------------------------------------
 
     async def unfinished(self) -> Sequence[ExecutionRecord]:
-        """Runs that an earlier service of this node has left without an end."""
+        """Return the executions that an earlier service of this node left without an end."""
         return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
 
     def go_on(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
-        """The line of a run of an earlier service. Say again what it wrote, from the beginning."""
+        """Open the entry of an execution of an earlier service. The caller adds all output again from the beginning."""
         return LogEntry(self, record, sandbox, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
 
     def lose(self, record: ExecutionRecord) -> None:
-        """Nobody will ever know how that run ended."""
+        """Record that the end of an execution is unknown for good."""
         self.ended(replace(record, status=LOST))
 
 
 def _size(record: ExecutionRecord) -> int:
-    """About how much memory a record takes; at least its part of the lines, so that one bound is both."""
+    """Return the approximate memory of a record. It is at least ``MAX_BYTES / MAX_LINES``, so one limit covers both bytes and number."""
     texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
     return max(MAX_BYTES // MAX_LINES, 500 + sum(50 + len(text) for text in texts if text))

@@ -1,8 +1,9 @@
-"""Who follows what the runs of a sandbox write, and the runs that go on.
+"""Followers of the execution log, and the executions that are running.
 
-Laws:
-- Where nobody follows, nothing is kept here of what is written, and telling it costs one look at a set.
-- What waits for one who follows is bounded, and is of the memory that is held for clients; what is too much is counted, and told as lost.
+Invariants:
+- Without a follower, output is not kept here, and passing it on costs one look at a dictionary.
+- The output that waits for one follower is limited and counts against the memory for client data. Output beyond the limit is counted, and
+  the follower gets the number of lost bytes.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from sandlot.model.specs import KIB
 if TYPE_CHECKING:
     from sandlot.core.records.execution_log import LogEntry
 
-MOST_BYTES = 512 * KIB
-"""Waiting for one who follows."""
+MAX_WAITING_BYTES = 512 * KIB
+"""Output that may wait for one follower."""
 PIECE_BYTES = 128
-"""About what a piece takes beyond its bytes."""
+"""Approximate memory of a piece beyond its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a run wrote, or that it ended.
+    """Output of an execution, or its end.
 
     Args:
-        execution: The run.
-        event: The piece; None is its end.
+        execution: Id of the execution.
+        event: Output or a gap in it; None is the end of the execution.
     """
 
     execution: ProcessId
@@ -41,15 +42,15 @@ class Piece:
 
 
 class LogFollower:
-    """One who follows; close it in the end.
+    """Output that waits for one follower of a sandbox. Close the follower when it is no longer needed.
 
     Args:
-        log_followers: Where it is counted.
-        sandbox: Whose runs.
-        buffers: Where the memory is taken from.
+        log_followers: Registry of the follower.
+        sandbox: Sandbox whose executions are followed.
+        buffers: Memory for client data of this sandbox.
     """
 
-    __slots__ = ("_buffers", "_held_bytes", "_log_followers", "_pieces", "_sandbox", "told")
+    __slots__ = ("_buffers", "_held_bytes", "_log_followers", "_pieces", "_sandbox", "wakeup")
 
     def __init__(self, log_followers: LogFollowers, sandbox: SandboxId, buffers: BufferBudget) -> None:
         self._buffers = buffers
@@ -57,13 +58,13 @@ class LogFollower:
         self._sandbox = sandbox
         self._pieces: deque[Piece] = deque()
         self._held_bytes = 0
-        self.told = asyncio.Event()
-        """Set when there is something to take."""
+        self.wakeup = asyncio.Event()
+        """Set when :meth:`take` has pieces to return."""
 
     def put(self, piece: Piece) -> None:
-        """The next piece."""
+        """Add a piece. Merge it with the last one if both are gaps that touch."""
         event = piece.event
-        if isinstance(event, Output) and (self._held_bytes + len(event.data) > MOST_BYTES or not self._buffers.has(len(event.data))):
+        if isinstance(event, Output) and (self._held_bytes + len(event.data) > MAX_WAITING_BYTES or not self._buffers.has(len(event.data))):
             event = Lost(event.channel, len(event.data), event.offset)
         last = self._pieces[-1] if self._pieces else None
         if isinstance(event, Lost) and last is not None and last.execution == piece.execution and _follows(last.event, event):
@@ -73,76 +74,76 @@ class LogFollower:
             self._held_bytes += _size(event)
             self._buffers.take_anyway(_size(event))
         self._pieces.append(Piece(piece.execution, event))
-        self.told.set()
+        self.wakeup.set()
 
     def take(self) -> list[Piece]:
-        """All that waits."""
+        """Return all waiting pieces and free their memory."""
         taken = list(self._pieces)
         self._pieces.clear()
         self._buffers.give(self._held_bytes)
         self._held_bytes = 0
-        self.told.clear()
+        self.wakeup.clear()
         return taken
 
     def close(self) -> None:
-        """Follow no more. Idempotent."""
-        self._log_followers.leave(self, self._sandbox)
+        """Stop following. Idempotent."""
+        self._log_followers.remove(self, self._sandbox)
         self.take()
 
 
 class LogFollowers:
-    """All who follow, and all runs that go on."""
+    """Followers by sandbox, and running executions by id."""
 
     __slots__ = ("_by_sandbox", "running")
 
     def __init__(self) -> None:
         self._by_sandbox: dict[SandboxId, set[LogFollower]] = {}
         self.running: WeakValueDictionary[ProcessId, LogEntry] = WeakValueDictionary()
-        """Runs of which something may still be heard."""
+        """Entries of the executions that may still write or end."""
 
     @property
     def followed(self) -> bool:
-        """Whether anybody follows anything."""
+        """True if any sandbox has a follower."""
         return bool(self._by_sandbox)
 
     def follow(self, sandbox: SandboxId, buffers: BufferBudget) -> LogFollower:
-        """Follow what a sandbox's runs write from now on.
+        """Follow the output that the executions of a sandbox write from now on.
 
         Args:
-            sandbox: Its id.
-            buffers: Where the memory is taken from for what waits.
+            sandbox: Id of the sandbox.
+            buffers: Memory for client data of the sandbox.
         """
-        tail = LogFollower(self, sandbox, buffers)
-        self._by_sandbox.setdefault(sandbox, set()).add(tail)
-        return tail
+        follower = LogFollower(self, sandbox, buffers)
+        self._by_sandbox.setdefault(sandbox, set()).add(follower)
+        return follower
 
-    def leave(self, tail: LogFollower, sandbox: SandboxId) -> None:
-        """One follows no more."""
-        tails = self._by_sandbox.get(sandbox, set())
-        tails.discard(tail)
-        if not tails:
+    def remove(self, follower: LogFollower, sandbox: SandboxId) -> None:
+        """Remove a follower. Idempotent."""
+        followers = self._by_sandbox.get(sandbox, set())
+        followers.discard(follower)
+        if not followers:
             self._by_sandbox.pop(sandbox, None)
 
-    def begun(self, entry: LogEntry) -> None:
-        """A run begins, or is gone on with."""
+    def started(self, entry: LogEntry) -> None:
+        """Register an execution that starts, or that an earlier service started."""
         self.running[entry.id] = entry
 
-    def tell(self, entry: LogEntry, event: Output | Lost) -> None:
-        """A run wrote something."""
+    def wrote(self, entry: LogEntry, event: Output | Lost) -> None:
+        """Pass the output of an execution to the followers."""
         self._put(entry, event)
 
     def ended(self, entry: LogEntry) -> None:
-        """Nothing more is heard of a run."""
+        """Remove an execution, and pass its end to the followers."""
         self.running.pop(entry.id, None)
         self._put(entry, None)
 
     def _put(self, entry: LogEntry, event: Output | Lost | None) -> None:
-        for tail in self._by_sandbox.get(entry.sandbox, ()):
-            tail.put(Piece(entry.id, event))
+        for follower in self._by_sandbox.get(entry.sandbox, ()):
+            follower.put(Piece(entry.id, event))
 
 
 def _follows(before: Output | Lost | None, after: Lost) -> bool:
-    """Whether a gap goes on where one before it ended."""
+    """Return whether a gap starts where the gap before it ended."""
     return isinstance(before, Lost) and before.channel == after.channel and before.offset + before.bytes == after.offset
 
 

@@ -1,11 +1,11 @@
-"""What the runs of a sandbox wrote, read back in the order in which they were begun, and followed.
+"""Output of all executions of a sandbox: read it in the order in which the executions started, and follow it.
 
-Laws:
-- It comes out of the log of runs: of each stream of a run its beginning and its end, also long after the sandbox has ended. What a process in
-  the background writes is there once it has ended.
-- The sandbox is neither asked nor woken for it, nor kept from being idle.
-- What is told at once is bounded: the newest runs, :data:`MOST_RUNS` of them or :data:`MOST_CHARS` of text.
-- Who follows is told what there is, and then what is written, each byte once; bytes that he was too slow for are counted.
+Invariants:
+- The output comes from the execution log: the beginning and the end of each stream, also long after the sandbox has ended. The output of a
+  background process appears when the process has ended.
+- Reading sends no request to the sandbox, does not wake it and does not count as activity.
+- One read is limited to the newest executions: :data:`MOST_RUNS` executions or :data:`MOST_CHARS` characters.
+- A follower gets the existing output first and then the new output, each byte once. A follower that is too slow gets the number of lost bytes.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from sandlot.protocol.schema import STDERR, STDOUT
 MOST_RUNS = 200
 MOST_CHARS = 1 * MIB
 PAGE = 50
-MOST_SEEN = 4096
-"""Runs of which is remembered how far they were told."""
-LOOK_S = 1.0
-"""How often it is looked whether the sandbox that is followed has ended, or the service is about to."""
+MAX_PROGRESS = 4096
+"""Executions whose progress one follower remembers."""
+POLL_S = 1.0
+"""Interval at which a follower checks whether the sandbox has ended, or the service is stopping."""
 
 CHANNELS: Mapping[str, Collection[int]] = {"stdout": (STDOUT,), "stderr": (STDERR,), "both": (STDOUT, STDERR)}
-"""A word of a request -> the channels that it means."""
+"""Name in a request -> channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one run wrote to one of its streams.
+    """Output that one execution wrote to one of its streams up to now.
 
     Args:
-        execution: The run.
-        at: When it was begun.
-        channel: 1 standard output, 2 standard error.
-        text: It. Where something of it is not kept, a line says how much.
+        execution: Id of the execution.
+        at: Start of the execution.
+        channel: 1 for standard output, 2 for standard error.
+        text: Kept output. If a part is missing, a line in its place says how many bytes it had.
         omitted: Bytes that are not kept.
-        end: Of a run that goes on: how many bytes it wrote by now.
+        end: Bytes that a running execution has written up to now; None for an execution that has ended.
     """
 
     execution: ProcessId
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A run wrote something; what is not UTF-8 in it is U+FFFD."""
+    """New output of an execution. Bytes that are not UTF-8 are replaced by U+FFFD."""
 
     execution: ProcessId
     channel: int
@@ -73,7 +73,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Bytes of a run that were written faster than they were read."""
+    """Number of bytes that an execution wrote faster than the follower read."""
 
     execution: ProcessId
     channel: int
@@ -82,103 +82,103 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A run has ended, or nothing more is heard of it."""
+    """End of an execution, or of its output."""
 
     execution: ProcessId
 
 
 @dataclass(slots=True)
-class _Seen:
-    """How far a run was told.
+class _Progress:
+    """Part of an execution's output that the follower has.
 
     Args:
-        whole: To its end.
-        ends: Channel -> the offset after what was told of it.
-        decoders: Channel -> what waits for the rest of a character.
+        is_complete: True if the follower has all output.
+        ends: Channel -> offset after the last byte that the follower has.
+        decoders: Channel -> decoder, which keeps the beginning of an unfinished character.
     """
 
-    whole: bool = False
+    is_complete: bool = False
     ends: dict[int, int] = field(default_factory=dict)
     decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
 
     def decoder(self, channel: int) -> codecs.IncrementalDecoder:
-        """What makes text of a channel's bytes."""
+        """Return the decoder of a channel."""
         if channel not in self.decoders:
             self.decoders[channel] = codecs.getincrementaldecoder("utf-8")("replace")
         return self.decoders[channel]
 
 
 async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[Entry], bool]:
-    """What the runs of a sandbox wrote by now, and whether there is more than is told.
+    """Return the output of a sandbox's executions up to now, and whether there is older output.
 
     Args:
-        execution_log: The log.
-        sandbox: The sandbox.
-        principal: For whom.
-        channels: Of their streams.
+        execution_log: Execution log of the service.
+        sandbox: Sandbox to read.
+        principal: Reader of the log.
+        channels: Channels to read.
     """
     records, more = await _newest(execution_log, sandbox, principal)
     entries: list[Entry] = []
     chars = 0
     for record in records:
-        told = _entries(record, execution_log.log_followers.running.get(ProcessId(record.id)), channels)
-        chars += sum(len(entry.text) for entry in told)
+        found = _entries(record, execution_log.log_followers.running.get(ProcessId(record.id)), channels)
+        chars += sum(len(entry.text) for entry in found)
         if entries and chars > MOST_CHARS:
             more = True
             break
-        entries += reversed(told)
+        entries += reversed(found)
     return entries[::-1], more
 
 
 async def follow(
     execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]
 ) -> AsyncIterator[Entry | Wrote | Missed | Over]:
-    """What the runs of a sandbox wrote, and what they write, until it ends.
+    """Yield the output of a sandbox's executions, and then their new output, until the sandbox ends.
 
     Args:
-        execution_log: The log.
-        sandbox: The sandbox.
-        principal: For whom.
-        channels: Of their streams.
+        execution_log: Execution log of the service.
+        sandbox: Sandbox to follow.
+        principal: Reader of the log.
+        channels: Channels to follow.
 
     Raises:
         UnavailableError: The service stops.
     """
-    tail = execution_log.log_followers.follow(sandbox.id, sandbox.buffers)
+    follower = execution_log.log_followers.follow(sandbox.id, sandbox.buffers)
     try:
-        seen: dict[ProcessId, _Seen] = {}
+        progress: dict[ProcessId, _Progress] = {}
         entries, _ = await read(execution_log, sandbox, principal, channels)
         for entry in entries:
-            _note(seen, entry)
+            _skip(progress, entry)
         for entry in entries:
             yield entry
         while True:
-            over = sandbox.ended.is_set()  # before the look: what was written until then is taken by it
-            for piece in tail.take():
-                for item in _told(piece, seen, channels):
+            has_ended = sandbox.ended.is_set()  # before take(), which then gets everything that was written
+            for piece in follower.take():
+                for item in _new_items(piece, progress, channels):
                     yield item
-            if over:
+            if has_ended:
                 return
             if sandbox.detaching.is_set():
                 raise sandbox.stopping_error()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await tail.told.wait()
+                async with asyncio.timeout(POLL_S):
+                    await follower.wakeup.wait()
     finally:
-        tail.close()
+        follower.close()
 
 
 async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
-    """The newest runs, newest first, and whether there are older ones."""
+    """Return the newest executions, newest first, and whether there are older ones."""
     records: list[ExecutionRecord] = []
     chars, before = 0, None
     while len(records) < MOST_RUNS and chars <= MOST_CHARS:
         page = await execution_log.page(principal, sandbox=sandbox.id, before=before, limit=PAGE)
         for record in page:
-            # One that has ended since the store was read.
+            # The execution may have ended since the store was read.
             if record.status == RUNNING and ProcessId(record.id) not in execution_log.log_followers.running:
                 with suppress(NotFoundError):
-                    record = await execution_log.get(principal, record.id)  # noqa: PLW2901 - the same, as it is now
+                    record = await execution_log.get(principal, record.id)  # noqa: PLW2901 - the same record, read again
             records.append(record)
             chars += len(records[-1].stdout) + len(records[-1].stderr)
         if len(page) < PAGE:
@@ -187,13 +187,13 @@ async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Prin
     return records, True
 
 
-def _entries(record: ExecutionRecord, line: LogEntry | None, channels: Collection[int]) -> list[Entry]:
-    """What is told of one run: of one that goes on, what it wrote by now. Pure."""
+def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collection[int]) -> list[Entry]:
+    """Return the output of one execution: of a running one from its log entry, otherwise from its record. Pure."""
     id_, entries = ProcessId(record.id), []
     texts = {STDOUT: (record.stdout, record.stdout_omitted_bytes), STDERR: (record.stderr, record.stderr_omitted_bytes)}
     for channel in channels:
-        if line is not None:
-            kept = line.so_far(channel)
+        if running is not None:
+            kept = running.so_far(channel)
             entry = Entry(id_, record.created_at, channel, kept.text(), kept.omitted, kept.held_bytes + kept.omitted)
         else:
             entry = Entry(id_, record.created_at, channel, *texts[channel], None if record.status != RUNNING else 0)
@@ -202,32 +202,33 @@ def _entries(record: ExecutionRecord, line: LogEntry | None, channels: Collectio
     return entries
 
 
-def _note(seen: dict[ProcessId, _Seen], entry: Entry) -> None:
-    told = seen.setdefault(entry.execution, _Seen())
+def _skip(progress: dict[ProcessId, _Progress], entry: Entry) -> None:
+    """Note that the follower has the output of an entry."""
+    execution = progress.setdefault(entry.execution, _Progress())
     if entry.end is None:
-        told.whole = True
+        execution.is_complete = True
     else:
-        told.ends[entry.channel] = entry.end
+        execution.ends[entry.channel] = entry.end
 
 
-def _told(piece: Piece, seen: dict[ProcessId, _Seen], channels: Collection[int]) -> list[Wrote | Missed | Over]:
-    """What a piece comes to for one who has seen that much."""
-    event, told = piece.event, seen.setdefault(piece.execution, _Seen())
-    while len(seen) > MOST_SEEN:
-        del seen[next(iter(seen))]
-    if told.whole:
+def _new_items(piece: Piece, progress: dict[ProcessId, _Progress], channels: Collection[int]) -> list[Wrote | Missed | Over]:
+    """Return the part of a piece that the follower does not have yet, and update the progress."""
+    event, execution = piece.event, progress.setdefault(piece.execution, _Progress())
+    while len(progress) > MAX_PROGRESS:
+        del progress[next(iter(progress))]
+    if execution.is_complete:
         return []
     if event is None:
         rest: list[Wrote | Missed | Over] = [
-            Wrote(piece.execution, channel, text) for channel in channels if (text := told.decoder(channel).decode(b"", True))
+            Wrote(piece.execution, channel, text) for channel in channels if (text := execution.decoder(channel).decode(b"", True))
         ]
         return [*rest, Over(piece.execution)]
-    begin = told.ends.get(event.channel, 0)
+    begin = execution.ends.get(event.channel, 0)
     end = event.offset + (event.bytes if isinstance(event, Lost) else len(event.data))
     if event.channel not in channels or end <= begin:
         return []
-    told.ends[event.channel] = end
+    execution.ends[event.channel] = end
     if isinstance(event, Lost):
         return [Missed(piece.execution, event.channel, end - max(begin, event.offset))]
-    text = told.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
+    text = execution.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
     return [Wrote(piece.execution, event.channel, text)] if text else []

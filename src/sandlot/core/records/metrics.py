@@ -1,7 +1,7 @@
-"""What a service counts and measures, for Prometheus (its text format, 0.0.4).
+"""Metrics of a service for Prometheus, in its text format 0.0.4.
 
-Law: No label has a value that a client or a sandbox chose: no ids, no names, no paths but those of routes. Each metric is a bounded number of
-series, whoever asks for what.
+Invariant: No label has a value that a client or a sandbox chose: no ids, no names, and of paths only the templates of routes. Clients can
+therefore not increase the number of series.
 """
 
 from __future__ import annotations
@@ -21,125 +21,133 @@ from sandlot.model.states import State, is_terminal
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 CREATE_S = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5, 15, 60, 300)
-"""Of a create: containers take 0.05 s, gVisor 0.35 s, the first one of a template builds it."""
+"""Buckets of a create: a container takes 0.05 s, gVisor 0.35 s, and the first sandbox of a template waits for the template's build."""
 REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 LAG_EVERY_S = 0.5
-"""How often the loop's lag is measured."""
+"""Interval between two measurements of the event loop's lag."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
 UNMATCHED = "unmatched"
-"""The route of a request that has none."""
+"""Label of a request that matches no route."""
 KINDS = frozenset({"code", "command"})
 OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "signalled", "pids", "oom", "lost"})
 
 
 class Metrics:
-    """They. One for each service, with a registry of its own.
+    """All metrics of one service, in a registry of their own.
 
     Args:
-        states: Gives the state of every sandbox that there is now.
+        states: Returns the states of all current sandboxes.
     """
 
     def __init__(self, states: Callable[[], Iterable[State]] = tuple) -> None:
         self._registry = registry = CollectorRegistry()
-        self._creates = Counter("sandlot_creates", "Sandboxes that were asked for.", ["source", "isolation", "outcome"], registry=registry)
+        self._creates = Counter("sandlot_creates", "Create requests for sandboxes.", ["source", "isolation", "outcome"], registry=registry)
         self._create_s = Histogram(
-            "sandlot_create_seconds", "From the request to a running sandbox.", ["isolation"], buckets=CREATE_S, registry=registry
+            "sandlot_create_seconds", "Seconds from the request to a running sandbox.", ["isolation"], buckets=CREATE_S, registry=registry
         )
-        self._runs = Counter("sandlot_runs", "Runs of code and commands that ended.", ["kind", "outcome"], registry=registry)
-        self._begun = Counter("sandlot_runs_begun", "Runs of code and commands that were begun.", ["kind"], registry=registry)
-        self._failures = Counter("sandlot_failures", "Failures that clients were told, by code.", ["code"], registry=registry)
+        self._runs = Counter("sandlot_runs", "Executions of code and commands that ended.", ["kind", "outcome"], registry=registry)
+        self._begun = Counter("sandlot_runs_begun", "Executions of code and commands that started.", ["kind"], registry=registry)
+        self._failures = Counter("sandlot_failures", "Errors in responses, by code.", ["code"], registry=registry)
         self._requests = Counter(
             "sandlot_http_requests", "Requests by the template of their route.", ["method", "route", "status"], registry=registry
         )
-        self._request_s = Histogram("sandlot_http_request_seconds", "Until the end of the answer.", ["route"], buckets=REQUEST_S, registry=registry)
-        self._lag = Histogram("sandlot_event_loop_lag_seconds", "How late the event loop came.", buckets=LAG_S, registry=registry)
-        self._store = Counter("sandlot_store_failures", "Writes that the store refused, beside requests.", ["what"], registry=registry)
-        self._lost = Counter("sandlot_executions_lost", "Lines of the log of runs that were never written.", registry=registry)
-        self._claims = Counter("sandlot_claims", "Sandboxes by how they came to their first answer.", ["path", "template"], registry=registry)
-        self._refills = Counter("sandlot_pool_failures", "Sandboxes for pools that could not be made.", ["isolation"], registry=registry)
-        self._evicted = Counter("sandlot_pool_evictions", "What waited in pools and had to go because its room was needed.", registry=registry)
+        self._request_s = Histogram(
+            "sandlot_http_request_seconds", "Seconds until the response ends.", ["route"], buckets=REQUEST_S, registry=registry
+        )
+        self._lag = Histogram("sandlot_event_loop_lag_seconds", "Lag of the event loop.", buckets=LAG_S, registry=registry)
+        self._store = Counter("sandlot_store_failures", "Writes outside of requests that the store refused.", ["what"], registry=registry)
+        self._lost = Counter("sandlot_executions_lost", "Entries of the execution log that were never written.", registry=registry)
+        self._claims = Counter("sandlot_claims", "Sandboxes by the way in which they started.", ["path", "template"], registry=registry)
+        self._refills = Counter("sandlot_pool_failures", "Sandboxes that could not be made for a pool.", ["isolation"], registry=registry)
+        self._evicted = Counter("sandlot_pool_evictions", "Pooled sandboxes that were removed for a request that needed room.", registry=registry)
         self._written = Counter("sandlot_template_snapshots", "Template snapshots: made, failed, or unusable.", ["outcome"], registry=registry)
         registry.register(_Live(states))
         ProcessCollector(registry=registry)
 
     def created(self, isolation: str, seconds: float, *, source: str = "template") -> None:
-        """A sandbox runs."""
+        """Count a create that succeeded.
+
+        Args:
+            isolation: Isolation of the sandbox.
+            seconds: Seconds from the request to a running sandbox.
+            source: ``template`` or the kind of source that the sandbox started from.
+        """
         self._creates.labels(source, isolation, "ok").inc()
         self._create_s.labels(isolation).observe(seconds)
 
     def not_created(self, isolation: str, why: ExitReason, *, source: str = "template") -> None:
-        """A sandbox that was begun did not come to run: it failed, or its client went away."""
+        """Count a create that was admitted and then failed, or whose client disconnected."""
         self._creates.labels(source, isolation, str(why)).inc()
 
     def execution_started(self, kind: str) -> None:
-        """Something runs."""
+        """Count an execution that starts. Other kinds than ``code`` and ``command`` are counted as ``other``."""
         self._begun.labels(kind if kind in KINDS else OTHER).inc()
 
     def execution_ended(self, kind: str, outcome: str) -> None:
-        """It has ended."""
+        """Count an execution that ended. An unknown outcome is counted as ``other``."""
         self._runs.labels(kind if kind in KINDS else OTHER, outcome if outcome in OUTCOMES else OTHER).inc()
 
     def failed(self, code: ErrorCode) -> None:
-        """A client was told a failure."""
+        """Count an error response."""
         self._failures.labels(str(code)).inc()
 
     def requested(self, method: str, route: str | None, status: int, seconds: float) -> None:
-        """A request was answered.
+        """Count a request and its duration.
 
         Args:
-            method: HTTP's.
-            route: The template of its path; None where there is none.
-            status: HTTP's; 0 where the client was gone before.
-            seconds: Until the end of the answer.
+            method: HTTP method.
+            route: Template of the path; None if no route matches.
+            status: HTTP status; 0 if the client disconnected before the response.
+            seconds: Seconds until the end of the response.
         """
         known = route or UNMATCHED
         self._requests.labels(method if method in METHODS else OTHER, known, str(status)).inc()
         self._request_s.labels(known).observe(seconds)
 
     def store_failed(self, what: str, lost: int = 0) -> None:
-        """The store refused a write that no request waits for.
+        """Count a write that the store refused and that no request waits for.
 
         Args:
-            what: ``executions``, ``retention`` and the like.
-            lost: Lines of the log of runs that are given up for it.
+            what: Subject of the write, such as ``executions`` or ``retention``.
+            lost: Entries of the execution log that are lost because of the failure.
         """
         self._store.labels(what).inc()
         self._lost.inc(lost)
 
     def claimed(self, path: str, template: str) -> None:
-        """A sandbox has come to its first answer.
+        """Count the start of a sandbox.
 
         Args:
             path: Start path: ``warm``, ``prepared``, ``restored`` or ``booted``.
-            template: What it was made from: one of those that there are.
+            template: Name of an existing template.
         """
         self._claims.labels(path, template).inc()
 
     def refill_failed(self, isolation: str) -> None:
-        """Something for a pool could not be made."""
+        """Count a warm or prepared sandbox that could not be made for a pool."""
         self._refills.labels(isolation).inc()
 
     def evicted(self) -> None:
-        """Something that waited in a pool had to go."""
+        """Count a warm or prepared sandbox that was removed because its resources were needed."""
         self._evicted.inc()
 
     def template_snapshot(self, outcome: str) -> None:
-        """What became of a template snapshot: ``made``, ``failed``, ``unusable``."""
+        """Count a template snapshot by its outcome: ``made``, ``failed`` or ``unusable``."""
         self._written.labels(outcome).inc()
 
     def count_pools(self, sizes: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
-        """Tell what the pools hold.
+        """Add the sizes of the pools to the metrics.
 
         Args:
-            sizes: Gives it: (template, isolation, what) -> how many; nothing of that is a client's choice.
+            sizes: Returns (template, isolation, part of the pool) -> number of sandboxes. Clients choose none of these labels.
         """
         self._registry.register(_Pools(sizes))
 
     async def watch_loop(self) -> None:
-        """Measure how late the event loop is, again and again; until it is cancelled."""
+        """Measure the lag of the event loop every ``LAG_EVERY_S`` seconds, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LAG_EVERY_S
@@ -147,34 +155,34 @@ class Metrics:
             self._lag.observe(max(0.0, loop.time() - due_s))
 
     def count_packages(self, counted: Callable[[], Mapping[str, int]]) -> None:
-        """Tell what the package cache has counted.
+        """Add the counters of the package cache to the metrics.
 
         Args:
-            counted: Gives it, by name; the name of what is bytes ends in ``_bytes``.
+            counted: Returns name -> value. The name of a number of bytes ends in ``_bytes``.
         """
         self._registry.register(_Packages(counted))
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class _Live(Collector):
-    """Sandboxes by state, counted when they are asked for.
+    """Number of live sandboxes by state, counted at each scrape.
 
     Args:
-        states: Gives the state of every sandbox that there is now.
+        states: Returns the states of all current sandboxes.
     """
 
     def __init__(self, states: Callable[[], Iterable[State]]) -> None:
         self._states = states
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Without counting: the registry asks when this is registered."""
+        """Return the family without values. The registry calls this at the registration."""
         return [self._family()]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The numbers of this moment."""
+        """Return the current values."""
         family, found = self._family(), Tally(self._states())
         for state in State:
             if not is_terminal(state):
@@ -183,25 +191,25 @@ class _Live(Collector):
 
     @staticmethod
     def _family() -> GaugeMetricFamily:
-        return GaugeMetricFamily("sandlot_sandboxes", "Sandboxes that live.", labels=["state"])
+        return GaugeMetricFamily("sandlot_sandboxes", "Live sandboxes by state.", labels=["state"])
 
 
 class _Pools(Collector):
-    """What pools hold, counted when it is asked for.
+    """Sizes of the pools, counted at each scrape.
 
     Args:
-        sizes: Gives it.
+        sizes: Returns (template, isolation, part of the pool) -> number of sandboxes.
     """
 
     def __init__(self, sizes: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._sizes = sizes
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Without counting."""
+        """Return the families without values. The registry calls this at the registration."""
         return [self._family()]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The numbers of this moment."""
+        """Return the current values."""
         family = self._family()
         for labels, number in sorted(self._sizes().items()):
             family.add_metric(list(labels), number)
@@ -210,26 +218,28 @@ class _Pools(Collector):
     @staticmethod
     def _family() -> GaugeMetricFamily:
         return GaugeMetricFamily(
-            "sandlot_pool", "What pools hold: ready, filling, prepared; and how many are wanted.", labels=["template", "isolation", "what"]
+            "sandlot_pool",
+            "Sandboxes of pools: ready, being made, prepared, and the target number.",
+            labels=["template", "isolation", "what"],
         )
 
 
 class _Packages(Collector):
-    """What the package cache has counted.
+    """Counters of the package cache, read at each scrape.
 
     Args:
-        counted: Gives it.
+        counted: Returns name -> value.
     """
 
     def __init__(self, counted: Callable[[], Mapping[str, int]]) -> None:
         self._counted = counted
 
     def describe(self) -> Iterable[CounterMetricFamily]:
-        """Without counting."""
+        """Return the families without values. The registry calls this at the registration."""
         return self._families()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The numbers of this moment."""
+        """Return the current values."""
         events, sizes = self._families()
         for name, number in self._counted().items():
             is_size = name.endswith("_bytes")
@@ -240,6 +250,6 @@ class _Packages(Collector):
     @staticmethod
     def _families() -> tuple[CounterMetricFamily, CounterMetricFamily]:
         return (
-            CounterMetricFamily("sandlot_packages", "What the package cache did.", labels=["what"]),
-            CounterMetricFamily("sandlot_packages_bytes", "Bytes that it took from upstream and gave to sandboxes.", labels=["what"]),
+            CounterMetricFamily("sandlot_packages", "Events of the package cache.", labels=["what"]),
+            CounterMetricFamily("sandlot_packages_bytes", "Bytes that the package cache read from upstream and sent to sandboxes.", labels=["what"]),
         )

@@ -1,7 +1,7 @@
-"""How long what happened is kept, and that it is dropped then.
+"""Removal of old rows from the store: log entries, events and records of ended sandboxes.
 
-Law: What is dropped is over: a sandbox that lives, and the number of runs of a month, are not touched. Files of the file store stay until their
-owner removes them.
+Invariant: Only finished things are removed. Records of live sandboxes and the monthly counts of executions stay. Files of the file store stay
+until their owner deletes them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.storage import Store
 
-EVERY_S = 600.0
-"""How often it is looked: what is kept for a week may be kept ten minutes longer."""
+INTERVAL_S = 600.0
+"""Pause between two removals: rows with a limit of a week may stay ten minutes longer."""
 DAY_S = 86400.0
 
 _log = structlog.get_logger("sandlot.core")
@@ -25,14 +25,14 @@ _log = structlog.get_logger("sandlot.core")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """For how long, and how many at the most.
+    """Limits of age and number.
 
     Args:
-        executions_s: Lines of the log of runs, from their beginning on.
-        executions: How many of them; a line is 1 KiB on most days, and 200 KiB at the most.
-        events_s: Events.
-        events: How many of them.
-        sandboxes_s: What is known of sandboxes that have ended.
+        executions_s: Age of log entries, from the start of the execution.
+        executions: Number of log entries. An entry usually takes 1 KiB, at most 200 KiB.
+        events_s: Age of events.
+        events: Number of events.
+        sandboxes_s: Age of records of ended sandboxes, from the end of the sandbox.
     """
 
     executions_s: float = 7 * DAY_S
@@ -43,13 +43,13 @@ class Keep:
 
 
 class Retention:
-    """Drops what is old.
+    """Removes old rows from a store.
 
     Args:
-        store: Where it is.
-        keep: For how long.
-        clock: The time.
-        metrics: Where failures are counted.
+        store: Store to clean.
+        keep: Limits of age and number.
+        clock: Clock of the service.
+        metrics: Counts failures.
     """
 
     def __init__(self, store: Store, keep: Keep, clock: Clock, metrics: Metrics) -> None:
@@ -59,13 +59,13 @@ class Retention:
         self._metrics = metrics
 
     async def run(self) -> None:
-        """Look now, and again and again; until it is cancelled."""
+        """Remove old rows now and every ``INTERVAL_S`` seconds, until cancelled."""
         while True:
-            await self.look()
-            await self._clock.sleep_until(self._clock.monotonic_s() + EVERY_S)
+            await self.remove_old()
+            await self._clock.sleep_until(self._clock.monotonic_s() + INTERVAL_S)
 
-    async def look(self) -> int:
-        """Drop what is old now; how many rows. A store that fails is asked again the next time."""
+    async def remove_old(self) -> int:
+        """Remove all rows beyond the limits, and return their number. Rows whose removal fails are removed the next time."""
         keep, store, now = self._keep, self._store, self._clock.now()
         dropped = {
             "executions": await self._try(lambda: store.executions.forget(created_before=now - timedelta(seconds=keep.executions_s)))
@@ -81,7 +81,7 @@ class Retention:
     async def _try(self, drop: Callable[[], Awaitable[int]]) -> int:
         try:
             return await drop()
-        except Exception as error:  # noqa: BLE001 - whatever it is: the rest is looked at, and all of it again the next time
+        except Exception as error:  # noqa: BLE001 - the other rows are still removed, and the next time tries again
             self._metrics.store_failed("retention")
             _log.warning("retention.failed", error=str(error))
             return 0

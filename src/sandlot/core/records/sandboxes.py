@@ -1,70 +1,68 @@
-"""What the store knows of sandboxes: written before what it says is done, and read back at the start of a service.
+"""Records of sandboxes: written before a client gets the response that depends on them, and read back when the service starts.
 
-Laws:
-- An intent that cannot be recorded is not carried out: nothing is created, and no change is answered.
-- An end that cannot be recorded is carried out all the same: a sandbox that should be gone must not live because a disk is full. It is
-  tried again every few seconds, the newest record of each sandbox; the next start finds what is gone all the same.
-- A record and the event that tells of it are committed together.
-- The records of one sandbox are written in the order in which it came to be so, one at a time.
-- Of an ended sandbox no environment is kept.
+Invariants:
+- An intent that cannot be recorded is not carried out: the sandbox is not created, and the change is refused.
+- A sandbox ends even if its end cannot be recorded, because a full disk must not keep it alive. The newest record of each such sandbox is
+  written again every few seconds. If the service dies before that, its next start notices that the sandbox is gone.
+- A record and its event are committed together.
+- The records of one sandbox are written one at a time, in the order of its states.
+- The environment of an ended sandbox is not stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
+from sandlot.core.concurrency import KeyedLock
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
+from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import placed
-from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Store
 
-AGAIN_S: Final = 5.0
-"""Between tries to record what could not be."""
-
-LAST_TRY_S: Final = 5.0
-"""How long the end of the service waits for that."""
-
-HELD: Final = 1000
-"""Sandboxes of which that is kept; what is beyond is left to the next start."""
+RETRY_S: Final = 5.0
+"""Pause between two attempts to write the records that the store refused."""
+LAST_ATTEMPT_S: Final = 5.0
+"""Limit of the last attempt, when the service stops."""
+MAX_REFUSED: Final = 1000
+"""Sandboxes whose refused records are kept. The next start of the service settles the others."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """What could not be recorded of a sandbox, and the lock that keeps its records in order."""
+    """The newest record that the store refused for one sandbox."""
 
-    recording: asyncio.Lock
     record: SandboxRecord
     event: NewEvent | None
 
 
 class SandboxRecorder:
-    """The durable side of a node's sandboxes.
+    """Writes the records of a node's sandboxes.
 
     Args:
-        store: Where it is kept.
-        node: Whose sandboxes.
-        clock: The time.
-        told: Called with its owner after an event was committed.
-        execution_log: The log of what runs in them.
-        metrics: Where creates are counted.
-        execution_counter: Where runs in them are counted against their owners' quotas.
+        store: Store of the records.
+        node: This node.
+        clock: Clock of the service.
+        events: Feed whose followers are woken after an event is committed.
+        execution_log: Log of the executions in the sandboxes.
+        metrics: Counts the creates.
+        execution_counter: Counts executions against the quotas of their owners.
     """
 
     def __init__(
@@ -72,191 +70,175 @@ class SandboxRecorder:
         store: Store,
         node: NodeId,
         clock: Clock,
-        told: Callable[[OwnerId], None],
+        events: EventFeed,
         *,
         execution_log: ExecutionLog | None = None,
         metrics: Metrics | None = None,
         execution_counter: MonthlyExecutionCounter | None = None,
     ) -> None:
+        self.store = store
+        self.metrics = metrics or Metrics()
         self.execution_log = execution_log
         self.execution_counter = execution_counter
-        self._metrics = metrics or Metrics()
-        self._store = store
         self._node = node
         self._clock = clock
-        self._told = told
+        self._events = events
+        self._locks = KeyedLock()
         self._refused: OrderedDict[SandboxId, _Refused] = OrderedDict()
-        self._again: asyncio.Task[None] | None = None
-
-    @property
-    def store(self) -> Store:
-        """Where it is kept."""
-        return self._store
-
-    @property
-    def metrics(self) -> Metrics:
-        """Where it is counted."""
-        return self._metrics
+        self._retrying: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        """Try once more to record what could not be, for some seconds."""
-        if self._again is not None:
-            self._again.cancel()
+        """Try once more to write the refused records, for at most ``LAST_ATTEMPT_S`` seconds."""
+        if self._retrying is not None:
+            self._retrying.cancel()
         if self._refused:
-            last = asyncio.create_task(self._write_again())
-            await asyncio.wait({last}, timeout=LAST_TRY_S)
+            last = asyncio.create_task(self._write_refused())
+            await asyncio.wait({last}, timeout=LAST_ATTEMPT_S)
             last.cancel()
 
     async def unfinished(self) -> Sequence[SandboxRecord]:
-        """What an earlier service of this node left."""
-        return await self._store.sandboxes.unfinished(self._node)
+        """Return the records of sandboxes that an earlier service of this node did not end."""
+        return await self.store.sandboxes.unfinished(self._node)
 
     async def ended_lately(self, limit: int) -> Sequence[SandboxRecord]:
-        """Sandboxes of this node that ended last, oldest first."""
-        return list(reversed(await self._store.sandboxes.ended_last(self._node, limit=limit)))
+        """Return the records of this node's sandboxes that ended last, oldest first."""
+        return list(reversed(await self.store.sandboxes.ended_last(self._node, limit=limit)))
 
-    async def intend(self, sandbox: Sandbox) -> None:
-        """It is to be created.
-
-        Raises:
-            SandlotError: It cannot be recorded.
-        """
-        await self._save(sandbox, record_of(sandbox, self._node))
-
-    async def runs(self, sandbox: Sandbox) -> None:
-        """It runs, and its client is about to be told so.
-
-        Raises:
-            SandlotError: It cannot be recorded.
-        """
-        spec = sandbox.spec
-        record = replace(record_of(sandbox, self._node), state=State.RUNNING)
-        self._metrics.created(spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
-        about = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
-        come_from = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
-        await self._save(
-            sandbox, record, self._event("sandbox.created", sandbox, **about, **{name: word for name, word in come_from.items() if word})
-        )
-
-    async def changed(self, sandbox: Sandbox, *what: str) -> None:
-        """Something of it was changed.
+    async def save(self, sandbox: Sandbox, event: str | None = None, *, state: State | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
+        """Write the record of a sandbox as it is now.
 
         Args:
-            sandbox: It.
-            what: The names of what: ``timeout``, ``metadata``, ``limits``.
+            sandbox: Sandbox to record.
+            event: Type of an event to commit with the record.
+            state: State to record instead of the current one, for a sandbox that is about to change its state.
+            data: Data of the event.
 
         Raises:
-            SandboxEndedError: It is to end, or has ended.
-            SandlotError: It cannot be recorded.
+            SandlotError: The store refused the record.
+        """
+        record = to_record(sandbox, self._node)
+        await self._write(record if state is None else replace(record, state=state), self._event(sandbox, event, data))
+
+    async def save_eventually(self, sandbox: Sandbox, event: str | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
+        """Write the record of a sandbox as it is now. Never raises.
+
+        A record that the store refuses is written again in the background, until the store takes it or a newer record of the sandbox.
+
+        Args:
+            sandbox: Sandbox to record.
+            event: Type of an event to commit with the record.
+            data: Data of the event.
+        """
+        record, new_event = to_record(sandbox, self._node), self._event(sandbox, event, data)
+        try:
+            await self._write(record, new_event)
+        except Exception as error:  # noqa: BLE001 - no failure of a store may keep the sandbox from its end
+            _log.error("sandbox.not_recorded", sandbox=sandbox.id, state=str(record.state), error=str(error))
+            self._refused[sandbox.id] = _Refused(record, new_event)
+            self._refused.move_to_end(sandbox.id)
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+            if self._retrying is None or self._retrying.done():
+                self._retrying = asyncio.create_task(self._retry())
+
+    async def save_running(self, sandbox: Sandbox) -> None:
+        """Record that a new sandbox runs, before its client gets the response, and count the create.
+
+        Raises:
+            SandlotError: The store refused the record.
+        """
+        spec = sandbox.spec
+        self.metrics.created(spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
+        data: dict[str, Any] = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
+        source = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
+        data.update({key: value for key, value in source.items() if value})
+        await self.save(sandbox, "sandbox.created", state=State.RUNNING, **data)
+
+    async def save_update(self, sandbox: Sandbox, *changed: str) -> None:
+        """Record an update of a live sandbox.
+
+        Args:
+            sandbox: Sandbox that was updated.
+            changed: Names of the changed properties, such as ``timeout``, ``metadata`` or ``limits``.
+
+        Raises:
+            SandboxEndedError: The sandbox has ended, or its end is requested.
+            SandlotError: The store refused the record.
         """
         if sandbox.end_requested.is_set():
             raise sandbox.ended_error()
-        await self._save(sandbox, record_of(sandbox, self._node), self._event("sandbox.updated", sandbox, changed=list(what)))
+        await self.save(sandbox, "sandbox.updated", changed=list(changed))
 
-    async def rests(self, sandbox: Sandbox, state: State, event: str | None = None) -> None:
-        """It is about to be in another state, or is about to be said to be.
+    async def save_end(self, sandbox: Sandbox) -> None:
+        """Record that the processes of a sandbox are dead, and count a failed create. Never raises."""
+        exit_ = sandbox.exit
+        if not sandbox.ready.done():
+            self.metrics.not_created(sandbox.spec.isolation, exit_.reason if exit_ is not None else ExitReason.CRASHED)
+        reason, detail = (None, "") if exit_ is None else (str(exit_.reason), exit_.detail)
+        await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
+
+    async def settle(self, record: SandboxRecord, exit_: Exit, state: State) -> None:
+        """Record the end of a sandbox that an earlier service left.
 
         Args:
-            sandbox: It.
-            state: Which.
-            event: What happened; None where that is only an intent.
+            record: Record that the earlier service wrote.
+            exit_: Reason of the end.
+            state: Final state.
 
         Raises:
-            SandlotError: It cannot be recorded.
+            SandlotError: The store refused the record.
         """
-        await self._save(sandbox, replace(record_of(sandbox, self._node), state=state), None if event is None else self._event(event, sandbox))
-
-    async def moved(self, sandbox: Sandbox, event: str | None = None, **data: int | str) -> None:
-        """It is in another state by now, whatever can be recorded of that. Never fails."""
-        await self._try(sandbox, record_of(sandbox, self._node), None if event is None else self._event(event, sandbox, **data))
-
-    async def ends(self, sandbox: Sandbox) -> None:
-        """It is to be removed. Never fails."""
-        await self._try(sandbox, record_of(sandbox, self._node), None)
-
-    async def ended(self, sandbox: Sandbox) -> None:
-        """Its processes are dead. Never fails."""
-        why = sandbox.exit
-        if not sandbox.ready.done():
-            self._metrics.not_created(sandbox.spec.isolation, why.reason if why is not None else ExitReason.CRASHED)
-        reason, detail = (None, "") if why is None else (str(why.reason), why.detail)
-        event = self._event("sandbox.ended", sandbox, reason=reason, detail=detail, state=str(sandbox.state))
-        await self._try(sandbox, record_of(sandbox, self._node), event)
-
-    async def adopted(self, sandbox: Sandbox) -> None:
-        """It was taken over from an earlier service. Never fails."""
-        await self._try(sandbox, record_of(sandbox, self._node), self._event("sandbox.adopted", sandbox))
-
-    async def settle(self, record: SandboxRecord, why: Exit, state: State) -> None:
-        """What an earlier service left is over.
-
-        Raises:
-            SandlotError: It cannot be recorded.
-        """
-        was_made = record.state is not State.CREATING
-        done = replace(
+        was_created = record.state is not State.CREATING
+        ended = replace(
             record,
             spec=replace(record.spec, env={}),
             state=state,
-            exit_reason=str(why.reason),
-            exit_detail=why.detail,
+            exit_reason=str(exit_.reason),
+            exit_detail=exit_.detail,
             ended_at=self._clock.now(),
-            # Nobody was told of it, so the same request may make another one.
-            idempotency_key=record.idempotency_key if was_made else None,
+            # No client got a response about an unfinished create, so the same request may create another sandbox.
+            idempotency_key=record.idempotency_key if was_created else None,
         )
-        data = {"reason": done.exit_reason, "detail": done.exit_detail, "state": str(state)}
-        await self._store.sandboxes.save(done, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
-        self._told(record.owner)
+        data = {"reason": ended.exit_reason, "detail": ended.exit_detail, "state": str(state)}
+        await self.store.sandboxes.save(ended, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
+        self._events.notify(record.owner)
 
-    async def _save(self, sandbox: Sandbox, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        async with sandbox.recording:
-            await self._store.sandboxes.save(record, event)
-            self._refused.pop(sandbox.id, None)  # older than this
+    async def _write(self, record: SandboxRecord, event: NewEvent | None) -> None:
+        async with self._locks.hold(record.id):
+            await self.store.sandboxes.save(record, event)
+            self._refused.pop(record.id, None)  # older than this record
         if event is not None:
-            self._told(event.owner)
+            self._events.notify(record.owner)
 
-    async def _try(self, sandbox: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
-        try:
-            await self._save(sandbox, record, event)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must go on to its end
-            _log.error("sandbox.not_recorded", sandbox=sandbox.id, state=str(record.state), error=str(error))
-            self._refused[sandbox.id] = _Refused(sandbox.recording, record, event)
-            self._refused.move_to_end(sandbox.id)
-            while len(self._refused) > HELD:
-                self._refused.popitem(last=False)
-            if self._again is None or self._again.done():
-                self._again = asyncio.create_task(self._until_written())
-
-    async def _until_written(self) -> None:
+    async def _retry(self) -> None:
         while self._refused:
-            await asyncio.sleep(AGAIN_S)
-            await self._write_again()
+            await asyncio.sleep(RETRY_S)
+            await self._write_refused()
 
-    async def _write_again(self) -> None:
-        for sandbox, refused in tuple(self._refused.items()):
-            async with refused.recording:
-                if self._refused.get(sandbox) is not refused:
-                    continue  # something newer was written, or refused
+    async def _write_refused(self) -> None:
+        for sandbox_id, refused in tuple(self._refused.items()):
+            async with self._locks.hold(sandbox_id):
+                if self._refused.get(sandbox_id) is not refused:
+                    continue  # a newer record was written or refused meanwhile
                 try:
-                    await self._store.sandboxes.save(refused.record, refused.event)
-                except Exception:  # noqa: BLE001, S112 - it is in the log, and stays here
+                    await self.store.sandboxes.save(refused.record, refused.event)
+                except Exception:  # noqa: BLE001, S112 - logged at the first refusal; the record stays for the next attempt
                     continue
-                del self._refused[sandbox]
-            _log.info("sandbox.recorded_late", sandbox=sandbox, state=str(refused.record.state))
+                del self._refused[sandbox_id]
+            _log.info("sandbox.recorded_late", sandbox=sandbox_id, state=str(refused.record.state))
             if refused.event is not None:
-                self._told(refused.record.owner)
+                self._events.notify(refused.record.owner)
 
-    def _event(self, kind: str, sandbox: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
-        return NewEvent(kind, self._clock.now(), sandbox.owner, sandbox.id, data)
+    def _event(self, sandbox: Sandbox, type_: str | None, data: dict[str, Any]) -> NewEvent | None:
+        return None if type_ is None else NewEvent(type_, self._clock.now(), sandbox.owner, sandbox.id, data)
 
 
-def record_of(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
-    """What is kept of a sandbox. Pure."""
-    why = sandbox.exit or sandbox.requested_exit
-    over = is_terminal(sandbox.state)
-    spec = replace(sandbox.spec, env={} if over else sandbox.spec.env, metadata=sandbox.metadata)
+def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
+    """Return the record of a sandbox as it is now. Pure."""
+    exit_ = sandbox.exit or sandbox.requested_exit
+    env = {} if is_terminal(sandbox.state) else sandbox.spec.env
     return SandboxRecord(
-        spec=spec,
+        spec=replace(sandbox.spec, env=env, metadata=sandbox.metadata),
         node=node,
         owner=sandbox.owner,
         name=sandbox.name,
@@ -265,18 +247,24 @@ def record_of(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
         expires_at=sandbox.expires_at,
         idle_timeout_s=sandbox.idle_timeout_s,
         ref=sandbox.ref,
-        exit_reason=None if why is None else str(why.reason),
-        exit_detail="" if why is None else why.detail,
+        exit_reason=None if exit_ is None else str(exit_.reason),
+        exit_detail="" if exit_ is None else exit_.detail,
         ended_at=sandbox.ended_at,
         idempotency_key=sandbox.idempotency_key,
         request_digest=sandbox.request_digest,
     )
 
 
-def revived(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
-    """The sandbox of a record, as it is before it is taken over; or as it ended."""
+def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
+    """Return the sandbox of a record, as it is before its recovery or after its end.
+
+    Args:
+        record: Stored record.
+        buffers: The sandbox's share of the memory for buffered client data.
+        clock: Clock of the service.
+    """
     sandbox = Sandbox(
-        replace(record.spec, volumes=placed(record.spec.volumes)),  # before volumes had places of their own, they were where they stood
+        replace(record.spec, volumes=placed(record.spec.volumes)),  # records of earlier versions have no slots
         owner=record.owner,
         name=record.name,
         created_at=record.created_at,
@@ -285,7 +273,7 @@ def revived(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandb
         idle_timeout_s=record.idle_timeout_s,
         state=record.state,
     )
-    sandbox.ready.set_result(None)  # a client was told of it
+    sandbox.ready.set_result(None)  # its client got the response from an earlier service
     sandbox.ref = record.ref
     sandbox.idempotency_key, sandbox.request_digest = record.idempotency_key, record.request_digest
     sandbox.expires_at, sandbox.ended_at = record.expires_at, record.ended_at

@@ -1,9 +1,9 @@
-"""How many runs each owner has begun this month: counted in memory, written behind.
+"""Executions of each owner in the current month: counted in memory, written behind.
 
-Laws:
-- No run waits for a database: it is counted against its owner's quota before it begins, and given back where it could not begin.
-- A kill loses at most the last second of counts; a stop loses none and counts none twice.
-- Nodes that share a database add to the same numbers, and know the others' at most ``REFRESH_S`` late.
+Invariants:
+- No execution waits for a database. It is counted against its owner's quota before it starts, and subtracted again if it cannot start.
+- A kill of the service loses at most the counts of the last second. A stop loses none and counts none twice.
+- Nodes that share a database add to the same counts. A node knows the counts of the other nodes with a delay of at most ``REFRESH_S``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.access.quotas import exceeded
+from sandlot.core.access.quotas import quota_exceeded
 from sandlot.core.ports import Clock
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Quota
@@ -24,18 +24,18 @@ from sandlot.model.errors import SandlotError
 from sandlot.model.storage import ExecutionTable
 
 REFRESH_S: Final = 10.0
-"""Counts of other nodes are read at least this often."""
+"""Interval at which the counts of other nodes are read."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class MonthlyExecutionCounter:
-    """The counts of this month.
+    """Counts of the current month.
 
     Args:
-        table: Where they are kept.
-        clock: The time; months are those of UTC.
-        quota_of: What an owner may take.
+        table: Stored counts.
+        clock: Clock of the service; months are those of UTC.
+        quota_of: Returns the quota of an owner.
     """
 
     def __init__(self, table: ExecutionTable, clock: Clock, quota_of: Callable[[OwnerId], Quota]) -> None:
@@ -49,17 +49,17 @@ class MonthlyExecutionCounter:
         self._writer = WriteBehind(self._write_pending, refresh_s=REFRESH_S)
 
     async def open(self) -> None:
-        """Read what was counted before. Call it before anything else."""
+        """Read the stored counts. Call this before any other method."""
         await self._refresh(month_of(self._clock.now()))
 
     def used(self, owner: OwnerId) -> int:
-        """Runs that an owner has begun this month."""
+        """Return the number of executions that an owner has started this month."""
         month = month_of(self._clock.now())
         known = self._known.get(owner, 0) if month == self._month else 0
         return known + self._begun[month, owner] + self._writing[month, owner]
 
     def check(self, owner: OwnerId) -> None:
-        """Refuse where an owner may begin no more runs.
+        """Refuse an execution of an owner whose quota is used up.
 
         Raises:
             LimitError: ``quota_exceeded``.
@@ -67,19 +67,19 @@ class MonthlyExecutionCounter:
         now = self._clock.now()
         quota, used = self._quota_of(owner), self.used(owner)
         if quota.executions_per_month is not None and used >= quota.executions_per_month:
-            raise exceeded(
+            raise quota_exceeded(
                 "executions_per_month",
-                f"This key has begun {used} runs this month; it may begin {quota.executions_per_month}.",
+                f"This key has started {used} executions this month; its quota is {quota.executions_per_month}.",
                 "Wait for the next month (UTC), or ask the operator for a larger quota.",
                 limit=quota.executions_per_month,
                 used=used,
-                asked=1,
+                requested=1,
                 retry_after_s=left_s(now) if quota.executions_per_month else None,
             )
 
     @contextlib.contextmanager
     def count(self, owner: OwnerId) -> Iterator[None]:
-        """Count a run around what begins it; what raises has begun nothing.
+        """Count an execution while the body starts it. If the body raises, the execution is not counted.
 
         Raises:
             LimitError: ``quota_exceeded``.
@@ -96,7 +96,7 @@ class MonthlyExecutionCounter:
             self._writer.put()
 
     async def aclose(self) -> None:
-        """Write what is left; what the store does not take is lost."""
+        """Write the pending counts. Counts that the store does not take are lost."""
         await self._writer.close()
 
     async def run(self) -> None:
@@ -104,11 +104,11 @@ class MonthlyExecutionCounter:
         await self._writer.run()
 
     async def flush(self) -> bool:
-        """Write what was counted so far and read the counts of other nodes. Returns whether the store took it."""
+        """Write the pending counts, read the counts of other nodes, and return whether the store took all counts."""
         return await self._writer.flush()
 
     async def _write_pending(self) -> bool:
-        self._writing.update(self._begun)  # adds; what was given back meanwhile may be negative
+        self._writing.update(self._begun)  # adds; a count is negative if its execution was written and then could not start
         self._begun = Counter()
         try:
             for month in sorted({month for month, _ in self._writing}):
@@ -133,12 +133,12 @@ class MonthlyExecutionCounter:
 
 
 def month_of(now: datetime) -> str:
-    """As ``2026-11``."""
+    """Return the month of a time in UTC, such as ``2026-11``."""
     return now.astimezone(UTC).strftime("%Y-%m")
 
 
 def left_s(now: datetime) -> int:
-    """Seconds until the next month begins, at least one."""
+    """Return the seconds until the next month begins in UTC, at least 1."""
     now = now.astimezone(UTC)
     beginning = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
     return max(1, round((beginning - now).total_seconds()))

@@ -33,7 +33,7 @@ class WriteBehind:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a call of ``write`` is under way."""
+        """True while a call of ``write`` is in progress."""
         return self._lock.locked()
 
     def put(self) -> None:

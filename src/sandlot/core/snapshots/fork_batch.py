@@ -101,7 +101,7 @@ class ForkBatch:
             raise self._failure
 
     async def _start_ahead(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
-        await dependencies.recorder.intend(sandbox)
+        await dependencies.recorder.save(sandbox)
         base = await resolved_template(sandbox, dependencies)
         async with start_slot(sandbox, dependencies.turns):
             prepared = await driver_step("prepare", dependencies.driver.prepare(shape_of(sandbox, base)))

@@ -26,9 +26,9 @@ from typing import Final
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.access.idempotency import IdempotencyKey, words_digest
+from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, parts_digest
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -191,7 +191,7 @@ class ForkManager:
         self._node = node
         self._clock = clock
         self._events = events
-        self._idempotency_locks = KeyedLock()
+        self._idempotency = Idempotency()
         self._tasks = TaskSet("fork.defect")
 
     async def aclose(self) -> None:
@@ -222,8 +222,8 @@ class ForkManager:
         owner = replace(principal, owner=parent.owner)
         if key is None:
             return await self._fork(parent, owner, params, None)
-        request = IdempotencyKey(key, words_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str)))
-        async with self._idempotency_locks.hold(parent.owner, key):
+        request = IdempotencyKey(key, parts_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str)))
+        async with self._idempotency.lock("fork", parent.owner, key):
             for number in count():
                 attempt = _Attempt(request, number)
                 earlier = await self._find_children(attempt, owner, params.count)

@@ -23,9 +23,9 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import IdempotencyKey, request_digest, words_digest
+from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, request_digest, parts_digest
 from sandlot.core.admission import NAME, CreateSandboxParams
-from sandlot.core.concurrency import KeyedLock, TaskSet
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -119,7 +119,7 @@ class SnapshotManager:
         self._node = node
         self._clock = clock
         self._events = events
-        self._idempotency_locks = KeyedLock()
+        self._idempotency = Idempotency()
         self._admission_lock = asyncio.Lock()
         self._tasks = TaskSet("snapshot.defect")
         self._verification = TaskSet("snapshot.defect")
@@ -181,7 +181,7 @@ class SnapshotManager:
         if name is not None:
             check_name(name)
         sandbox = await self._manager.load(sandbox_id, principal)
-        request = None if key is None else IdempotencyKey(key, words_digest("snapshot", sandbox.id, name or "", kind))
+        request = None if key is None else IdempotencyKey(key, parts_digest("snapshot", sandbox.id, name or "", kind))
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
     async def create_sandbox(
@@ -202,7 +202,7 @@ class SnapshotManager:
             ConflictError: ``snapshot_unusable``: the snapshot cannot be restored here, or not with these limits.
             SandlotError: As for ``SandboxManager.create``.
         """
-        digest = words_digest("create", request_digest(params), repr(limits), network or "")
+        digest = parts_digest("create", request_digest(params), repr(limits), network or "")
         try:
             record = await self.get(params.snapshot or "", principal)
         except NotFoundError:
@@ -330,7 +330,7 @@ class SnapshotManager:
     ) -> SnapshotRecord:
         if request is None:
             return await self._create(sandbox, principal, name, kind, None)
-        async with self._idempotency_locks.hold(sandbox.owner, request.key):
+        async with self._idempotency.lock("snapshot", sandbox.owner, request.key):
             earlier = await self._table.by_idempotency_key(sandbox.owner, request.key)
             if earlier is None:
                 return await self._create(sandbox, principal, name, kind, request)

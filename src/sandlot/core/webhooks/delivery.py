@@ -1,20 +1,23 @@
-"""Deliveries: every webhook is told of every event that it asked for, in order, at least once, or given up on.
+"""Delivery of events to webhooks: in order, at least once, with retries.
 
-Laws:
-- One task for each webhook reads its owner's events from the store, behind the one that the store says it is done with: nothing is kept for it in
-  memory, and a service that dies loses nothing. What it was told of is recorded after its answer, so the last one may be told again.
-- What a webhook is, is read before every call, after every page of events, and every few seconds while it waits to be called again: another node may
-  have changed it. One that is not enabled has no task.
-- One that is slow, or fails, holds up itself alone: each waits by itself, and so many are called at once.
-- Only the node that holds a webhook calls it (``model/webhooks.py``).
-- A key that was taken away is told nothing more.
+Each enabled webhook has one task. The task reads its owner's events from the store, starting after the webhook's cursor,
+and posts them one at a time. A failed attempt is retried with growing pauses; after ten attempts the event is given up.
+
+Invariants:
+- Nothing is queued in memory. Progress is saved after each attempt. A service that dies therefore loses no event, and the
+  next service may send the last event twice.
+- Only the node that holds a webhook's lease calls it. The lease is renewed before each attempt.
+- The stored webhook is read again after each page of events, before each attempt, and every ``POLL_S`` while a retry is
+  pending: another node may have changed it.
+- A slow or failing webhook delays only its own events.
+- A webhook that is deleted or disabled, or whose owner's API key is revoked, gets no further event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -22,222 +25,254 @@ from typing import Final, Protocol
 
 import structlog
 
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks import payload
-from sandlot.core.webhooks.payload import Shape
-from sandlot.model.access import OwnerId, Principal
+from sandlot.core.webhooks.payload import PayloadFormat
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import NodeId, WebhookId
 from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import WebhookRecord, WebhookTable
 
-AT_ONCE: Final = 256
-"""Webhooks that are called at a time."""
-HELD_S: Final = 60.0
-"""How long a node holds a webhook without saying so again: four times as long as a call may take, and it says so before each."""
-LOOK_S: Final = 5.0
-"""How often it is looked for what other processes committed: events, and what has become of a webhook that waits to be called again."""
-TABLE_S: Final = 60.0
-"""How often it is looked for webhooks that nobody here knows: of nodes that died."""
-SKIPPED: Final = 1000
-"""Events that nobody wanted, after which that is recorded."""
-AGAIN_S: Final = 5.0
-"""After the store failed."""
+MAX_CONCURRENT_CALLS: Final = 256
+"""Calls in progress at once, over all webhooks."""
+LEASE_S: Final = 60.0
+"""Length of a lease: four times the longest call."""
+POLL_S: Final = 5.0
+"""Interval at which the store is read for changes by other processes: new events, and changes of a webhook that waits for a retry."""
+RESCAN_S: Final = 60.0
+"""Interval at which the store is searched for webhooks that have no task here, such as those of a node that died."""
+SAVE_CURSOR_EVERY: Final = 1000
+"""Events between two saves of the cursor while none of them matches the webhook."""
+STORE_RETRY_S: Final = 5.0
+"""Pause after the store failed."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
-class Outgoing(Protocol):
-    """Calls to addresses that tenants chose."""
+class WebhookSender(Protocol):
+    """Sends requests to URLs that tenants chose. Enforces the egress policy."""
 
     def check(self, url: str) -> None:
-        """Refuse a URL that would never be called; ``invalid_request``."""
+        """Refuse a URL that the egress policy forbids.
+
+        Raises:
+            InvalidRequestError: The URL is forbidden.
+        """
         ...
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> int:
-        """Send something; the status of the answer.
+        """Send a POST request and return the status of its response.
 
         Raises:
-            SandlotError: There was none; the message says why, and holds nothing of this machine.
+            SandlotError: There was no response. The message gives the reason and nothing about this host.
         """
         ...
 
 
+class _DeliveryEnded(Exception):  # noqa: N818 - control flow, not a failure
+    """The webhook was deleted or disabled, or its owner's API key was revoked."""
+
+
 class WebhookDispatcher:
-    """The tasks that deliver.
+    """Delivers events to all webhooks that this node may call.
 
     Args:
-        table: Where webhooks are.
-        feed: What happens.
-        calls: What they are called with.
-        clock: The time.
-        node: This one.
-        principal_of: Who has a key; None where it was taken away.
-        shapes: What events look like, by the webhook's shape.
+        webhooks: Stored webhooks and their progress.
+        events: Events to deliver.
+        sender: Makes the calls.
+        api_keys: Resolves an owner to its principal.
+        formats: Payload format by name, for webhooks that are not in the native format.
+        node: This node; owner of the leases.
+        clock: Clock of the service.
     """
 
     def __init__(
         self,
-        table: WebhookTable,
-        feed: EventFeed,
-        calls: Outgoing,
-        clock: Clock,
+        *,
+        webhooks: WebhookTable,
+        events: EventFeed,
+        sender: WebhookSender,
+        api_keys: ApiKeys,
+        formats: Mapping[str, PayloadFormat],
         node: NodeId,
-        principal_of: Callable[[OwnerId], Principal | None],
-        shapes: Mapping[str, Shape],
+        clock: Clock,
     ) -> None:
-        self._table = table
-        self._feed = feed
-        self._calls = calls
-        self._clock = clock
+        self._webhooks = webhooks
+        self._events = events
+        self._sender = sender
+        self._api_keys = api_keys
+        self._formats = formats
         self._node = node
-        self._principal_of = principal_of
-        self._shapes = shapes
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._clock = clock
+        self._calls = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         self._tasks: dict[WebhookId, asyncio.Task[None]] = {}
-        self._looks: set[asyncio.Event] = set()
-        self._reached: dict[WebhookId, int] = {}
+        self._read_up_to: dict[WebhookId, int] = {}
+        """Sequence of the last event read; ahead of the stored cursor while no event matches."""
+        self._wakeups: set[asyncio.Event] = set()
+        """An event for each task that waits for new events to deliver."""
 
     async def run(self) -> None:
-        """Deliver until it is cancelled."""
-        last, table_s = -1, -math.inf
+        """Watch the store for new webhooks and for events of other processes, until cancelled."""
+        last_sequence, rescan_at_s = -1, -math.inf
         while True:
-            with suppress(SandlotError):  # the store does not answer: the next look may find it
-                if self._clock.monotonic_s() >= table_s:
-                    for record in await self._table.all(None):
-                        self.begin(record)
-                    table_s = self._clock.monotonic_s() + TABLE_S
-                if self._tasks and (now := await self._feed.last()) != last:
-                    last = now
-                    for look in self._looks:
-                        look.set()
-            await self._clock.sleep_until(self._clock.monotonic_s() + LOOK_S)
+            with suppress(SandlotError):  # the store failed; the next round tries again
+                if self._clock.monotonic_s() >= rescan_at_s:
+                    for webhook in await self._webhooks.all(None):
+                        self.start(webhook)
+                    rescan_at_s = self._clock.monotonic_s() + RESCAN_S
+                if self._tasks and (sequence := await self._events.last_sequence()) != last_sequence:
+                    last_sequence = sequence
+                    for wakeup in self._wakeups:
+                        wakeup.set()
+            await self._sleep(POLL_S)
 
-    def begin(self, record: WebhookRecord) -> None:
-        """Deliver to a webhook from now on, where it is enabled. Idempotent."""
-        if record.enabled and record.id not in self._tasks:
-            task = self._tasks[record.id] = asyncio.create_task(self._lasting(record), name=f"webhook {record.id}")
-            task.add_done_callback(lambda _: self._tasks.pop(record.id, None))
+    def start(self, webhook: WebhookRecord) -> None:
+        """Start delivering to a webhook, if it is enabled. Idempotent."""
+        if webhook.enabled and webhook.id not in self._tasks:
+            task = asyncio.create_task(self._deliver(webhook), name=f"webhook {webhook.id}")
+            self._tasks[webhook.id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(webhook.id, None))
 
-    def end(self, webhook: WebhookId) -> None:
-        """Deliver to a webhook no more. Idempotent."""
-        self._reached.pop(webhook, None)
-        if task := self._tasks.get(webhook):
+    def stop(self, webhook_id: WebhookId) -> None:
+        """Stop delivering to a webhook for good, without waiting for its task. Idempotent."""
+        self._read_up_to.pop(webhook_id, None)
+        if task := self._tasks.get(webhook_id):
             task.cancel()
 
-    async def rest(self, webhook: WebhookId) -> None:
-        """Deliver to a webhook no more until it is begun again; what is being sent is sent again then. Idempotent."""
-        if task := self._tasks.get(webhook):
+    async def pause(self, webhook_id: WebhookId) -> None:
+        """Stop delivering to a webhook until :meth:`start`. An interrupted call is repeated then. Idempotent."""
+        if task := self._tasks.get(webhook_id):
             task.cancel()
             await asyncio.wait({task})
 
     async def aclose(self) -> None:
-        """Deliver to none any more; what is being sent is sent again by the next service. Idempotent."""
+        """Stop all deliveries. The next service repeats interrupted calls. Idempotent."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _lasting(self, record: WebhookRecord) -> None:
-        """Deliver to one webhook for as long as there is it, whatever fails."""
+    # One task for each webhook -------------------------------------------------------------------------------------
+
+    async def _deliver(self, webhook: WebhookRecord) -> None:
+        """Deliver to a webhook until it may get no further event. Every other failure is logged and retried."""
         while True:
             try:
-                return await self._deliver(record)
+                await self._deliver_pages(webhook)
+            except _DeliveryEnded:
+                return
             except SandlotError as error:
-                _log.warning("webhook.store_failed", webhook=record.id, error=str(error))
-            except Exception:  # noqa: BLE001 - it is in the log, and the others go on
-                _log.exception("webhook.defect", webhook=record.id)
-            await self._sleep(AGAIN_S)
+                _log.warning("webhook.store_failed", webhook=webhook.id, error=str(error))
+            except Exception:  # noqa: BLE001 - logged; other webhooks must not be affected
+                _log.exception("webhook.internal_error", webhook=webhook.id)
+            await self._sleep(STORE_RETRY_S)
 
-    async def _deliver(self, record: WebhookRecord) -> None:
-        """Deliver to one webhook, until it is there no more, or is not enabled.
+    async def _deliver_pages(self, webhook: WebhookRecord) -> None:
+        """Deliver page after page and wait for new events in between.
 
         Raises:
+            _DeliveryEnded: Nothing more may be delivered.
             SandlotError: The store failed.
         """
-        cursor = max(record.progress.cursor, self._reached.get(record.id, 0))
-        while (principal := self._principal_of(record.owner)) is not None:
-            with self._feed.listening(principal) as told:
-                self._looks.add(told)
+        cursor = max(webhook.progress.cursor, self._read_up_to.get(webhook.id, 0))
+        while principal := self._api_keys.principal_of(webhook.owner):
+            with self._events.subscribe(principal) as wakeup:  # before the read, so that no later event is missed
+                self._wakeups.add(wakeup)
                 try:
-                    following = await self._page(record, principal, cursor, told)
+                    page = await self._events.page(principal, after=cursor)
+                    if page:
+                        cursor = await self._deliver_page(webhook.id, page, cursor)
+                        self._read_up_to[webhook.id] = cursor
+                    else:
+                        await wakeup.wait()
                 finally:
-                    self._looks.discard(told)
-            if following is None:
-                return
-            cursor = self._reached[record.id] = following
+                    self._wakeups.discard(wakeup)
+        raise _DeliveryEnded
 
-    async def _page(self, record: WebhookRecord, principal: Principal, cursor: int, told: asyncio.Event) -> int | None:
-        """Tell a webhook of a page of events, or wait until there is one; where it goes on. None where it is told nothing more."""
-        page = await self._feed.page(principal, after=cursor)
-        if not page:
-            await told.wait()  # whatever was committed since this listens has set it
-            return cursor
-        current = await self._table.get(record.id)  # after the page: what it asks for now has been asked for before whatever comes later
-        if current is None or not current.enabled:
-            return None
-        wanted = [event for event in page if payload.is_wanted(current, event)]
-        held = await self._held(record.id) if wanted or page[-1].sequence // SKIPPED != cursor // SKIPPED else current
-        for event in wanted:
-            if held is not None and event.sequence > held.progress.cursor:
-                held = await self._told(held, event)
-        if held is None:
-            return None
-        behind = max(page[-1].sequence, held.progress.cursor)
-        if held is not current and behind > held.progress.cursor:
-            await self._table.move(record.id, self._node, replace(held.progress, cursor=behind))
-        return behind
+    async def _deliver_page(self, webhook_id: WebhookId, page: Sequence[EventRecord], cursor: int) -> int:
+        """Deliver the matching events of a page and return the sequence to continue after.
 
-    async def _told(self, held: WebhookRecord, event: EventRecord) -> WebhookRecord | None:
-        """Tell a webhook of one event, as often as it takes; the webhook after that. None where it is told nothing more."""
+        Raises:
+            _DeliveryEnded: Nothing more may be delivered.
+        """
+        # Read after the page: a filter that was set before an event was committed then always applies to the event.
+        webhook = await self._webhooks.get(webhook_id)
+        if webhook is None or not webhook.enabled:
+            raise _DeliveryEnded
+        matching = [event for event in page if payload.matches(webhook, event)]
+        last = page[-1].sequence
+        if not matching and last // SAVE_CURSOR_EVERY == cursor // SAVE_CURSOR_EVERY:
+            return max(last, webhook.progress.cursor)
+        webhook = await self._lease(webhook_id)
+        for event in matching:
+            if event.sequence > webhook.progress.cursor:
+                webhook = await self._deliver_event(webhook, event)
+        if last > webhook.progress.cursor:
+            await self._webhooks.move(webhook_id, self._node, replace(webhook.progress, cursor=last))
+        return max(last, webhook.progress.cursor)
+
+    async def _deliver_event(self, webhook: WebhookRecord, event: EventRecord) -> WebhookRecord:
+        """Post one event until it is accepted or given up, and return the webhook with its new progress.
+
+        Raises:
+            _DeliveryEnded: Nothing more may be delivered.
+        """
         while True:
-            await self._until_due(held)
-            again = await self._held(held.id)
-            if again is None or self._principal_of(again.owner) is None:
-                return None
-            if again.progress.cursor >= event.sequence:
-                return again  # another node was faster
-            body, headers = payload.message(again, event, self._shapes.get(again.shape, payload.native))
-            async with self._slots:
-                problem = await self._try(again, body, headers)
-            if problem and (held := await self._table.get(held.id) or again).url != again.url:
-                continue  # another node took another address meanwhile: nothing was tried in vain there yet
-            progress = payload.after_answer(again.progress, event.sequence, problem, self._clock.now())
-            await self._table.move(held.id, self._node, progress)
-            held = replace(again, progress=progress)
+            await self._wait_until_due(webhook)
+            webhook = await self._lease(webhook.id)
+            if self._api_keys.principal_of(webhook.owner) is None:
+                raise _DeliveryEnded
+            if webhook.progress.cursor >= event.sequence:
+                return webhook  # another node has delivered the event
+            failure = await self._post(webhook, event)
+            if failure:
+                latest = await self._webhooks.get(webhook.id)
+                if latest is not None and latest.url != webhook.url:
+                    webhook = latest  # the failure says nothing about the new URL: do not count it
+                    continue
+            progress = payload.next_progress(webhook.progress, event.sequence, failure, self._clock.now())
+            await self._webhooks.move(webhook.id, self._node, progress)
+            webhook = replace(webhook, progress=progress)
             if progress.cursor >= event.sequence:
-                if problem:
-                    _log.warning("webhook.given_up", webhook=held.id, sequence=event.sequence, why=problem)
-                return held
+                if failure:
+                    _log.warning("webhook.given_up", webhook=webhook.id, sequence=event.sequence, reason=failure)
+                return webhook
 
-    async def _until_due(self, webhook: WebhookRecord) -> None:
-        """Return once it is time to call it again, by what is recorded of it meanwhile; or once it is there no more, or is not enabled."""
-        now: WebhookRecord | None = webhook
-        while now is not None and now.enabled and now.progress.next_at is not None:
-            left_s = (now.progress.next_at - self._clock.now()).total_seconds()
+    async def _post(self, webhook: WebhookRecord, event: EventRecord) -> str:
+        """Make one attempt; return why it failed, or an empty string."""
+        body, headers = payload.encode(webhook, event, self._formats.get(webhook.shape, payload.native))
+        async with self._calls:
+            try:
+                return payload.failure_of(await self._sender.post(webhook.url, body, headers))
+            except SandlotError as error:
+                return error.message
+
+    async def _wait_until_due(self, webhook: WebhookRecord) -> None:
+        """Wait until the next attempt is due. Return early if the webhook is deleted, disabled or no longer failing."""
+        current: WebhookRecord | None = webhook
+        while current is not None and current.enabled and current.progress.next_at is not None:
+            left_s = (current.progress.next_at - self._clock.now()).total_seconds()
             if left_s <= 0:
                 return
-            await self._sleep(min(left_s, LOOK_S))
-            now = await self._table.get(webhook.id)
+            await self._sleep(min(left_s, POLL_S))
+            current = await self._webhooks.get(webhook.id)
 
-    async def _try(self, webhook: WebhookRecord, body: bytes, headers: Mapping[str, str]) -> str:
-        """Why a webhook did not take a message; empty where it did."""
-        try:
-            return payload.problem_of(await self._calls.post(webhook.url, body, headers))
-        except SandlotError as error:
-            return error.message
+    async def _lease(self, webhook_id: WebhookId) -> WebhookRecord:
+        """Take or renew the lease of a webhook, and return the stored webhook. Wait while another node holds the lease.
 
-    async def _held(self, webhook: WebhookId) -> WebhookRecord | None:
-        """The webhook, once this node holds it; None where it is there no more, or is not enabled."""
+        Raises:
+            _DeliveryEnded: The webhook was deleted or disabled.
+        """
         while True:
             now = self._clock.now()
-            held = await self._table.hold(webhook, self._node, now=now, until=now + timedelta(seconds=HELD_S))
-            if held is not None:
-                return held if held.enabled else None
-            if await self._table.get(webhook) is None:
-                return None
-            await self._sleep(HELD_S / 2)
+            webhook = await self._webhooks.hold(webhook_id, self._node, now=now, until=now + timedelta(seconds=LEASE_S))
+            if webhook is not None and webhook.enabled:
+                return webhook
+            if webhook is not None or await self._webhooks.get(webhook_id) is None:
+                raise _DeliveryEnded
+            await self._sleep(LEASE_S / 2)
 
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep_until(self._clock.monotonic_s() + max(0.0, seconds))

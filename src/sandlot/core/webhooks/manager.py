@@ -1,11 +1,11 @@
-"""Webhooks: made, listed, changed and removed.
+"""Create, list, change and delete webhooks.
 
-Laws:
-- A webhook is told of what happens from the moment that it is made.
-- One that is not enabled is told nothing. What happens meanwhile it is told once it is, as long as events are kept.
-- A change holds for every event that it is not done with. Where it may be then is decided as when it is made.
-- Its secret is told once, when it is made. It is kept as it is: whoever signs needs it.
-- Whoever is told is called by the service itself, so where that may be is decided by the egress policy, and not by who asks.
+Invariants:
+- A webhook gets the events that are committed after its creation.
+- A disabled webhook gets nothing. After it is enabled, it gets the events that were committed meanwhile, as far as they are still stored.
+- An update applies to every event that is not delivered yet. A new URL is checked like the URL of a new webhook.
+- The secret is returned only by the create. It is stored in the clear, because every request is signed with it.
+- The service itself calls the URL, so the egress policy of the service decides which URLs are allowed, for every owner.
 """
 
 from __future__ import annotations
@@ -13,66 +13,69 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
-from sandlot.core.webhooks.delivery import Outgoing, WebhookDispatcher
-from sandlot.core.webhooks.payload import Shape
-from sandlot.model.access import OwnerId, Principal
+from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
+from sandlot.core.webhooks.payload import PayloadFormat
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import NodeId, WebhookId, new_webhook_id
 from sandlot.model.specs import check_text
-from sandlot.model.storage import Store
-from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord
+from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookTable
 
-MOST: Final = 10
-"""Of one owner."""
+MAX_WEBHOOKS: Final = 10
+"""Webhooks of one owner."""
 SECRET_LENGTH: Final = (8, 256)
-"""Characters of a secret that is given."""
-NAME_LENGTH: Final = 128
-PREFIX: Final = "whsec_"
-"""Of a secret that is made: lets people and secret scanners see what it is."""
+"""Smallest and largest number of characters of a secret that the client chooses."""
+MAX_NAME_BYTES: Final = 128
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - not a secret
+"""Prefix of a generated secret. Lets people and secret scanners recognize it."""
 
 
 class WebhookManager:
     """All webhooks of a store.
 
     Args:
-        store: Where they are.
-        feed: What happens.
-        calls: What they are called with.
-        clock: The time.
-        node: This one.
-        principal_of: Who has a key; None where it was taken away.
-        shapes: What events look like to webhooks of doors, by the door's name.
+        webhooks: Stored webhooks and their progress.
+        events: Events to deliver.
+        sender: Makes the calls.
+        api_keys: Resolves an owner to its principal.
+        formats: Payload format by name, for webhooks that are not in the native format.
+        node: This node.
+        clock: Clock of the service.
     """
 
     def __init__(
         self,
-        store: Store,
-        feed: EventFeed,
-        calls: Outgoing,
-        clock: Clock,
+        *,
+        webhooks: WebhookTable,
+        events: EventFeed,
+        sender: WebhookSender,
+        api_keys: ApiKeys,
+        formats: Mapping[str, PayloadFormat],
         node: NodeId,
-        principal_of: Callable[[OwnerId], Principal | None],
-        shapes: Mapping[str, Shape] | None = None,
+        clock: Clock,
     ) -> None:
-        self._table = store.webhooks
-        self._feed = feed
-        self._calls = calls
+        self._webhooks = webhooks
+        self._events = events
+        self._sender = sender
         self._clock = clock
-        self._dispatcher = WebhookDispatcher(store.webhooks, feed, calls, clock, node, principal_of, shapes or {})
+        self._dispatcher = WebhookDispatcher(
+            webhooks=webhooks, events=events, sender=sender, api_keys=api_keys, formats=formats, node=node, clock=clock
+        )
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Deliver from now on, what happened since the last service included."""
+        """Start to deliver, beginning with events that were committed since the last service stopped."""
         self._running = asyncio.create_task(self._dispatcher.run(), name="webhooks")
 
     async def aclose(self) -> None:
-        """Deliver no more; the next service goes on. Idempotent."""
+        """Stop all deliveries. The next service continues them. Idempotent."""
         if self._running is not None:
             self._running.cancel()
         await self._dispatcher.aclose()
@@ -88,119 +91,121 @@ class WebhookManager:
         shape: str = NATIVE,
         enabled: bool = True,
     ) -> WebhookRecord:
-        """Make one.
+        """Create a webhook and start to deliver to it.
 
         Args:
-            principal: Whose it will be, and of whose things it is told: for an operator everybody's.
-            url: Where what happens is sent.
-            events: The types of events that it is told; none is all.
-            secret: What signs them; None has one made.
-            name: A word for people.
-            shape: What they look like.
-            enabled: Whether it is told anything before somebody changes that.
+            principal: Owner of the webhook. The webhook gets the owner's events; an operator's gets the events of all owners.
+            url: URL to call.
+            events: Event types to deliver; empty delivers all.
+            secret: Key of the signatures, 8 to 256 characters. None generates one.
+            name: Label for people, 1 to 128 bytes.
+            shape: Name of the payload format.
+            enabled: False delivers nothing until an update enables the webhook.
 
         Raises:
-            InvalidRequestError: The URL is none that may be called, there is no such event, or the secret is none.
-            LimitError: ``limit_exceeded``: the owner has as many as one may have.
+            InvalidRequestError: The URL is forbidden, an event type is unknown, or the secret or the name has a wrong length.
+            LimitError: ``limit_exceeded``: the owner has ``MAX_WEBHOOKS`` webhooks.
         """
         self._check(WebhookChange(url=url, events=tuple(events), secret=secret, name=name))
-        record = WebhookRecord(
+        webhook = WebhookRecord(
             id=new_webhook_id(),
             owner=principal.owner,
             name=name,
             url=url,
             events=tuple(dict.fromkeys(events)),
-            secret=secret or PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode(),
+            secret=secret or SECRET_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode(),
             shape=shape,
             created_at=self._clock.now(),
-            progress=Progress(cursor=await self._feed.last()),
+            progress=Progress(cursor=await self._events.last_sequence()),
             enabled=enabled,
         )
-        if not await self._table.add(record, most=MOST):
+        if not await self._webhooks.add(webhook, most=MAX_WEBHOOKS):
             raise LimitError(
-                f"You have {MOST} webhooks, which is as many as one may have.",
+                f"This key has {MAX_WEBHOOKS} webhooks, the maximum.",
                 code=ErrorCode.LIMIT_EXCEEDED,
-                hint="Remove one that is not needed; one may be told of all events.",
-                fields={"max": MOST},
+                hint="Delete a webhook that is no longer needed.",
+                fields={"max": MAX_WEBHOOKS},
             )
-        self._dispatcher.begin(record)
-        return record
+        self._dispatcher.start(webhook)
+        return webhook
 
     async def list(self, principal: Principal) -> Sequence[WebhookRecord]:
-        """One's own, oldest first; for an operator everybody's."""
-        return await self._table.all(None if principal.operator else principal.owner)
+        """Return the principal's webhooks, oldest first. An operator gets the webhooks of all owners."""
+        return await self._webhooks.all(None if principal.operator else principal.owner)
 
-    async def get(self, principal: Principal, webhook: str) -> WebhookRecord:
-        """One.
+    async def get(self, principal: Principal, webhook_id: str) -> WebhookRecord:
+        """Return a webhook.
 
         Raises:
-            NotFoundError: ``not_found``: there is none, or it is somebody else's.
+            NotFoundError: ``not_found``: the webhook does not exist, or belongs to another owner.
         """
-        record = await self._table.get(WebhookId(webhook))
-        if record is None or not principal.sees(record.owner):
+        webhook = await self._webhooks.get(WebhookId(webhook_id))
+        if webhook is None or not principal.sees(webhook.owner):
             raise NotFoundError(
-                f"There is no webhook {webhook[:64]!r}.",
+                f"There is no webhook {webhook_id[:64]!r}.",
                 code=ErrorCode.NOT_FOUND,
-                hint="It may have been removed. List the webhooks, or create one.",
-                fields={"webhook": webhook[:64]},
+                hint="List the webhooks; this one may have been deleted.",
+                fields={"webhook": webhook_id[:64]},
             )
-        return record
+        return webhook
 
-    async def update(self, principal: Principal, webhook: str, change: WebhookChange) -> WebhookRecord:
-        """Change one; what is answered is what holds from then on.
+    async def update(self, principal: Principal, webhook_id: str, change: WebhookChange) -> WebhookRecord:
+        """Change a webhook and return the stored result.
 
         Raises:
             NotFoundError: ``not_found``.
-            InvalidRequestError: As when it is made.
+            InvalidRequestError: The change has a value that :meth:`create` refuses.
         """
-        record = await self.get(principal, webhook)
+        before = await self.get(principal, webhook_id)
         self._check(change)
         if change.events is not None:
             change = replace(change, events=tuple(dict.fromkeys(change.events)))
-        now: WebhookRecord | None = record
+        after: WebhookRecord | None = before
         try:
-            await self._dispatcher.rest(record.id)  # of two that write how far it is, the later one would win
-            now = await self._table.change(record.id, change)
+            # A delivery in progress would save its own progress over the one that the change resets.
+            await self._dispatcher.pause(before.id)
+            after = await self._webhooks.change(before.id, change)
         finally:
-            if now is not None:
-                self._dispatcher.begin(now)
-        return now or await self.get(principal, webhook)
+            if after is not None:
+                self._dispatcher.start(after)
+        return after or await self.get(principal, webhook_id)
 
-    async def delete(self, principal: Principal, webhook: str) -> None:
-        """Tell one nothing more.
+    async def delete(self, principal: Principal, webhook_id: str) -> None:
+        """Delete a webhook and stop delivering to it.
 
         Raises:
             NotFoundError: ``not_found``.
         """
-        record = await self.get(principal, webhook)
-        await self._table.remove(record.id)
-        self._dispatcher.end(record.id)
+        webhook = await self.get(principal, webhook_id)
+        await self._webhooks.remove(webhook.id)
+        self._dispatcher.stop(webhook.id)
 
-    def _check(self, asked: WebhookChange) -> None:
-        """Refuse what no webhook may be.
-
-        Raises:
-            InvalidRequestError: It is.
-        """
-        if asked.url is not None:
-            self._calls.check(asked.url)
-        check_events(asked.events or ())
-        check_secret(asked.secret)
-        if asked.name is not None and not 0 < len(check_text("name", asked.name)) <= NAME_LENGTH:
-            raise InvalidRequestError(f"The name of a webhook has 1 to {NAME_LENGTH} bytes.", fields={"field": "name"})
+    def _check(self, change: WebhookChange) -> None:
+        if change.url is not None:
+            self._sender.check(change.url)
+        check_events(change.events or ())
+        check_secret(change.secret)
+        if change.name is not None:
+            size = len(check_text("name", change.name))
+            if not 0 < size <= MAX_NAME_BYTES:
+                raise InvalidRequestError(
+                    f"`name` has {size} bytes; 1 to {MAX_NAME_BYTES} are allowed.",
+                    hint="Pass a name of another length, or omit `name`.",
+                    fields={"field": "name"},
+                )
 
 
 def check_events(events: Sequence[str]) -> None:
-    """Refuse types of events that there are not.
+    """Refuse unknown event types.
 
     Raises:
-        InvalidRequestError: One is none.
+        InvalidRequestError: An event type does not exist; the hint lists all.
     """
     for event in events:
         if event not in EVENT_TYPES:
             raise InvalidRequestError(
-                f"There is no event {event[:64]!r}.",
-                hint=f"There are: {', '.join(EVENT_TYPES)}. None at all means every one.",
+                f"There is no event type {event[:64]!r}.",
+                hint=f"Use some of {', '.join(EVENT_TYPES)}, or pass an empty list for all.",
                 fields={"field": "events"},
             )
 
@@ -209,12 +214,12 @@ def check_secret(secret: str | None) -> None:
     """Refuse a secret that is too short or too long.
 
     Raises:
-        InvalidRequestError: It is.
+        InvalidRequestError: The secret has fewer than 8 or more than 256 characters.
     """
     least, most = SECRET_LENGTH
     if secret is not None and not (least <= len(secret) <= most and check_text("secret", secret)):
         raise InvalidRequestError(
-            f"A secret has {least} to {most} characters.",
-            hint="Leave it out: a new webhook has one made, and one that there is keeps its own.",
+            f"`secret` has {len(secret)} characters; {least} to {most} are allowed.",
+            hint=f"Pass a {'longer' if len(secret) < least else 'shorter'} secret, or omit `secret`.",
             fields={"field": "secret"},
         )

@@ -1,8 +1,8 @@
-"""What a webhook is sent, how it is signed, and when it is tried again. Pure.
+"""Body, signature and retries of the requests that webhooks get. Pure.
 
-Laws:
-- The same event is the same bytes at every try, so that a receiver that knows its id may drop it unread.
-- The signature is of the bytes of the body, as they are sent.
+Invariants:
+- Every attempt to deliver an event sends the same bytes, so a receiver that knows the event's id may drop the request unread.
+- The signature covers the bytes of the body as they are sent.
 """
 
 from __future__ import annotations
@@ -18,71 +18,74 @@ from typing import Any, Final
 from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import Progress, WebhookRecord
 
-TRIES: Final = 10
-"""Of one event; with the waits between them eight and a half minutes, and a minute and a half more where each of them takes as long as it may."""
-FIRST_WAIT_S: Final = 1.0
-"""Before the second try; twice as long before each later one."""
+MAX_ATTEMPTS: Final = 10
+"""Attempts to deliver one event. The pauses between them add up to eight and a half minutes; ten calls that take the longest
+possible time add a minute and a half."""
+FIRST_PAUSE_S: Final = 1.0
+"""Pause before the second attempt. Each later pause is twice as long as the one before."""
 
-SIGNATURE, EVENT_ID = "X-Signature", "X-Event-ID"
+SIGNATURE_HEADER, EVENT_ID_HEADER = "X-Signature", "X-Event-ID"
 
-_LEAST_GOOD, _MOST_GOOD = 200, 299
+_MIN_ACCEPTED_STATUS, _MAX_ACCEPTED_STATUS = 200, 299
 
-Shape = Callable[[EventRecord], Mapping[str, Any]]
-"""What an event looks like to those who are sent it; JSON-representable."""
-
-
-def event_id(record: EventRecord) -> str:
-    """What an event is called by those who are sent it: the same at every try, and no other event's."""
-    return f"evt-{record.sequence}"
+PayloadFormat = Callable[[EventRecord], Mapping[str, Any]]
+"""Returns the JSON-representable body for an event."""
 
 
-def native(record: EventRecord) -> Mapping[str, Any]:
-    """An event as the API shows it, and its id."""
-    event = record.event
+def event_id(event: EventRecord) -> str:
+    """Return the id of an event that receivers see. All attempts have the same id, and no other event has it."""
+    return f"evt-{event.sequence}"
+
+
+def native(event: EventRecord) -> Mapping[str, Any]:
+    """Return the body of the native format: the event as the API shows it, and its id."""
+    content = event.event
     return {
-        "id": event_id(record),
-        "sequence": record.sequence,
-        "type": event.type,
-        "at": event.at.isoformat().replace("+00:00", "Z"),
-        "owner": event.owner,
-        "sandbox": event.sandbox,
-        "data": dict(event.data),
+        "id": event_id(event),
+        "sequence": event.sequence,
+        "type": content.type,
+        "at": content.at.isoformat().replace("+00:00", "Z"),
+        "owner": content.owner,
+        "sandbox": content.sandbox,
+        "data": dict(content.data),
     }
 
 
 def signature(secret: str, body: bytes) -> str:
-    """HMAC-SHA256 of a body, in hexadecimal."""
+    """Return the HMAC-SHA256 of a body, in hexadecimal."""
     return hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
-def message(webhook: WebhookRecord, record: EventRecord, shape: Shape) -> tuple[bytes, Mapping[str, str]]:
-    """A body and its headers."""
-    body = json.dumps(shape(record), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return body, {"Content-Type": "application/json", EVENT_ID: event_id(record), SIGNATURE: signature(webhook.secret, body)}
+def encode(webhook: WebhookRecord, event: EventRecord, format_: PayloadFormat) -> tuple[bytes, Mapping[str, str]]:
+    """Return the body and the headers of a request."""
+    body = json.dumps(format_(event), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return body, {"Content-Type": "application/json", EVENT_ID_HEADER: event_id(event), SIGNATURE_HEADER: signature(webhook.secret, body)}
 
 
-def is_wanted(webhook: WebhookRecord, record: EventRecord) -> bool:
-    """Whether a webhook is told of an event."""
-    return not webhook.events or record.event.type in webhook.events
+def matches(webhook: WebhookRecord, event: EventRecord) -> bool:
+    """Return whether a webhook is subscribed to an event. A webhook without event types is subscribed to all."""
+    return not webhook.events or event.event.type in webhook.events
 
 
-def after_answer(progress: Progress, sequence: int, problem: str, now: datetime) -> Progress:
-    """How far a webhook is after a try.
+def next_progress(progress: Progress, sequence: int, failure: str, now: datetime) -> Progress:
+    """Return the progress of a webhook after an attempt.
 
     Args:
-        progress: How far it was.
-        sequence: The number of the event.
-        problem: Why the try failed; empty where it did not.
-        now: When.
+        progress: Progress before the attempt.
+        sequence: Sequence number of the event.
+        failure: Reason why the attempt failed; empty after a successful one.
+        now: Time of the attempt.
     """
-    if not problem:
+    if not failure:
         return replace(progress, cursor=sequence, tries=0, next_at=None, delivered=progress.delivered + 1, last_at=now, last_error="")
-    if progress.tries + 1 >= TRIES:
-        return replace(progress, cursor=sequence, tries=0, next_at=None, given_up=progress.given_up + 1, last_at=now, last_error=problem)
-    wait = timedelta(seconds=FIRST_WAIT_S * 2**progress.tries)
-    return replace(progress, tries=progress.tries + 1, next_at=now + wait, last_at=now, last_error=problem)
+    if progress.tries + 1 >= MAX_ATTEMPTS:
+        return replace(progress, cursor=sequence, tries=0, next_at=None, given_up=progress.given_up + 1, last_at=now, last_error=failure)
+    pause = timedelta(seconds=FIRST_PAUSE_S * 2**progress.tries)
+    return replace(progress, tries=progress.tries + 1, next_at=now + pause, last_at=now, last_error=failure)
 
 
-def problem_of(status: int) -> str:
-    """Why an answer is none that takes an event; empty where it is."""
-    return "" if _LEAST_GOOD <= status <= _MOST_GOOD else f"It answered {status}; only 200 to 299 takes an event, and redirects are not followed."
+def failure_of(status: int) -> str:
+    """Return why a response with this status is a failure, or an empty string for a success."""
+    if _MIN_ACCEPTED_STATUS <= status <= _MAX_ACCEPTED_STATUS:
+        return ""
+    return f"The URL responded with status {status}; only 200 to 299 accepts an event, and redirects are not followed."

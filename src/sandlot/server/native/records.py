@@ -47,7 +47,7 @@ async def list_events(
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streams.wanted(request):
         asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
-        begin = await feed.last() if asked is None else asked
+        begin = await feed.last_sequence() if asked is None else asked
         return streams.events(request, _told(begin, feed.follow(principal, sandbox=sandbox, after=begin)), _nothing)
     start = after or 0
     page = await feed.page(principal, sandbox=sandbox, after=start, limit=query.limit + 1)

@@ -19,7 +19,7 @@ ALICE, BOB = OwnerId("a" * 12), OwnerId("b" * 12)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])
-async def test_a_revoked_key_loses_its_terminals_and_its_streams(tmp_path: Path, elsewhere: bool) -> None:  # noqa: FBT001
+async def test_revoked_key_closes_open_terminals_and_streams(tmp_path: Path, elsewhere: bool) -> None:  # noqa: FBT001
     async with bench(tmp_path) as at:
         api_keys = at.service.api_keys
         record, secret = await api_keys.create("stolen")

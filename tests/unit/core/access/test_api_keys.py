@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from sandlot.core.access import api_keys as module
-from sandlot.core.access.api_keys import PREFIX, ApiKeys
+from sandlot.core.access.api_keys import SECRET_PREFIX, ApiKeys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyRecord
@@ -26,14 +26,14 @@ def api_keys(store: SqlStore) -> ApiKeys:
     return ApiKeys(store.keys, ManualClock())
 
 
-async def test_a_key_is_known_until_it_is_revoked(api_keys: ApiKeys) -> None:
+async def test_key_is_valid_until_it_is_revoked(api_keys: ApiKeys) -> None:
     record, secret = await api_keys.create("ci")
-    assert secret.startswith(PREFIX)
-    assert len(secret) == len(PREFIX) + 43  # 256 bits, base64
+    assert secret.startswith(SECRET_PREFIX)
+    assert len(secret) == len(SECRET_PREFIX) + 43  # 256 bits, base64
     found = api_keys.verify(secret)
     assert found is not None
     assert (found.owner, found.name, found.operator, found.quota) == (record.id, "ci", False, Quota())
-    for wrong in (secret[:-1], secret + "x", secret.removeprefix(PREFIX), "", "\ud800", "ä"):
+    for wrong in (secret[:-1], secret + "x", secret.removeprefix(SECRET_PREFIX), "", "\ud800", "ä"):
         assert api_keys.verify(wrong) is None
     assert list(await api_keys.list()) == [record]
     assert (await api_keys.revoke("ci")).id == record.id
@@ -43,14 +43,14 @@ async def test_a_key_is_known_until_it_is_revoked(api_keys: ApiKeys) -> None:
         await api_keys.revoke("ci")
 
 
-async def test_only_a_digest_is_kept(api_keys: ApiKeys, store: SqlStore) -> None:
+async def test_store_has_only_the_digest_of_a_secret(api_keys: ApiKeys, store: SqlStore) -> None:
     _, secret = await api_keys.create("ci")
     (record,) = await store.keys.all()
     assert record.sha256 == hashlib.sha256(secret.encode()).hexdigest()
     assert record.created_at == START
 
 
-async def test_an_operator_is_bound_by_nothing_unless_it_is_said(api_keys: ApiKeys) -> None:
+async def test_operator_has_no_limits_without_an_explicit_quota(api_keys: ApiKeys) -> None:
     _, secret = await api_keys.create("boss", operator=True)
     found = api_keys.verify(secret)
     assert found is not None
@@ -60,12 +60,12 @@ async def test_an_operator_is_bound_by_nothing_unless_it_is_said(api_keys: ApiKe
     assert api_keys.quota_of(LOCAL) == api_keys.quota_of(OwnerId("nobody")) == UNBOUNDED
 
 
-async def test_names_and_quotas_that_are_none_are_refused(api_keys: ApiKeys) -> None:
+async def test_invalid_names_and_quotas_are_refused(api_keys: ApiKeys) -> None:
     await api_keys.create("a.b-c_1")
     with pytest.raises(ConflictError):
         await api_keys.create("a.b-c_1")
     for name in ("", " ", "-a", "x" * 64, "ä", "a\n"):
-        with pytest.raises(InvalidRequestError, match="not a name"):
+        with pytest.raises(InvalidRequestError, match="not a valid name"):
             await api_keys.create(name)
     for quota in (Quota(cpus=-1), Quota(lifetime_s=float("nan")), Quota(memory_bytes=-1), Quota(lifetime_s=float("inf"))):
         with pytest.raises(InvalidRequestError, match="must be 0 or more"):
@@ -73,7 +73,7 @@ async def test_names_and_quotas_that_are_none_are_refused(api_keys: ApiKeys) -> 
     assert [record.name for record in await api_keys.list()] == ["a.b-c_1"]
 
 
-async def test_what_another_process_changes_is_seen_by_the_next_look(store: SqlStore) -> None:
+async def test_changes_of_another_process_apply_after_the_next_read(store: SqlStore) -> None:
     service, elsewhere = ApiKeys(store.keys, ManualClock()), ApiKeys(store.keys, ManualClock())
     looking = asyncio.create_task(service.run())
     try:
@@ -82,7 +82,7 @@ async def test_what_another_process_changes_is_seen_by_the_next_look(store: SqlS
         assert service.principal_of(record.id) == service.verify(secret)
         await elsewhere.revoke("late")
         await until(lambda: service.verify(secret) is None)
-        assert module.LOOK_S <= 0.5, "a look and the wait before it take less than a second"
+        assert module.POLL_S <= 0.5, "a look and the wait before it take less than a second"
     finally:
         looking.cancel()
         await asyncio.wait({looking})
@@ -112,11 +112,11 @@ class Slow:
         return found
 
 
-async def test_a_look_from_before_a_change_does_not_take_it_back(store: SqlStore) -> None:
+async def test_read_that_began_before_a_change_is_discarded(store: SqlStore) -> None:
     table = Slow(store)
     api_keys = ApiKeys(table, ManualClock())
     gone, secret = await api_keys.create("gone")
-    look = asyncio.create_task(api_keys.look())
+    look = asyncio.create_task(api_keys.refresh())
     await table.asked.wait()
     _, fresh = await api_keys.create("fresh")
     await api_keys.revoke(gone.id)
@@ -143,8 +143,8 @@ async def test_revoking_a_key_ends_its_other_requests_as_unauthenticated(api_key
         await other
 
 
-async def test_while_the_store_does_not_answer_the_keys_seen_last_hold(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
+async def test_keys_stay_valid_while_the_store_does_not_respond(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.001)
     table = Slow(store)
     table.go_on.set()
     api_keys = ApiKeys(table, ManualClock())
@@ -165,7 +165,7 @@ async def test_while_the_store_does_not_answer_the_keys_seen_last_hold(store: Sq
             await looking
 
 
-async def test_every_key_is_compared_whichever_matches(api_keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_key_is_compared_whether_or_not_one_matches(api_keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [await api_keys.create(f"k{number}") for number in range(5)]
     compared: list[bytes] = []
 

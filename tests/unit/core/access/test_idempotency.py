@@ -16,14 +16,14 @@ from tests.support.service import BASE, Bench
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
 
 
-async def test_the_same_request_gives_the_same_sandbox(at: Bench) -> None:
+async def test_repeated_create_returns_the_same_sandbox(at: Bench) -> None:
     sandboxes = await asyncio.gather(*(at.sandboxes.create(BASE, ALICE, key="once") for _ in range(5)))
     assert len({sandbox.id for sandbox in sandboxes}) == 1
     other, somebody_elses = await at.sandboxes.create(BASE, ALICE, key="twice"), await at.sandboxes.create(BASE, BOB, key="once")
     assert len({sandboxes[0].id, other.id, somebody_elses.id}) == 3
 
 
-async def test_it_gives_it_also_once_that_has_ended(at: Bench) -> None:
+async def test_repeated_create_returns_a_sandbox_that_has_ended(at: Bench) -> None:
     sandbox = await at.sandboxes.create(BASE, ALICE, key="once")
     await at.sandboxes.kill(sandbox.id, ALICE)
     again = await at.sandboxes.create(BASE, ALICE, key="once")
@@ -31,14 +31,14 @@ async def test_it_gives_it_also_once_that_has_ended(at: Bench) -> None:
     assert again.exit is not None
 
 
-async def test_another_request_under_the_same_key_is_refused(at: Bench) -> None:
+async def test_other_request_with_the_same_key_is_refused(at: Bench) -> None:
     await at.sandboxes.create(BASE, ALICE, key="once")
     with pytest.raises(ConflictError):
         await at.sandboxes.create(replace(BASE, env={"A": "1"}), ALICE, key="once")
     assert len(at.sandboxes.list(ALICE)) == 1
 
 
-async def test_a_create_that_failed_used_no_key(at: Bench) -> None:
+async def test_failed_create_frees_its_key(at: Bench) -> None:
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
     with pytest.raises(HostError):
         await at.sandboxes.create(BASE, ALICE, key="once")
@@ -46,7 +46,7 @@ async def test_a_create_that_failed_used_no_key(at: Bench) -> None:
     assert at.sandboxes.list(ALICE) == [sandbox]
 
 
-async def test_one_that_is_still_dying_is_given_to_nobody(at: Bench) -> None:
+async def test_repeated_create_waits_for_the_end_of_an_abandoned_one(at: Bench) -> None:
     release = at.driver.faults.hold("connect")
     first = asyncio.create_task(at.sandboxes.create(BASE, ALICE, key="once"))
     await at.driver.faults.reach("connect")
@@ -61,6 +61,6 @@ async def test_one_that_is_still_dying_is_given_to_nobody(at: Bench) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256, "a\n"])
-def test_what_is_no_key_is_refused(key: str) -> None:
+def test_invalid_key_is_refused(key: str) -> None:
     with pytest.raises(InvalidRequestError):
         check_key(key)

@@ -11,7 +11,7 @@ from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 
-def test_it_gives_what_it_has_and_takes_it_back() -> None:
+def test_bytes_are_taken_and_given_back() -> None:
     buffers = BufferBudget(100)
     buffers.take(60)
     assert not buffers.try_take(41)
@@ -24,7 +24,7 @@ def test_it_gives_what_it_has_and_takes_it_back() -> None:
     assert buffers.taken_bytes == 100
 
 
-def test_what_is_there_already_is_counted_whether_there_is_room_or_not() -> None:
+def test_existing_data_is_counted_beyond_the_limit() -> None:
     buffers = BufferBudget(10)
     buffers.take_anyway(15)
     assert not buffers.try_take(1)
@@ -32,7 +32,7 @@ def test_what_is_there_already_is_counted_whether_there_is_room_or_not() -> None
     assert buffers.try_take(10)
 
 
-def test_a_part_is_bounded_by_itself_and_by_the_whole() -> None:
+def test_share_is_limited_by_itself_and_by_the_whole() -> None:
     whole = BufferBudget(100)
     parts = [whole.part() for _ in range(PART + 1)]
     assert not parts[0].has(100 // PART + 1)
@@ -62,7 +62,7 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     assert buffers.taken_bytes == 0
 
 
-def test_a_flood_takes_no_more_than_is_kept_of_it() -> None:
+def test_flood_takes_only_the_memory_that_is_kept() -> None:
     buffers = BufferBudget(1 << 30)
     output = CommandOutputCollector(buffers, (1,))
     for number in range(64):

@@ -35,7 +35,7 @@ amounts = st.builds(Resources, *[st.integers(0, 50)] * 3)
 
 
 @given(asked=amounts, others=st.lists(amounts, max_size=5), has=amounts, free=amounts, held=st.integers(0, 50))
-def test_no_promise_that_is_made_goes_beyond_what_there_is(
+def test_reservations_never_exceed_the_allocatable_amount(
     asked: Resources, others: list[Resources], has: Resources, free: Resources, held: int
 ) -> None:
     reading = HostReading(total=has, free=free, sandbox_disk_bytes=held)
@@ -57,11 +57,11 @@ def test_no_promise_that_is_made_goes_beyond_what_there_is(
         assert fits
 
 
-def test_memory_and_tasks_are_what_the_host_has_and_disk_what_is_free_or_held_by_sandboxes() -> None:
+def test_allocatable_disk_is_free_space_plus_the_disks_of_sandboxes() -> None:
     assert allocatable(HOST, BARE) == Resources(8 * GIB, 50 * GIB, 30_000)
 
 
-def test_the_reserve_is_a_twentieth_within_bounds_unless_it_is_said() -> None:
+def test_default_reserve_is_a_clamped_twentieth() -> None:
     usual = host_reserve(HOST, OvercommitConfig())
     assert usual == Resources(MIN_RESERVE.memory_bytes, MAX_RESERVE.disk_bytes, 1500)
     assert host_reserve(HOST, OvercommitConfig(memory_reserve_bytes=0, disk_reserve_bytes=1, pids_reserve=2)) == Resources(0, 1, 2)
@@ -69,12 +69,12 @@ def test_the_reserve_is_a_twentieth_within_bounds_unless_it_is_said() -> None:
     assert host_reserve(huge, OvercommitConfig()) == Resources(MAX_RESERVE.memory_bytes, MIN_RESERVE.disk_bytes, MAX_RESERVE.pids)
 
 
-def test_ratios_apply_to_what_the_reserve_leaves() -> None:
+def test_ratios_apply_after_the_reserve() -> None:
     shares = OvercommitConfig(memory_ratio=0.5, disk_ratio=4, pids_ratio=2, memory_reserve_bytes=GIB, disk_reserve_bytes=10 * GIB, pids_reserve=1000)
     assert allocatable(HOST, shares) == Resources(7 * GIB // 2, 160 * GIB, 58_000)
 
 
-def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
+def test_host_smaller_than_its_reserve_has_no_capacity() -> None:
     tiny = HostReading(total=Resources(256 * MIB, GIB, 100), free=NOTHING, sandbox_disk_bytes=0)
     assert allocatable(tiny, OvercommitConfig()) == NOTHING
     with pytest.raises(InvalidRequestError):
@@ -89,7 +89,7 @@ def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
         ("pids", replace(ONE, pids=30_001), "needs 30001 tasks; all sandboxes of this node together can have 30000"),
     ],
 )
-def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str, asked: Resources, said: str) -> None:
+def test_infeasible_amount_is_invalid(name: str, asked: Resources, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said) as refused:
         check_available(asked, [ONE] * 8, HOST, BARE)  # also where the node is full besides
     assert not refused.value.retryable
@@ -99,7 +99,7 @@ def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str
         check_feasible(asked, HOST, BARE)
 
 
-def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
+def test_amount_that_does_not_fit_now_has_retry_after() -> None:
     check_available(ONE, [ONE] * 7, HOST, BARE)
     with pytest.raises(UnavailableError, match=r"needs 1.0 GiB of memory; 0 MiB of this node's 8.0 GiB are not reserved") as refused:
         check_available(ONE, [ONE] * 8, HOST, BARE)
@@ -107,7 +107,7 @@ def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
     assert (refused.value.fields["resource"], refused.value.fields["retry_after_s"]) == ("memory_bytes", BUSY_RETRY_AFTER_S)
 
 
-def test_a_disk_that_somebody_else_has_filled_for_the_moment_is_no_reason_for_never() -> None:
+def test_disk_filled_by_other_software_is_busy_not_invalid() -> None:
     asked = replace(ONE, disk_bytes=51 * GIB)
     check_feasible(asked, HOST, BARE)
     with pytest.raises(UnavailableError, match=r"needs 51.0 GiB of disk space; other software on the host leaves 50.0 GiB for sandboxes") as refused:
@@ -117,7 +117,7 @@ def test_a_disk_that_somebody_else_has_filled_for_the_moment_is_no_reason_for_ne
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
-def test_a_host_under_pressure_gets_nothing_more_whatever_the_promises_say(name: str) -> None:
+def test_host_under_pressure_refuses_every_request(name: str) -> None:
     floor = getattr(host_reserve(HOST, OvercommitConfig()), name) // 2
     check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor})), OvercommitConfig())
     with pytest.raises(UnavailableError, match="short of") as refused:

@@ -21,7 +21,7 @@ class Resource:
             raise OSError(16, "Device or resource busy")
 
 
-async def test_attempts_go_on_with_doubling_pauses_of_at_most_a_minute() -> None:
+async def test_attempts_continue_with_doubling_pauses_up_to_a_minute() -> None:
     clock, resource, reported = ManualClock(), Resource(failures=8), []
     destroying = asyncio.create_task(Disposer(clock).destroy(resource, on_failure=lambda: reported.append(resource.attempts)))
     await asyncio.sleep(0)

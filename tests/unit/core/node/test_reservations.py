@@ -53,7 +53,7 @@ async def test_reservation_that_can_never_fit_is_invalid_while_the_host_is_short
         reservations.reserve("a", replace(TEN, memory_bytes=61), await reservations.read_host())
 
 
-async def test_however_many_ask_the_host_is_looked_at_once_a_second(reservations: Reservations, host: Host, clock: ManualClock) -> None:
+async def test_host_is_read_at_most_once_a_second(reservations: Reservations, host: Host, clock: ManualClock) -> None:
     await asyncio.gather(*(reservations.read_host() for _ in range(50)))
     assert host.looks == 1
     clock.advance(READING_MAX_AGE_S)
@@ -62,7 +62,7 @@ async def test_however_many_ask_the_host_is_looked_at_once_a_second(reservations
     assert host.looks == 2
 
 
-async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
+async def test_failed_reading_is_repeated(clock: ManualClock) -> None:
     failures = [OSError("no")]
 
     def read() -> HostReading:
@@ -76,7 +76,7 @@ async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
     assert (await reservations.read_host()).total == HAS
 
 
-async def test_what_a_body_says_has_come_of_it_is_what_counts(reservations: Reservations) -> None:
+async def test_failed_resize_reserves_the_actual_amount(reservations: Reservations) -> None:
     reading = await reservations.read_host()
     reservations.reserve("a", TEN, reading)
 
@@ -91,7 +91,7 @@ async def test_what_a_body_says_has_come_of_it_is_what_counts(reservations: Rese
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
-async def test_a_raise_of_one_is_not_refused_for_what_stays(reservations: Reservations, host: Host, clock: ManualClock, name: str) -> None:
+async def test_resize_checks_only_resources_that_grow(reservations: Reservations, host: Host, clock: ManualClock, name: str) -> None:
     """Somebody else fills the disk, say: a sandbox that has its part of it may still have more memory."""
     reservations = Reservations(host.read, replace(SHARES, memory_reserve_bytes=20, disk_reserve_bytes=20, pids_reserve=20), clock)
     reservations.reserve("a", TEN, await reservations.read_host())
@@ -108,7 +108,7 @@ async def test_a_raise_of_one_is_not_refused_for_what_stays(reservations: Reserv
                 pass
 
 
-async def test_a_holder_that_ends_while_its_promise_is_changed_has_none_afterwards(reservations: Reservations) -> None:
+async def test_release_during_a_resize_leaves_no_reservation(reservations: Reservations) -> None:
     reservations.reserve("a", TEN, await reservations.read_host())
     with reservations.resize("a", Resources(20, 20, 20), await reservations.read_host()):
         reservations.release("a")

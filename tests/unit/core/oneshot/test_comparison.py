@@ -24,7 +24,7 @@ from tests.support.node import NodeState, open_node
 
 
 @given(one=st.text(alphabet="a1. \n\r\t"), other=st.text(alphabet="a1. \n\r\t"))
-def test_what_a_stricter_comparison_takes_the_laxer_ones_take(one: str, other: str) -> None:
+def test_laxer_comparisons_accept_what_stricter_ones_accept(one: str, other: str) -> None:
     verdicts = [matches(one, other, comparison, 0) for comparison in (Comparison.EXACT, Comparison.TRIMMED, Comparison.NUMERIC)]
     assert verdicts == sorted(verdicts)
     assert verdicts[0] == (one == other)
@@ -88,14 +88,14 @@ NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, places=8)
 
 
 @given(number=NUMBERS, expected=NUMBERS, tolerance=st.floats(0, 10))
-def test_the_tolerance_is_exactly_the_formula(number: Decimal, expected: Decimal, tolerance: float) -> None:
+def test_tolerance_follows_the_formula_exactly(number: Decimal, expected: Decimal, tolerance: float) -> None:
     # Fraction(repr) on purpose: a tolerance means the number that is written.
     one, other, bound = Fraction(number), Fraction(expected), Fraction(repr(tolerance))
     assert matches(f"{number:f}", f"{expected:f}", Comparison.NUMERIC, tolerance) is (abs(one - other) <= bound * max(Fraction(1), abs(other)))
 
 
 @pytest.mark.parametrize("tolerance", [-1, math.nan, math.inf])
-def test_a_tolerance_is_a_number_from_nought(tolerance: float) -> None:
+def test_negative_or_infinite_tolerance_is_refused(tolerance: float) -> None:
     with pytest.raises(InvalidRequestError):
         check_tolerance(tolerance)
 

@@ -38,12 +38,12 @@ async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Re
     return await execute(at.sandboxes, OPERATOR, shot(code, language, **more))
 
 
-async def test_without_input_there_is_an_end_of_it(at: Bench) -> None:
+async def test_empty_stdin_is_closed(at: Bench) -> None:
     assert (await run(at, "import sys; print(repr(sys.stdin.read()))")).stdout == "''\n"
 
 
 @pytest.mark.parametrize("stream", [1, 2])
-async def test_it_is_killed_when_it_writes_too_much_and_what_it_may_is_there(at: Bench, stream: int) -> None:
+async def test_output_up_to_the_limit_is_kept_when_the_program_is_killed(at: Bench, stream: int) -> None:
     done = await run(at, f"yes >&{stream}", "bash", output_bytes=100_001)
     assert done.status is Status.OUTPUT_LIMIT
     assert (len(done.stdout), len(done.stderr)) == ((100_001, 0) if stream == 1 else (0, 100_001))
@@ -51,12 +51,12 @@ async def test_it_is_killed_when_it_writes_too_much_and_what_it_may_is_there(at:
     assert done.signal == 9
 
 
-async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(at: Bench) -> None:
+async def test_background_process_that_floods_the_output_is_killed(at: Bench) -> None:
     done = await run(at, "setsid yes & sleep 60", "bash", output_bytes=1000)
     assert (done.status, len(done.stdout)) == (Status.OUTPUT_LIMIT, 1000)
 
 
-def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_graded() -> None:
+def test_successful_program_with_an_oom_killed_child_is_graded() -> None:
     seen = Observation(stdout="1", outcome=ProcessOutcome(new_process_id(), 0, None, "exited", 1.0), oom_kills=1)
     assert graded(shot("x", expected_output="1"), seen).status is Status.COMPLETED
     assert graded(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
@@ -64,7 +64,7 @@ def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_grad
     assert graded(shot("x"), seen).status is Status.MEMORY_EXCEEDED
 
 
-async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -> None:
+async def test_disconnected_client_leaves_no_sandbox(at: Bench) -> None:
     for moment in (0.0, 0.05, 0.3):
         leaving = asyncio.create_task(run(at, "sleep 60", "bash"))
         await asyncio.sleep(moment)
@@ -75,7 +75,7 @@ async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -
     assert at.driver.leftovers() == []
 
 
-async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) -> None:
+async def test_sandbox_is_marked_as_one_run_and_ends_by_itself(at: Bench) -> None:
     task = asyncio.create_task(run(at, "sleep 60", "bash", timeout_s=60, metadata={"whose": "mine"}))
     await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
     (sandbox,) = at.sandboxes.list(OPERATOR)
@@ -85,7 +85,7 @@ async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) 
     await asyncio.wait({task})
 
 
-async def test_a_sandbox_that_ran_out_of_memory_is_a_result(at: Bench) -> None:
+async def test_sandbox_out_of_memory_is_a_result(at: Bench) -> None:
     task = asyncio.create_task(run(at, "echo before; sleep 60", "bash"))
     await _writing(at)
     (sandbox,) = at.sandboxes.list(OPERATOR)
@@ -95,7 +95,7 @@ async def test_a_sandbox_that_ran_out_of_memory_is_a_result(at: Bench) -> None:
     assert str(LIMITS.memory_bytes) in done.detail
 
 
-async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) -> None:
+async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
     driver = MemoryDriver()
@@ -111,7 +111,7 @@ async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) 
     assert driver.leftovers() == []
 
 
-async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oom_killed_process_is_reported(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     task = asyncio.create_task(run(at, "sleep 0.5; kill -9 $$", "bash"))
     await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
     (sandbox,) = at.sandboxes.list(OPERATOR)
@@ -126,7 +126,7 @@ async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkey
     assert (done.status, done.exit_code) == (Status.MEMORY_EXCEEDED, 137)
 
 
-async def test_where_there_is_no_room_it_waits_for_some_and_not_for_ever(tmp_path: Path) -> None:
+async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
     async with bench(tmp_path, Settings(max_sandboxes=1)) as here:
         first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
         await until(lambda: here.sandboxes.held == 1)
@@ -136,7 +136,7 @@ async def test_where_there_is_no_room_it_waits_for_some_and_not_for_ever(tmp_pat
         assert (await first).stdout == "1\n"
 
 
-async def test_no_sandbox_is_made_for_a_run_that_may_not_begin(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_over_the_quota_creates_no_sandbox(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at.service.core.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
     with pytest.raises(LimitError) as refused:
         await run(at, "echo 1", "bash")
@@ -144,7 +144,7 @@ async def test_no_sandbox_is_made_for_a_run_that_may_not_begin(at: Bench, monkey
     assert at.sandboxes.list(OPERATOR, ended=True) == []
 
 
-async def test_a_service_that_stops_is_not_waited_for(at: Bench) -> None:
+async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
     at.sandboxes.refuse()
     async with asyncio.timeout(60):
         with pytest.raises(UnavailableError) as refused:
@@ -152,7 +152,7 @@ async def test_a_service_that_stops_is_not_waited_for(at: Bench) -> None:
     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
-async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> None:
+async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
     assert (await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="30 seconds"):
@@ -179,7 +179,7 @@ async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> N
         {"code": "x" * ((4 << 20) + 1)},
     ],
 )
-def test_what_could_not_be_run_is_refused_before_anything_is_made(more: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(SandlotError):
         OneShotParams(**{"language": "python", "code": "", **more})
 

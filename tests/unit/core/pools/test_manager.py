@@ -485,7 +485,7 @@ async def test_pool_larger_than_the_quota_is_refused(node: Node) -> None:
 
     with pytest.raises(LimitError) as error:
         await create_pool(node, anne, warm=4)
-    assert error.value.fields == {"quota": "sandboxes", "limit": 3, "used": 0, "asked": 4}
+    assert error.value.fields == {"quota": "sandboxes", "limit": 3, "used": 0, "requested": 4}
 
     pool = await create_pool(node, anne, warm=0)
     with pytest.raises(LimitError):
@@ -511,7 +511,7 @@ async def test_concurrent_pool_creates_stay_within_the_quota(node: Node) -> None
 
     errors = [error for error in results if isinstance(error, LimitError)]
     assert len(errors) == 3
-    assert errors[0].fields == {"quota": "pools", "limit": 2, "used": 2, "asked": 1}
+    assert errors[0].fields == {"quota": "pools", "limit": 2, "used": 2, "requested": 1}
     assert node.pools.count(anne.owner) == 2
 
 

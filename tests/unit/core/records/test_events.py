@@ -29,9 +29,9 @@ async def taken(feed: AsyncIterator[EventRecord], count: int) -> list[int]:
     return [(await anext(feed)).sequence for _ in range(count)]
 
 
-async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_follower_gets_every_event_after_a_number(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAGE", 2)
-    monkeypatch.setattr(events, "LOOK_S", 1000)  # by being told alone
+    monkeypatch.setattr(events, "POLL_S", 1000)  # by being told alone
     feed = EventFeed(store.events)
     await feed.publish(*(happened(ALICE) for _ in range(5)))
     follower = feed.follow(ALICE, after=2)
@@ -44,16 +44,16 @@ async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: 
     assert await waiting == [7, 8]
 
 
-async def test_what_another_process_wrote_is_seen_without_being_told(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LOOK_S", 0.02)
+async def test_follower_gets_events_of_other_processes(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "POLL_S", 0.02)
     follower = asyncio.create_task(taken(EventFeed(store.events).follow(ALICE, after=0), 1))
     await asyncio.sleep(0.05)
     await store.events.add([happened(ALICE)])
     assert await follower == [1]
 
 
-async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LOOK_S", 1000)
+async def test_event_of_another_owner_causes_no_read(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "POLL_S", 1000)
     feed, looks = EventFeed(store.events), []
     page = feed.page
 
@@ -73,7 +73,7 @@ async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeyp
     assert await followers[2] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_what_happened_last_is_found_however_much_happened_to_others(store: SqlStore) -> None:
+async def test_latest_events_are_found_among_many_of_other_owners(store: SqlStore) -> None:
     feed = EventFeed(store.events)
     await feed.publish(happened(ALICE), happened(ALICE, "sandbox.ended", BOX))
     await feed.publish(*(happened(BOB) for _ in range(60)), happened(ALICE, "snapshot.created"), happened(ALICE, "sandbox.ended"))

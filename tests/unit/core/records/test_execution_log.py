@@ -67,7 +67,7 @@ async def logged(at: Bench, id_: str) -> ExecutionRecord:
     return await at.service.core.executions.get(OPERATOR, id_)
 
 
-async def test_a_cell_is_logged_with_what_it_wrote_and_raised(at: Bench, sandbox: Sandbox) -> None:
+async def test_entry_of_a_cell_has_output_and_exception(at: Bench, sandbox: Sandbox) -> None:
     done = await code.execute(sandbox, CellSpec("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
     found = await logged(at, done.outcome.execution)
     assert (found.kind, found.language, found.status, found.origin) == ("code", "python", "error", "native")
@@ -76,7 +76,7 @@ async def test_a_cell_is_logged_with_what_it_wrote_and_raised(at: Bench, sandbox
     assert found.duration_s == done.outcome.duration_s
 
 
-async def test_a_command_is_logged_with_its_exit_and_its_label(at: Bench, sandbox: Sandbox) -> None:
+async def test_entry_of_a_command_has_exit_code_and_description(at: Bench, sandbox: Sandbox) -> None:
     done = await processes.run(sandbox, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
     found = await logged(at, done.outcome.process)
     assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
@@ -88,7 +88,7 @@ async def test_a_command_is_logged_with_its_exit_and_its_label(at: Bench, sandbo
     assert found.files == 2
 
 
-async def test_one_whose_client_goes_away_is_logged_as_killed(at: Bench, sandbox: Sandbox) -> None:
+async def test_execution_of_a_disconnected_client_is_logged_as_killed(at: Bench, sandbox: Sandbox) -> None:
     run = await processes.start(sandbox, ProcessSpec(argv=("sleep", "1000")))
     await run.close()
     assert (await logged(at, run.id)).status == "killed"
@@ -101,12 +101,12 @@ async def test_one_whose_client_goes_away_is_logged_as_killed(at: Bench, sandbox
     assert (found.status, found.stdout) == ("killed", "x\n")
 
 
-async def test_the_services_own_processes_are_not_logged(at: Bench, sandbox: Sandbox) -> None:
+async def test_processes_of_the_service_are_not_logged(at: Bench, sandbox: Sandbox) -> None:
     await processes.run(sandbox, ProcessSpec(argv=("true",), hidden=True))
     assert await at.service.core.executions.page(OPERATOR) == []
 
 
-async def test_much_output_is_kept_as_head_and_tail(at: Bench, sandbox: Sandbox) -> None:
+async def test_beginning_and_end_of_large_output_are_kept(at: Bench, sandbox: Sandbox) -> None:
     done = await processes.run(sandbox, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end")))
     found = await logged(at, done.outcome.process)
     assert found.stdout.startswith("beginx")
@@ -115,7 +115,7 @@ async def test_much_output_is_kept_as_head_and_tail(at: Bench, sandbox: Sandbox)
     assert len(found.stdout) < OUTPUT_BYTES + 100
 
 
-async def test_the_log_is_seen_by_its_owner_and_paged_newest_first(at: Bench, sandbox: Sandbox) -> None:
+async def test_owner_sees_its_entries_newest_first(at: Bench, sandbox: Sandbox) -> None:
     execution_log = at.service.core.executions
     made = [(await processes.run(sandbox, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
     assert {str(record.id) for record in await execution_log.page(OPERATOR, sandbox=sandbox.id)} == set(made)
@@ -127,7 +127,7 @@ async def test_the_log_is_seen_by_its_owner_and_paged_newest_first(at: Bench, sa
         assert refused.value.code is ErrorCode.EXECUTION_NOT_FOUND
 
 
-async def test_lines_wait_while_the_store_fails_and_are_written_once_it_does_not(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+async def test_entries_wait_until_the_store_works_again(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
     table = Failing(store)
     execution_log, metrics = journal_of(table, clock)
     table.error = disk_full()
@@ -144,7 +144,7 @@ async def test_lines_wait_while_the_store_fails_and_are_written_once_it_does_not
     assert b'sandlot_store_failures_total{what="executions"} 1.0' in metrics.text()
 
 
-async def test_what_does_not_fit_is_lost_with_a_warning_and_never_a_run(
+async def test_entries_beyond_the_limit_are_lost_with_a_warning(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandlot.core.records.execution_log.MAX_LINES", 3 * PART)
@@ -160,7 +160,7 @@ async def test_what_does_not_fit_is_lost_with_a_warning_and_never_a_run(
     assert b"sandlot_executions_lost_total 7.0" in metrics.text()
 
 
-async def test_one_that_the_store_will_never_take_is_lost_alone(
+async def test_entry_that_the_store_never_takes_is_lost_alone(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Failing(store)
@@ -184,7 +184,7 @@ async def test_one_that_the_store_will_never_take_is_lost_alone(
 
 
 @pytest.mark.parametrize("bound", ["lines", "bytes"])
-async def test_one_owners_lines_leave_room_for_others(
+async def test_entries_of_one_owner_leave_room_for_others(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     if bound == "lines":
@@ -210,7 +210,7 @@ async def test_one_owners_lines_leave_room_for_others(
     assert (found.status, found.stdout) == ("exited", "theirs")
 
 
-async def test_output_beyond_the_bound_is_counted_and_not_kept(
+async def test_output_beyond_the_limit_is_counted_and_not_kept(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 100_000 * PART)
@@ -229,7 +229,7 @@ async def test_output_beyond_the_bound_is_counted_and_not_kept(
     assert execution_log.held_bytes == 0
 
 
-async def test_a_line_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
+async def test_entry_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
     execution_log, table = at.service.core.executions, at.service.store.executions
     entry = execution_log.command(sandbox, new_process_id(), ("true",))
 
@@ -268,7 +268,7 @@ async def test_run_that_the_next_service_continues_has_no_end_in_the_log(
     assert [record and record.status for record in found] == ["killed", "running", "killed"]
 
 
-async def test_runs_of_other_nodes_are_not_taken_over(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+async def test_executions_of_other_nodes_are_not_recovered(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
     execution_log, _ = journal_of(store.executions, clock)
     ours = ExecutionRecord(
         id=ExecutionId(new_process_id()),
@@ -283,7 +283,7 @@ async def test_runs_of_other_nodes_are_not_taken_over(store: SqlStore, still: Sa
     assert await execution_log.unfinished() == [ours]
 
 
-async def test_a_run_is_not_slowed_by_a_store_that_hangs(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_store_does_not_delay_an_execution(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = asyncio.Event()
 
     async def hang(_records: Sequence[ExecutionRecord]) -> None:

@@ -58,9 +58,7 @@ class Followed:
         return "".join(item.text for item in self.items if isinstance(item, Entry | Wrote) and item.channel == channel)
 
 
-async def test_what_is_told_at_once_is_bounded(
-    sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_read_is_limited(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         await run(sandbox, f"echo {number}", clock)
     monkeypatch.setattr(log_stream, "PAGE", 2)
@@ -74,7 +72,7 @@ async def test_what_is_told_at_once_is_bounded(
     assert (len(entries), more) == (4, True)
 
 
-async def test_who_follows_is_told_each_byte_once(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
+async def test_follower_gets_each_byte_once(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
     await run(sandbox, "echo before", clock)
     process = await processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
     pieces = aiter(process)
@@ -102,7 +100,7 @@ async def test_who_follows_is_told_each_byte_once(sandbox: Sandbox, execution_lo
 
 
 @pytest.mark.real_guest
-async def test_a_process_in_the_background_is_told_once_it_has_ended(sandbox: Sandbox, execution_log: ExecutionLog) -> None:
+async def test_output_of_a_background_process_appears_at_its_end(sandbox: Sandbox, execution_log: ExecutionLog) -> None:
     followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
     process = await processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
     await anext(aiter(process))
@@ -113,8 +111,8 @@ async def test_a_process_in_the_background_is_told_once_it_has_ended(sandbox: Sa
     followed.task.cancel()
 
 
-async def test_who_is_too_slow_is_told_how_much_was_lost(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_followers, "MOST_BYTES", 10)
+async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_followers, "MAX_WAITING_BYTES", 10)
     told = log_stream.follow(execution_log, sandbox, OPERATOR, BOTH)
     follower = asyncio.ensure_future(anext(told))
     await until(lambda: execution_log.log_followers.followed)
@@ -130,7 +128,7 @@ async def test_who_is_too_slow_is_told_how_much_was_lost(sandbox: Sandbox, execu
     await told.aclose()  # type: ignore[attr-defined]
 
 
-async def test_what_waits_for_one_who_follows_is_counted(still: Sandbox, execution_log: ExecutionLog) -> None:
+async def test_waiting_output_counts_against_the_buffer_budget(still: Sandbox, execution_log: ExecutionLog) -> None:
     tail = execution_log.log_followers.follow(still.id, still.buffers)
     entry = execution_log.command(still, new_process_id(), ["x"])
     entry.add(Output(1, 0, bytes(1000)))
@@ -147,7 +145,7 @@ async def test_what_waits_for_one_who_follows_is_counted(still: Sandbox, executi
     assert still.buffers.taken_bytes == 0
 
 
-async def test_a_service_that_leaves_says_so(still: Sandbox, execution_log: ExecutionLog) -> None:
+async def test_follower_gets_an_error_when_the_service_stops(still: Sandbox, execution_log: ExecutionLog) -> None:
     followed = Followed(log_stream.follow(execution_log, still, OPERATOR, BOTH))
     await until(lambda: execution_log.log_followers.followed)
     still.detaching.set()

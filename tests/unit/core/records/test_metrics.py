@@ -21,7 +21,7 @@ def found(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_no_label_is_what_somebody_outside_chose() -> None:
+def test_labels_have_no_values_chosen_by_clients() -> None:
     counted = Metrics()
     counted.execution_started('evil"\n')
     counted.execution_ended("evil", "<script>")
@@ -30,7 +30,7 @@ def test_no_label_is_what_somebody_outside_chose() -> None:
     assert found(counted, "sandlot_http_requests_total") == {("other", "unmatched", "404"): 1}
 
 
-async def test_a_loop_that_is_held_up_is_seen() -> None:
+async def test_lag_of_the_event_loop_is_measured() -> None:
     counted = Metrics()
     task = asyncio.create_task(counted.watch_loop())
     try:
@@ -40,7 +40,7 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     assert metrics.LAG_EVERY_S < 1
 
 
-def test_what_the_package_cache_counts_is_told_in_two_metrics() -> None:
+def test_package_cache_has_two_metrics() -> None:
     numbers = {"hits": 1, "upstream_bytes": 7}
     counted = Metrics()
     counted.count_packages(lambda: numbers)

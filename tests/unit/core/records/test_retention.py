@@ -35,7 +35,7 @@ def sandbox(seconds: float | None) -> SandboxRecord:
     return SandboxRecord(spec, NODE, LOCAL, None, state, created_at=START, ended_at=ended)
 
 
-async def test_what_is_older_than_it_is_kept_goes(store: SqlStore, clock: ManualClock) -> None:
+async def test_old_rows_are_removed(store: SqlStore, clock: ManualClock) -> None:
     old, young = run(0), run(50)
     await store.executions.save([old, young])
     ended, lives = sandbox(0), sandbox(None)
@@ -44,9 +44,9 @@ async def test_what_is_older_than_it_is_kept_goes(store: SqlStore, clock: Manual
     await store.events.add([NewEvent("sandbox.created", START + timedelta(seconds=at), LOCAL) for at in (0, 50)])
     retention = Retention(store, KEEP, clock, Metrics())
     clock.advance(99)
-    assert await retention.look() == 0
+    assert await retention.remove_old() == 0
     clock.advance(2)
-    assert await retention.look() == 3
+    assert await retention.remove_old() == 3
     assert await store.executions.get(old.id) is None
     assert await store.executions.get(young.id) == young
     assert await store.sandboxes.get(ended.id) is None
@@ -54,16 +54,16 @@ async def test_what_is_older_than_it_is_kept_goes(store: SqlStore, clock: Manual
     assert [record.sequence for record in await store.events.page(owner=None, sandbox=None, after=0, limit=9)] == [2]
 
 
-async def test_what_is_more_than_is_kept_goes_oldest_first(store: SqlStore, clock: ManualClock) -> None:
+async def test_rows_beyond_the_limit_are_removed_oldest_first(store: SqlStore, clock: ManualClock) -> None:
     runs = [run(at) for at in range(5)]
     await store.executions.save(runs)
     await store.events.add([NewEvent("sandbox.created", START, LOCAL) for _ in range(5)])
-    assert await Retention(store, KEEP, clock, Metrics()).look() == 5
+    assert await Retention(store, KEEP, clock, Metrics()).remove_old() == 5
     assert await store.executions.page(owner=None, sandbox=None, before=None, limit=9) == [*reversed(runs[2:])]
     assert [record.sequence for record in await store.events.page(owner=None, sandbox=None, after=0, limit=9)] == [4, 5]
 
 
-async def test_a_store_that_fails_is_asked_for_the_rest_and_again(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_removal_does_not_stop_the_others_and_is_repeated(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(**_: object) -> int:
         raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
 
@@ -72,6 +72,6 @@ async def test_a_store_that_fails_is_asked_for_the_rest_and_again(store: SqlStor
     await store.events.add([NewEvent("sandbox.created", START, LOCAL) for _ in range(2)])
     with monkeypatch.context() as broken, structlog.testing.capture_logs() as said:
         broken.setattr(store.executions, "forget", fail)
-        assert await retention.look() == 1
+        assert await retention.remove_old() == 1
     assert [entry["event"] for entry in said] == ["retention.failed", "retention.dropped"]
     assert b'sandlot_store_failures_total{what="retention"} 1.0' in metrics.text()

@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.records import sandboxes
-from sandlot.core.records.sandboxes import record_of, revived
+from sandlot.core.records.sandboxes import from_record, to_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError
@@ -43,7 +43,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fa
     return done, fails
 
 
-async def test_every_state_is_recorded_before_it_is_told(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+async def test_every_state_is_recorded_before_the_response(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
     assert saved[0][-1].ref == at.driver.booted[0].ref
@@ -53,7 +53,7 @@ async def test_every_state_is_recorded_before_it_is_told(at: Bench, saved: tuple
 
 
 @pytest.mark.parametrize("state", [State.CREATING, State.RUNNING])
-async def test_what_cannot_be_recorded_is_not_created(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], state: State) -> None:
+async def test_create_that_cannot_be_recorded_fails(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], state: State) -> None:
     saved[1].append(lambda record: record.state is state)
     with pytest.raises(HostError):
         await at.sandboxes.create(BASE, ALICE)
@@ -63,14 +63,14 @@ async def test_what_cannot_be_recorded_is_not_created(at: Bench, saved: tuple[li
     assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
 
 
-async def test_what_cannot_be_recorded_is_removed_all_the_same(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+async def test_kill_that_cannot_be_recorded_succeeds(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     sandbox = await at.sandboxes.create(BASE, ALICE)
     saved[1].append(lambda _record: True)
     await at.sandboxes.kill(sandbox.id, ALICE)
     assert at.sandboxes.find(sandbox.id, ALICE).state is State.STOPPED
 
 
-async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_store_does_not_delay_a_kill(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = await at.sandboxes.create(BASE, ALICE)
     really, answers = Table.save, asyncio.Event()
 
@@ -87,10 +87,10 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
         await asyncio.sleep(0.01)
 
 
-async def test_an_end_that_could_not_be_recorded_is_recorded_later(
+async def test_end_that_the_store_refused_is_recorded_later(
     at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandboxes, "AGAIN_S", 0.05)
+    monkeypatch.setattr(sandboxes, "RETRY_S", 0.05)
     sandbox = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
     tries: list[State] = []
 
@@ -113,7 +113,7 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_later(
     assert [each.event.type for each in events] == ["sandbox.created", "sandbox.ended"]
 
 
-async def test_a_service_that_ends_tries_once_more(tmp_path: Path, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+async def test_stopping_service_writes_refused_records_once_more(tmp_path: Path, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     async with bench(tmp_path) as at:
         sandbox = await at.sandboxes.create(BASE, ALICE)
         saved[1].append(lambda _record: True)
@@ -122,7 +122,7 @@ async def test_a_service_that_ends_tries_once_more(tmp_path: Path, saved: tuple[
     assert [(record.id, record.state) for record in saved[0][2:]] == [(sandbox.id, State.STOPPED)]
 
 
-async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_of_one_sandbox_are_written_in_order(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = await at.sandboxes.create(BASE, ALICE)
     really, slow, began = Table.save, asyncio.Event(), asyncio.Event()
 
@@ -148,10 +148,10 @@ async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monk
     assert [each.event.type for each in events] == ["sandbox.created", "sandbox.updated", "sandbox.ended"]
 
 
-async def test_a_record_and_its_sandbox_say_the_same(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+async def test_sandbox_read_from_a_record_has_the_same_record(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
-    record = record_of(sandbox, at.service.node)
+    record = to_record(sandbox, at.service.node)
     assert await at.service.store.sandboxes.get(sandbox.id) == record
-    again = revived(record, sandbox.buffers, clock)
-    assert record_of(again, at.service.node) == record
+    again = from_record(record, sandbox.buffers, clock)
+    assert to_record(again, at.service.node) == record
     assert again.deadline_monotonic_s == sandbox.deadline_monotonic_s

@@ -31,14 +31,14 @@ def begin(counts: MonthlyExecutionCounter, owner: OwnerId = OWNER, times: int = 
             pass
 
 
-async def test_what_begins_counts_until_the_quota_and_again_in_the_next_month(store: SqlStore, clock: ManualClock) -> None:
+async def test_executions_count_up_to_the_quota_of_each_month(store: SqlStore, clock: ManualClock) -> None:
     counts = monthly(store, clock, quota=3)
     begin(counts, times=3)
     with pytest.raises(LimitError) as refused:
         begin(counts)
     assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
     assert refused.value.status == 429
-    assert dict(refused.value.fields) == {"quota": "executions_per_month", "limit": 3, "used": 3, "asked": 1, "retry_after_s": 31 * DAY_S}
+    assert dict(refused.value.fields) == {"quota": "executions_per_month", "limit": 3, "used": 3, "requested": 1, "retry_after_s": 31 * DAY_S}
     begin(counts, LOCAL)  # everybody's is their own
     clock.advance(31 * DAY_S)
     assert counts.used(OWNER) == 0
@@ -49,13 +49,13 @@ async def test_what_begins_counts_until_the_quota_and_again_in_the_next_month(st
     assert await store.executions.counts("2026-02") == {OWNER: 1}
 
 
-async def test_a_quota_of_none_never_helps_to_wait_for(store: SqlStore, clock: ManualClock) -> None:
+async def test_quota_of_zero_has_no_retry_after(store: SqlStore, clock: ManualClock) -> None:
     with pytest.raises(LimitError) as refused:
         begin(monthly(store, clock, quota=0))
     assert "retry_after_s" not in refused.value.fields
 
 
-async def test_what_could_not_begin_is_given_back_also_while_it_is_written(store: SqlStore, clock: ManualClock) -> None:
+async def test_execution_that_cannot_start_does_not_count_even_during_a_write(store: SqlStore, clock: ManualClock) -> None:
     counts = monthly(store, clock, quota=1)
     with contextlib.suppress(KeyError), counts.count(OWNER):
         assert counts.used(OWNER) == 1
@@ -71,7 +71,7 @@ async def test_what_could_not_begin_is_given_back_also_while_it_is_written(store
     begin(counts)
 
 
-async def test_the_next_service_goes_on_counting_and_nodes_count_together(store: SqlStore, clock: ManualClock) -> None:
+async def test_counts_continue_after_a_restart_and_include_other_nodes(store: SqlStore, clock: ManualClock) -> None:
     first = monthly(store, clock)
     begin(first, times=2)
     await first.aclose()
@@ -86,7 +86,7 @@ async def test_the_next_service_goes_on_counting_and_nodes_count_together(store:
         begin(second)
 
 
-async def test_counts_are_written_behind_by_themselves(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counts_are_written_within_a_second(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     assert write_behind.FLUSH_S <= 0.5, "gathering and writing take less than a second"
     monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
     counts = monthly(store, clock)
@@ -100,7 +100,7 @@ async def test_counts_are_written_behind_by_themselves(store: SqlStore, clock: M
         await asyncio.wait({running})
 
 
-async def test_what_the_store_does_not_take_waits(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counts_that_the_store_refuses_stay_pending(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_month: str, _more: Mapping[OwnerId, int]) -> None:
         raise UnavailableError("The database does not answer.", code=ErrorCode.SERVICE_UNAVAILABLE)
 
@@ -122,7 +122,7 @@ async def test_what_the_store_does_not_take_waits(store: SqlStore, clock: Manual
     assert counts.used(OWNER) == 2
 
 
-async def test_a_stop_in_the_middle_of_a_commit_counts_nothing_twice(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_during_a_commit_counts_nothing_twice(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     committed, told = asyncio.Event(), asyncio.Event()
     count = store.executions.count
 

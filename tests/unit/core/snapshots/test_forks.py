@@ -100,7 +100,7 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
         parent = await node.sandboxes.create(PARENT, OPERATOR)
         with pytest.raises(LimitError) as over:
             await fork(node, parent, 3, replace(OPERATOR, quota=Quota(sandboxes=3)))
-        assert dict(over.value.fields) == {"quota": "sandboxes", "limit": 3, "used": 1, "asked": 3, "retry_after_s": 5}
+        assert dict(over.value.fields) == {"quota": "sandboxes", "limit": 3, "used": 1, "requested": 3, "retry_after_s": 5}
         # The node can give 1536 MiB to its sandboxes, of which the parent has 256.
         with pytest.raises(UnavailableError) as full:
             await fork(node, parent, 6)

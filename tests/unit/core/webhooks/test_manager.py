@@ -11,14 +11,15 @@ from datetime import datetime
 
 import pytest
 
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks import delivery
 from sandlot.core.webhooks.manager import WebhookManager
-from sandlot.core.webhooks.payload import TRIES, signature
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.core.webhooks.payload import MAX_ATTEMPTS, signature
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId
-from sandlot.model.records import NewEvent
+from sandlot.model.records import KeyRecord, NewEvent
 from sandlot.model.webhooks import WebhookChange, WebhookRecord
 from sandlot.store.database import SqlStore
 from tests.support.clock import START, ManualClock
@@ -62,7 +63,7 @@ class Place:
     feed: EventFeed
     calls: Calls
     hooks: WebhookManager
-    keys: dict[OwnerId, Principal]
+    keys: ApiKeys
 
     async def happens(self, *kinds: str, principal: Principal = ALICE) -> None:
         await self.feed.publish(*(NewEvent(f"sandbox.{kind}", START, principal.owner) for kind in kinds))
@@ -73,13 +74,31 @@ class Place:
 
 @asynccontextmanager
 async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, calls: Calls | None = None) -> AsyncIterator[Place]:
-    feed, sent, keys = EventFeed(store.events), calls or Calls(), {principal.owner: principal for principal in (ALICE, BOB, OPERATOR)}
-    hooks = WebhookManager(store, feed, sent, clock, node, keys.get, {"door": lambda record: {"sequence": record.sequence, "shaped": True}})
+    feed, sent = EventFeed(store.events), calls or Calls()
+    keys = ApiKeys(store.keys, clock)
+    await keys.refresh()
+    hooks = WebhookManager(
+        webhooks=store.webhooks,
+        events=feed,
+        sender=sent,
+        api_keys=keys,
+        formats={"vendor": lambda record: {"sequence": record.sequence, "shaped": True}},
+        node=node,
+        clock=clock,
+    )
     hooks.start()
     try:
         yield Place(feed, sent, hooks, keys)
     finally:
         await hooks.aclose()
+
+
+@pytest.fixture(autouse=True)
+async def keys_of_alice_and_bob(store: SqlStore) -> None:
+    for principal in (ALICE, BOB):
+        await store.keys.add(
+            KeyRecord(id=principal.owner, name=principal.name, sha256=64 * principal.name, operator=False, quota=Quota(), created_at=START)
+        )
 
 
 @pytest.fixture
@@ -88,7 +107,7 @@ async def at(store: SqlStore, clock: ManualClock) -> AsyncIterator[Place]:
         yield place
 
 
-async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_it_was_made(at: Place) -> None:
+async def test_webhook_gets_signed_events_in_order_from_its_creation_on(at: Place) -> None:
     await at.happens("created")
     hook = await at.hooks.create(ALICE, url=URL)
     await at.happens("paused", "resumed")
@@ -106,25 +125,25 @@ async def test_what_happens_is_sent_in_order_signed_and_from_the_moment_on_that_
     await until(recorded)
 
 
-async def test_only_what_was_asked_for_is_sent_and_in_the_shape_that_was(at: Place) -> None:
-    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="door")
+async def test_webhook_gets_only_its_event_types_in_its_format(at: Place) -> None:
+    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="vendor")
     await at.happens("created", "paused", "resumed", "ended")
     await until(lambda: at.calls.heard() == [2, 4])
     assert [json.loads(body)["shaped"] for _, body, _ in at.calls.got] == [True, True]
 
 
-async def test_an_operators_is_told_of_everybodys(at: Place) -> None:
+async def test_webhook_of_an_operator_gets_events_of_all_owners(at: Place) -> None:
     await at.hooks.create(OPERATOR, url=URL)
     await at.happens("created")
     await at.happens("created", principal=BOB)
     await until(lambda: at.calls.heard() == [1, 2])
 
 
-async def test_what_fails_is_sent_again_later_and_later_and_then_given_up_and_said(at: Place, clock: ManualClock) -> None:
+async def test_failed_event_is_retried_with_doubling_pauses_and_then_given_up(at: Place, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
-    at.calls.answers = lambda _url, number: (0 if number % 2 else 500) if number <= TRIES else 200
+    at.calls.answers = lambda _url, number: (0 if number % 2 else 500) if number <= MAX_ATTEMPTS else 200
     await at.happens("created", "ended")
-    for number in range(1, TRIES):
+    for number in range(1, MAX_ATTEMPTS):
         await until(lambda number=number: len(at.calls.got) == number)  # type: ignore[misc]
         await until(lambda number=number: tried(at, hook, number))  # type: ignore[misc]
         await asyncio.sleep(0.01)  # it goes to sleep
@@ -132,7 +151,7 @@ async def test_what_fails_is_sent_again_later_and_later_and_then_given_up_and_sa
         await asyncio.sleep(0.01)
         assert len(at.calls.got) == number
         clock.advance(0.02)
-    await until(lambda: at.calls.heard() == [1] * TRIES + [2])
+    await until(lambda: at.calls.heard() == [1] * MAX_ATTEMPTS + [2])
 
     async def recorded() -> bool:
         progress = (await at.now(hook)).progress
@@ -150,7 +169,7 @@ async def done_with(at: Place, hook: WebhookRecord, sequence: int) -> bool:
     return (await at.now(hook)).progress.cursor == sequence
 
 
-async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
+async def test_webhook_without_a_response_delays_no_other_webhook(at: Place) -> None:
     slow = "https://slow.example/"
     at.calls.slow[slow] = asyncio.Event()
     for principal, url in ((ALICE, slow), (ALICE, URL), (BOB, "https://bob.example/")):
@@ -164,8 +183,8 @@ async def test_one_that_never_answers_holds_up_nobody_else(at: Place) -> None:
     await until(lambda: at.calls.heard(slow) == [1, 2, 3])
 
 
-async def test_only_so_many_are_called_at_once(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "AT_ONCE", 2)
+async def test_concurrent_calls_are_limited(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MAX_CONCURRENT_CALLS", 2)
     async with service(store, clock) as at:
         urls = [f"https://{number}.example/" for number in range(4)]
         at.calls.slow = {url: asyncio.Event() for url in urls}
@@ -180,7 +199,7 @@ async def test_only_so_many_are_called_at_once(store: SqlStore, clock: ManualClo
         await until(lambda: len(at.calls.got) == 4)
 
 
-async def test_the_next_service_goes_on_where_this_one_ended_with_what_was_not_answered(store: SqlStore, clock: ManualClock) -> None:
+async def test_next_service_repeats_the_interrupted_call_and_continues(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock) as at:
         hook = await at.hooks.create(ALICE, url=URL)
         await at.happens("created")
@@ -197,7 +216,7 @@ async def test_the_next_service_goes_on_where_this_one_ended_with_what_was_not_a
         await until(lambda: at.calls.heard() == [2, 3, 4])
 
 
-async def test_tries_are_counted_over_a_restart(store: SqlStore, clock: ManualClock) -> None:
+async def test_attempts_are_counted_over_a_restart(store: SqlStore, clock: ManualClock) -> None:
     refusing = Calls(answers=lambda _url, _number: 503)
     async with service(store, clock, calls=refusing) as at:
         hook = await at.hooks.create(ALICE, url=URL)
@@ -210,30 +229,30 @@ async def test_tries_are_counted_over_a_restart(store: SqlStore, clock: ManualCl
         await until(lambda: tried(at, hook, 2))
 
 
-async def test_another_node_delivers_once_the_one_that_did_is_dead(store: SqlStore, clock: ManualClock) -> None:
+async def test_another_node_delivers_after_the_lease_of_a_dead_node(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         await one.hooks.create(ALICE, url=URL)
         await one.happens("created")
         await until(lambda: one.calls.heard() == [1])
         await other.happens("paused")  # committed by the other one: nobody tells the first
-        await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+        await clock.pass_s(delivery.POLL_S, delivery.POLL_S)
         await until(lambda: one.calls.heard() == [1, 2])
-        await clock.pass_s(delivery.TABLE_S, delivery.LOOK_S)
+        await clock.pass_s(delivery.RESCAN_S, delivery.POLL_S)
         assert other.calls.heard() == []
         await one.hooks.aclose()
         await other.happens("ended")
 
         async def passes() -> bool:
-            await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+            await clock.pass_s(delivery.POLL_S, delivery.POLL_S)
             return other.calls.heard()[-1:] == [3]
 
         await until(passes)
         assert one.calls.heard() == [1, 2]
 
 
-async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None:
+async def test_webhook_of_a_revoked_key_gets_nothing_more(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
-    del at.keys[ALICE.owner]
+    await at.keys.revoke(ALICE.owner)
     await at.happens("created")
     await at.hooks.create(BOB, url="https://bob.example/")
     await at.happens("created", principal=BOB)
@@ -242,7 +261,7 @@ async def test_a_key_that_was_taken_away_is_told_nothing_more(at: Place) -> None
     assert (await at.now(hook)).progress.delivered == 0
 
 
-async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
+async def test_deleted_webhook_gets_nothing_more(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     await at.hooks.delete(ALICE, hook.id)
     await at.happens("created")
@@ -255,7 +274,7 @@ async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
         await at.hooks.get(ALICE, hook.id)
 
 
-async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: Place, store: SqlStore, clock: ManualClock) -> None:
+async def test_disabled_webhook_gets_missed_events_after_it_is_enabled(at: Place, store: SqlStore, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     await at.happens("created")
     await until(lambda: done_with(at, hook, 1))
@@ -277,7 +296,7 @@ async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: P
         await until(lambda: at.calls.heard() == [1, 2, 3] and at.calls.heard("https://asleep.example/") == [2, 3])
 
 
-async def test_another_address_is_told_at_once_what_the_one_before_did_not_take(at: Place, clock: ManualClock) -> None:
+async def test_new_url_gets_the_pending_event_at_once(at: Place, clock: ManualClock) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     at.calls.answers = lambda url, _number: 500 if url == URL else 200
     await at.happens("created")
@@ -293,7 +312,7 @@ async def test_another_address_is_told_at_once_what_the_one_before_did_not_take(
     assert at.calls.heard() == [1, 1]
 
 
-async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> None:
+async def test_new_event_types_apply_to_undelivered_events(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
     await at.happens("created", "paused", "ended")
     await until(lambda: done_with(at, hook, 3))
@@ -307,7 +326,7 @@ async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> 
     await until(lambda: at.calls.heard() == [3, 4, 6, 7])
 
 
-async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(store: SqlStore, clock: ManualClock) -> None:
+async def test_change_made_on_another_node_applies_to_the_delivering_node(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         hook = await one.hooks.create(ALICE, url=URL)
         await one.happens("created")
@@ -323,7 +342,7 @@ async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(
         assert (one.calls.heard(), one.calls.heard("https://two.example/"), other.calls.heard("https://two.example/")) == ([1], [3], [])
 
 
-async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_that_another_node_took(store: SqlStore, clock: ManualClock) -> None:
+async def test_url_changed_on_another_node_is_called_within_seconds_during_a_retry(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         hook = await one.hooks.create(ALICE, url=URL)
         one.calls.answers = lambda url, _number: 500 if url == URL else 200
@@ -333,11 +352,11 @@ async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_tha
             clock.advance(2.0 ** (number - 1))
         await until(lambda: tried(one, hook, 5))
         waits_s = (await _next_at(one, hook) - clock.now()).total_seconds()
-        assert waits_s > 2 * delivery.LOOK_S
-        await clock.pass_s(delivery.LOOK_S, delivery.LOOK_S)
+        assert waits_s > 2 * delivery.POLL_S
+        await clock.pass_s(delivery.POLL_S, delivery.POLL_S)
         assert one.calls.heard() == [1] * 5, "it is not yet time"
         await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/"))
-        clock.advance(delivery.LOOK_S)
+        clock.advance(delivery.POLL_S)
         await until(lambda: one.calls.heard("https://two.example/") == [1])
         assert (one.calls.heard(), other.calls.got) == ([1] * 5, [])
 
@@ -348,7 +367,7 @@ async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
     return next_at
 
 
-async def test_a_secret_is_made_where_none_is_given_and_never_shown_by_chance(at: Place) -> None:
+async def test_generated_secret_is_long_and_hidden_in_repr(at: Place) -> None:
     one, other = [await at.hooks.create(ALICE, url=URL) for _ in range(2)]
     assert one.secret.startswith("whsec_")
     assert one.secret != other.secret

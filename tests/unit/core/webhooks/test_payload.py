@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from sandlot.core.webhooks import payload
-from sandlot.core.webhooks.payload import FIRST_WAIT_S, TRIES, after_answer, problem_of
+from sandlot.core.webhooks.payload import FIRST_PAUSE_S, MAX_ATTEMPTS, failure_of, next_progress
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import EVENT_TYPES, Progress
@@ -25,9 +25,9 @@ HAPPENED = EventRecord(
 )
 
 
-def test_a_message_is_the_event_and_its_signature_is_of_these_bytes() -> None:
+def test_signature_covers_the_bytes_of_the_body() -> None:
     hook = webhook()
-    body, headers = payload.message(hook, HAPPENED, payload.native)
+    body, headers = payload.encode(hook, HAPPENED, payload.native)
     assert json.loads(body) == {
         "id": "evt-7",
         "sequence": 7,
@@ -42,35 +42,35 @@ def test_a_message_is_the_event_and_its_signature_is_of_these_bytes() -> None:
         "X-Event-ID": "evt-7",
         "X-Signature": hmac.new(hook.secret.encode(), body, hashlib.sha256).hexdigest(),
     }
-    assert payload.message(hook, HAPPENED, payload.native) == (body, headers), "the same at every try"
-    assert payload.message(replace(hook, secret=hook.url), HAPPENED, payload.native)[1]["X-Signature"] != headers["X-Signature"]
+    assert payload.encode(hook, HAPPENED, payload.native) == (body, headers), "the same at every try"
+    assert payload.encode(replace(hook, secret=hook.url), HAPPENED, payload.native)[1]["X-Signature"] != headers["X-Signature"]
 
 
-def test_what_is_wanted_is_what_was_asked_for() -> None:
-    assert payload.is_wanted(webhook(), HAPPENED)
-    assert payload.is_wanted(replace(webhook(), events=("sandbox.created", "sandbox.ended")), HAPPENED)
-    assert not payload.is_wanted(replace(webhook(), events=("sandbox.created",)), HAPPENED)
+def test_webhook_matches_its_event_types() -> None:
+    assert payload.matches(webhook(), HAPPENED)
+    assert payload.matches(replace(webhook(), events=("sandbox.created", "sandbox.ended")), HAPPENED)
+    assert not payload.matches(replace(webhook(), events=("sandbox.created",)), HAPPENED)
 
 
 @pytest.mark.parametrize(
     "status, good", [(200, True), (204, True), (299, True), (199, False), (300, False), (302, False), (404, False), (500, False)]
 )
-def test_an_answer_of_two_hundred_takes_an_event(status: int, good: bool) -> None:  # noqa: FBT001
-    assert (problem_of(status) == "") is good
-    assert good or str(status) in problem_of(status)
+def test_status_200_to_299_accepts_an_event(status: int, good: bool) -> None:  # noqa: FBT001
+    assert (failure_of(status) == "") is good
+    assert good or str(status) in failure_of(status)
 
 
-def test_tries_are_twice_as_far_apart_each_time_and_come_to_an_end() -> None:
+def test_pauses_double_until_the_event_is_given_up() -> None:
     progress, waits = Progress(cursor=6, delivered=3), []
-    for number in range(1, TRIES):
-        progress = after_answer(progress, 7, "no", START)
+    for number in range(1, MAX_ATTEMPTS):
+        progress = next_progress(progress, 7, "no", START)
         assert (progress.cursor, progress.tries, progress.last_error, progress.last_at) == (6, number, "no", START)
         assert progress.next_at is not None
-        waits.append((progress.next_at - START) / timedelta(seconds=FIRST_WAIT_S))
-    assert waits == [2**number for number in range(TRIES - 1)]
-    assert after_answer(progress, 7, "", START) == Progress(cursor=7, delivered=4, last_at=START)
-    assert after_answer(progress, 7, "no", START) == Progress(cursor=7, delivered=3, given_up=1, last_at=START, last_error="no")
+        waits.append((progress.next_at - START) / timedelta(seconds=FIRST_PAUSE_S))
+    assert waits == [2**number for number in range(MAX_ATTEMPTS - 1)]
+    assert next_progress(progress, 7, "", START) == Progress(cursor=7, delivered=4, last_at=START)
+    assert next_progress(progress, 7, "no", START) == Progress(cursor=7, delivered=3, given_up=1, last_at=START, last_error="no")
 
 
-def test_the_events_that_can_be_asked_for_are_those_that_there_are() -> None:
+def test_event_types_are_those_of_the_api() -> None:
     assert set(EVENT_TYPES) == set(STREAMS["events"]) - {"position", "failure"}

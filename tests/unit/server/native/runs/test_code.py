@@ -8,9 +8,9 @@ import json
 import httpx
 import pytest
 
+from sandlot.core.access.idempotency import execution_id
 from sandlot.link.types import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
-from sandlot.server.native.runs.again import joined
 from sandlot.server.native.runs.code import gone_on
 from sandlot.server.native.schemas.code import DisplayAnswer, mime_bundle
 from sandlot.web.streams import EVENTS, LINES
@@ -98,7 +98,7 @@ async def test_one_run_is_interrupted_and_the_one_behind_it_is_taken_back(http: 
     assert (await http.post(f"{url}/code/{first}/interrupt")).json() == {"running": False}
 
 
-async def test_a_run_that_is_asked_for_again_under_its_key_is_joined(http: httpx.AsyncClient, url: str) -> None:
+async def test_a_run_that_is_asked_for_again_under_its_key_is_execution_id(http: httpx.AsyncClient, url: str) -> None:
     key = {"Idempotency-Key": "mine"}
     await http.post(url + "/code", json={"code": "n = 0"})
     first, again = [(await http.post(url + "/code", json={"code": "n += 1; print(n)"}, headers=key)).json() for _ in range(2)]
@@ -111,9 +111,9 @@ async def test_a_run_that_is_asked_for_again_under_its_key_is_joined(http: httpx
 
 def test_the_run_of_a_key_is_one_sandboxes() -> None:
     one, other = (SandboxId(f"sb-aaaa-{each * 16}") for each in "ab")
-    assert joined(one, "k", "{}") == joined(one, "k", "{}")
-    assert len({joined(one, "k", "{}"), joined(other, "k", "{}"), joined(one, "l", "{}"), joined(one, "k", "[]")}) == 4
-    assert PROCESS_ID.fullmatch(joined(one, "k", "{}"))
+    assert execution_id(one, "k", "{}") == execution_id(one, "k", "{}")
+    assert len({execution_id(one, "k", "{}"), execution_id(other, "k", "{}"), execution_id(one, "l", "{}"), execution_id(one, "k", "[]")}) == 4
+    assert PROCESS_ID.fullmatch(execution_id(one, "k", "{}"))
 
 
 @pytest.mark.parametrize("id_", ["", "1", "1-2", "1-2-3-4", "a-b-c", "1--2", "٣-1-2", "1-2-" + "9" * 19])
