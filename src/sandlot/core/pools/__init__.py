@@ -1,1 +1,1 @@
-"""Sandboxes that are made before anybody asks: template snapshots, hot pools and blank pools."""
+"""Warm and prepared sandboxes that are made before a request needs them, and template snapshots."""

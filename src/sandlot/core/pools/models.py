@@ -275,7 +275,7 @@ def snapshot_inputs(spec: TemplateSnapshotSpec, template: ResolvedTemplate, fing
         "root": template.root.digest,
         "env": dict(sorted(template.env.items())),
         "memory_bytes": spec.limits.memory_bytes,
-        "cpus": spec.limits.cpus,
+        "cpus": float(spec.limits.cpus),
         "disk_bytes": spec.limits.disk_bytes,
     }
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, request_digest, parts_digest
+from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, parts_digest, request_digest
 from sandlot.core.admission import NAME, CreateSandboxParams
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.files import overlay

@@ -174,10 +174,11 @@ def test_snapshot_key_changes_with_everything_that_a_snapshot_depends_on(other: 
     "same",
     [
         key(replace(SPEC, limits=Limits(pids=100))),
+        key(replace(SPEC, limits=Limits(cpus=1))),
         key(replace(SPEC, limits=Limits(disk_bytes=50 * GIB))),
         key(template=ResolvedTemplate(root=RootFs(Path("/elsewhere"), "a" * 64), env=dict(sorted(TEMPLATE.env.items())))),
     ],
-    ids=["pids", "more disk", "order of the environment"],
+    ids=["pids", "cores as an integer", "more disk", "order of the environment"],
 )
 def test_snapshot_key_does_not_change_with_what_is_set_at_the_claim(same: str) -> None:
     assert same == key()

@@ -155,16 +155,16 @@ def test_pool_beyond_the_number_of_pools_is_refused() -> None:
     with pytest.raises(LimitError) as error:
         ownership.check_allowed(pool(ANNE), PoolSizes(3, 3), anne, existing=2)
 
-    assert error.value.fields == {"quota": "pools", "limit": 2, "used": 2, "asked": 1}
+    assert error.value.fields == {"quota": "pools", "limit": 2, "used": 2, "requested": 1}
 
 
 @pytest.mark.parametrize(
     "quota, fields",
     [
-        ({"sandboxes": 2}, {"quota": "sandboxes", "limit": 2, "used": 0, "asked": 3}),
-        ({"cpus": 1.0}, {"quota": "cpus", "limit": 1.0, "used": 0, "asked": 1.5}),
-        ({"memory_bytes": GIB}, {"quota": "memory_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
-        ({"disk_bytes": GIB}, {"quota": "disk_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
+        ({"sandboxes": 2}, {"quota": "sandboxes", "limit": 2, "used": 0, "requested": 3}),
+        ({"cpus": 1.0}, {"quota": "cpus", "limit": 1.0, "used": 0, "requested": 1.5}),
+        ({"memory_bytes": GIB}, {"quota": "memory_bytes", "limit": GIB, "used": 0, "requested": 3 * GIB}),
+        ({"disk_bytes": GIB}, {"quota": "disk_bytes", "limit": GIB, "used": 0, "requested": 3 * GIB}),
     ],
 )
 def test_only_larger_sizes_are_refused_beyond_a_quota(quota: dict[str, Any], fields: dict[str, Any]) -> None:
