@@ -154,7 +154,7 @@ class SnapshotVerifier:
                     self.submit(snapshot, tries if is_temporary else tries - 1)
                     return
                 _log.error("snapshot.unusable", snapshot=snapshot, error=str(error))
-                verified = replace(record, problem=f"its verification could not restore it: {error.message}")
+                verified = replace(record, problem=f"it could not be restored when it was verified: {error.message}")
             await self._snapshots.save_verified(verified)
 
     async def _verify(self, record: SnapshotRecord) -> SnapshotRecord:

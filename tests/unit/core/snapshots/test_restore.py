@@ -28,7 +28,7 @@ RECORD = SnapshotRecord(
     layer=True,
 )
 FILES = replace(RECORD, kind=SnapshotKind.FILES)
-DAMAGED = replace(RECORD, problem="its verification could not restore it")
+DAMAGED = replace(RECORD, problem="it could not be restored when it was verified")
 USABLE = RestoreFacts(memory=YES, has_root=True, has_overlay=True)
 
 
@@ -41,7 +41,7 @@ def test_memory_is_restored_if_possible() -> None:
 @pytest.mark.parametrize(
     "record, facts, reason",
     [
-        (DAMAGED, USABLE, "verification could not restore"),
+        (DAMAGED, USABLE, "could not be restored when"),
         (RECORD, replace(USABLE, memory=None), "no driver"),
         (RECORD, replace(USABLE, memory=NO), "runtime build was removed"),
         (RECORD, replace(USABLE, memory=ProbeResult(ok=False)), "cannot be restored here"),
