@@ -33,7 +33,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidReq
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
-from sandlot.model.specs import GIB, MIB, VolumeMount
+from sandlot.model.specs import GIB, MIB, VolumeMount, placed
 from sandlot.model.storage import VolumeTable
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -78,13 +78,6 @@ def check_name(name: str) -> str:
             fields={"field": "name"},
         )
     return name
-
-
-def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-    """The same, each in a slot of its own: those that have one keep it, because the memory of a sandbox remembers where its volumes were. Pure."""
-    taken = {mount.slot for mount in mounts}
-    free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
-    return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
 
 
 def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
