@@ -32,7 +32,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidReq
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
-from sandlot.model.specs import GIB, MIB, VolumeMount
+from sandlot.model.specs import GIB, MIB, VolumeMount, placed
 from sandlot.model.storage import VolumeTable
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -79,13 +79,6 @@ def check_name(name: str) -> str:
             fields={"field": "name"},
         )
     return name
-
-
-def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-    """Return mounts with a slot each. A mount keeps the slot that it has, because a sandbox's memory image refers to its slots."""
-    taken = {mount.slot for mount in mounts}
-    free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
-    return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
 
 
 def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:

@@ -7,7 +7,7 @@ Numbers are those of DESIGN.md's table of defaults. A request that a field's bou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -152,6 +152,16 @@ class VolumeMount:
                 hint="Choose another path, for example /data.",
                 fields={"field": "volumes", "path": self.path[:256]},
             )
+
+
+def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
+    """Return mounts that each have a slot of their own. Pure.
+
+    A mount that has a slot keeps it, because the memory of a sandbox depends on the slots of its volumes.
+    """
+    taken = {mount.slot for mount in mounts}
+    free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
+    return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
 
 
 def check_mounts(mounts: Sequence[VolumeMount]) -> None:

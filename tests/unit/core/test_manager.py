@@ -159,7 +159,7 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
         with pytest.raises(UnavailableError, match="are not reserved") as full:
             await at.sandbox()
         assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
-        with pytest.raises(InvalidRequestError, match=r"the node has 2.5 GiB"):
+        with pytest.raises(InvalidRequestError, match=r"together can have 2.5 GiB"):
             await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
         assert at.sandboxes.held == 2
         await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
@@ -179,5 +179,5 @@ async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_
         await at.sandbox()
         with pytest.raises(UnavailableError):
             await at.sandbox()
-        with pytest.raises(InvalidRequestError, match=r"the node has 3.0 GiB"):
+        with pytest.raises(InvalidRequestError, match=r"together can have 3.0 GiB"):
             await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)

@@ -30,11 +30,11 @@ import structlog
 from sandlot.core.execution import helpers
 from sandlot.core.lifecycle.dependencies import SandboxSupervisor, check_end, driver_step
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import VolumeManager, placed, slots
+from sandlot.core.volumes import VolumeManager, slots
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.ports import Change, Instance
-from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount
+from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed
 from sandlot.model.states import State
 
 PROGRAM = "attaching"

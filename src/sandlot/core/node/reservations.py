@@ -390,7 +390,7 @@ class Reservations:
         self._reserved[key] = needed
 
     def record(self, key: str, amount: Resources) -> None:
-        """Re-enter a reservation for what a sandbox or volume already holds. Nothing is checked.
+        """Re-enter the reservation of a sandbox or volume that already holds its resources. Nothing is checked.
 
         Used after a restart of the service, when a sandbox hibernates, and when a claimed warm sandbox does not work.
 

@@ -89,7 +89,7 @@ async def test_changes_of_another_process_apply_after_the_next_read(store: SqlSt
 
 
 class Slow:
-    """A table that answers with what it had when it was asked, when it is told to; or refuses."""
+    """A table whose reads return the rows of their beginning once ``go_on`` is set, or fail."""
 
     def __init__(self, store: SqlStore) -> None:
         self._table = store.keys

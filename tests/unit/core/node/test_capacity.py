@@ -1,4 +1,4 @@
-"""What a node may promise: never more than it has, and a clear word where it does not fit."""
+"""Capacity of a node: reservations never exceed it, and a refusal says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be destroyed now is tried again later."""
+"""Resources that cannot be destroyed are destroyed again later."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TEN = Resources(10, 10, 10)
 
 
 class Host:
-    """What a test says that it is."""
+    """Host whose resources a test sets."""
 
     def __init__(self) -> None:
         self.reading = HostReading(total=HAS, free=HAS, sandbox_disk_bytes=0)
@@ -92,7 +92,7 @@ async def test_failed_resize_reserves_the_actual_amount(reservations: Reservatio
 
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
 async def test_resize_checks_only_resources_that_grow(reservations: Reservations, host: Host, clock: ManualClock, name: str) -> None:
-    """Somebody else fills the disk, say: a sandbox that has its part of it may still have more memory."""
+    """Another program may fill the disk, but a sandbox whose disk does not grow may still get more memory."""
     reservations = Reservations(host.read, replace(SHARES, memory_reserve_bytes=20, disk_reserve_bytes=20, pids_reserve=20), clock)
     reservations.reserve("a", TEN, await reservations.read_host())
     for what in {"memory_bytes", "disk_bytes", "pids"} - {name}:

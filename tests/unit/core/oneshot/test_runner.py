@@ -1,4 +1,4 @@
-"""One program in a sandbox of its own: what it is given, what is told of it, and that nothing stays, whatever happens."""
+"""One-shot runs: input, verdict, limits, and the removal of the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened: paged, followed as it happens, and told to those whose it is."""
+"""Events: pages, followers, and the principals that may see them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def still(clock: ManualClock) -> Sandbox:
 
 
 class Failing(Executions):
-    """The store's table, which refuses to save for as long as it is told to."""
+    """A table whose saves raise ``error`` if it is set."""
 
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store.executions._database)  # noqa: SLF001 - the same table, but for its failures

@@ -1,4 +1,4 @@
-"""What runs wrote: read back in order, also while they go on, and followed to the end."""
+"""Output of executions: read in order, also while they run, and followed to the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def run(sandbox: Sandbox, command: str, clock: ManualClock) -> None:
 
 
 class Followed:
-    """What one who follows has been told."""
+    """Items that a follower has received."""
 
     def __init__(self, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> None:
         self.items: list[Entry | Wrote | Missed | Over] = []

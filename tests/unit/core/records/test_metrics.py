@@ -1,4 +1,4 @@
-"""What is counted: right, in Prometheus' own format, and with labels that nobody outside chooses."""
+"""Metrics: counted, in the text format of Prometheus, with labels that no client chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is old is dropped, by age and by number, and nothing else is."""
+"""Retention: rows are removed by age and number, and live sandboxes stay."""
 
 from __future__ import annotations
 

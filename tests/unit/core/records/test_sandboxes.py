@@ -1,4 +1,4 @@
-"""What is recorded of a sandbox, in which order, and what becomes of it where nothing can be recorded."""
+"""Records of sandboxes: their order, and the behaviour while the store refuses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Fails = Callable[[SandboxRecord], bool]
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fails]]:
-    """What was saved, and what is not: a disk that is full for some records."""
+    """Saved records, and predicates of the records that a full disk refuses."""
     done: list[SandboxRecord] = []
     fails: list[Fails] = []
     really = Table.save

@@ -1,4 +1,4 @@
-"""Webhooks on a real store, without a network: in order, at least once, over a restart, and nobody held up by anybody else."""
+"""Webhooks on a real store, without a network: order, retries, restarts, several nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NODE, OTHER = NodeId("aaaa"), NodeId("bbbb")
 
 @dataclass
 class Calls:
-    """Takes what is sent, and answers as it is told to."""
+    """Records the requests, and responds with the status that ``answers`` returns; 0 is no response."""
 
     got: list[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=list)
     answers: Callable[[str, int], int] = lambda _url, _number: 200

@@ -1,4 +1,4 @@
-"""What webhooks are sent, how it is signed, and when it is tried again."""
+"""Body, signature and retries of webhook requests."""
 
 from __future__ import annotations
 
