@@ -92,7 +92,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "recorded": lambda: after(Snapshots, "update"),
     "packing": lambda: amid(overlay, "pack_layer"),
     "forgotten": lambda: after(Snapshots, "remove"),
-    "conceived": lambda: after(Scheduler, "conceive"),
+    "conceived": lambda: after(Scheduler, "admit"),
     "restoring": lambda: amid(MemoryImageStart, "__call__"),
     "one waits": lambda: amid(ForkBatchGate, "pass_through"),
     "one is told of": lambda: after(SandboxRecorder, "runs"),
@@ -167,7 +167,7 @@ def own_cache(folder: Path) -> Path:
 
 async def stocked(service: Service) -> None:
     """Return once the pool has one that waits."""
-    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.list(OPERATOR)))
+    await until(lambda: any(told.pool.ready for told in service.core.pools.list(OPERATOR)))
 
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:

@@ -12,10 +12,8 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -34,23 +32,20 @@ from sandlot.core.lifecycle.mounts import hold, let_go
 from sandlot.core.lifecycle.start import Start, StartSource, boot
 from sandlot.core.lifecycle.supervisor import Course, supervise
 from sandlot.core.lifecycle.update import Hands, UpdateSandboxParams, Used, update, used
-from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.drivers import Supply
-from sandlot.core.node.reservations import NodeCapacity, Reservations
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.operations import Work
-from sandlot.core.pools.manager import Pooling, PoolManager
-from sandlot.core.pools.ownership import PoolOwners
-from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, Templates
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex
 from sandlot.core.records.sandboxes import SandboxRecorder
-from sandlot.core.registry import REMEMBERED, SandboxRegistry
+from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Inject, Injects, Scheduler
+from sandlot.core.scheduler import Inject, Scheduler
 from sandlot.core.volumes import VolumeManager
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
-from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Driver, Exit, ExitReason, HostReading, Resources
+from sandlot.model.ports import Exit, ExitReason, Resources
 from sandlot.model.states import SETTLEMENT, Settlement
 
 CLOSE_TIMEOUT_S = 60.0
@@ -59,85 +54,66 @@ CLOSE_TIMEOUT_S = 60.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class SandboxManager(SandboxRegistry):
-    """All sandboxes of this service.
+class SandboxManager:
+    """Creates, changes and ends the sandboxes of this service.
 
     Args:
-        drivers: Isolation name -> driver.
-        templates: What sandboxes start from.
-        greet: Makes a link to a guest.
-        clock: The time.
-        new_id: Makes ids that carry this node.
-        rules: What the operator decided.
-        read_host: Looks at what the host has; blocks for some milliseconds.
-        buffers: Of the memory that is held for clients.
-        recorder: The durable side of them.
-        images: Where what is hibernated is.
-        injects: Finds files of the file store that are to be in a new sandbox.
-        packages: Package indexes for those inside; None is none.
-        pooling: What is made before anybody asks.
-        principal_of: Whoever has a key of that id, where nobody asks: for what wakes by itself, or waits in a pool; None where it was revoked.
-        volumes: What they may have; None is nothing.
+        registry: Sandboxes of this service.
+        scheduler: Admits sandboxes and reserves their resources.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
+        disposer: Destroys resources of the host.
+        pools: Pools of warm sandboxes.
+        link_factory: Makes a link to a guest.
+        clock: Clock of the service.
+        policy: Decisions of the operator.
+        recorder: Records of sandboxes.
+        memory_images: Folders of hibernation images.
+        start_slots: One for each sandbox that may be created or recovered at once.
+        packages: Package indexes for guests. None: none.
+        volumes: Volumes of this node. None: none.
     """
 
-    def __init__(  # noqa: PLR0913 - all by name, and each a part of the service
+    def __init__(  # noqa: PLR0913 - each is a part of the service
         self,
         *,
-        drivers: Mapping[str, Driver],
+        registry: SandboxRegistry,
+        scheduler: Scheduler,
+        drivers: Drivers,
         templates: Templates,
-        greet: GuestLinkFactory,
+        reservations: Reservations,
+        disposer: Disposer,
+        pools: PoolManager,
+        link_factory: GuestLinkFactory,
         clock: Clock,
-        new_id: Callable[[], SandboxId],
-        rules: AdmissionPolicy,
-        read_host: Callable[[], HostReading],
-        buffers: BufferBudget,
+        policy: AdmissionPolicy,
         recorder: SandboxRecorder,
-        images: MemoryImages,
-        pooling: Pooling,
-        injects: Injects | None = None,
+        memory_images: MemoryImages,
+        start_slots: asyncio.Semaphore,
         packages: PackageIndex | None = None,
-        principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
         volumes: VolumeManager | None = None,
     ) -> None:
-        super().__init__(recorder, buffers, clock)
+        self._registry = registry
+        self._scheduler = scheduler
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
+        self._disposer = disposer
+        self._pools = pools
+        self._greet = link_factory
+        self._clock = clock
+        self._rules = policy
+        self._recorder = recorder
+        self._images = memory_images
+        self._turns = start_slots
+        self._volumes = volumes
         self._services = functools.partial(services_of, packages)
         self._idempotency_locks = KeyedLock()
         self._tasks = TaskSet("service.defect")
-        self._disposer = Disposer(clock)
-        self.supply = self._supply = Supply(drivers, templates)
-        """What sandboxes are made of."""
-        self._greet, self._rules = greet, rules
-        self._reservations = Reservations(read_host, rules.shares, clock)
-        self._images = images
-        self._turns = asyncio.Semaphore(rules.max_creates)
-        self.pools = PoolManager(
-            pooling,
-            supply=self._supply,
-            reservations=self._reservations,
-            rules=rules,
-            greet=greet,
-            clock=clock,
-            new_id=new_id,
-            metrics=recorder.metrics,
-            busy=self._turns.locked,
-            owners=PoolOwners(principal_of, lambda owner: [sandbox.counted_limits for sandbox in self._of(owner)]),
-        )
-        self.scheduler = self._scheduler = Scheduler(
-            supply=self._supply,
-            reservations=self._reservations,
-            rules=rules,
-            buffers=buffers,
-            clock=clock,
-            new_id=new_id,
-            injects=injects,
-            pools=self.pools,
-            quota_of=lambda owner: (principal_of(owner) or OPERATOR).quota,
-            volumes=volumes,
-        )
         self._closing = False
         self.grading = ThreadPoolExecutor(1, "grading")  # its own: outputs of megabytes take seconds, and creates wait for the default one
         self._close_by_s: float | None = None
-        self._idle_since_monotonic_s = clock.monotonic_s()
 
     async def open(self) -> int:
         """Take over what an earlier service of this node left running, and remove the rest of it; how many are taken over.
@@ -148,26 +124,26 @@ class SandboxManager(SandboxRegistry):
         Raises:
             SandlotError: The store cannot be read or written.
         """
-        for record in await self._recorder.ended_lately(REMEMBERED):
-            self._remember(self._revived(record))
+        for record in await self._recorder.ended_lately(MAX_REMEMBERED):
+            self._registry.remember(self._registry.revive(record))
         kept: set[str] = set()
         for record in await self._recorder.unfinished():
             if SETTLEMENT[record.state] is Settlement.REMOVE or record.ref is None:
                 expired = record.expires_at is not None and record.expires_at <= self._clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
-            elif record.spec.isolation not in self._supply.drivers:
+            elif record.spec.isolation not in self._drivers:
                 _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with that driver again.")
                 kept.add(record.ref)
-                self.unheld.add(record.id)
+                self._registry.without_driver.add(record.id)
             else:
-                self._begin(self._revived(record), recovery.recover, boot)
+                self._begin(self._registry.revive(record), recovery.recover, boot)
         for work in (
-            recovery.sweep_leftovers(self.live(), self._supply.drivers.values(), kept),
-            IdleMonitor(self.live, self._clock).run(),
-            self.pools.run(),
+            recovery.sweep_leftovers(self._registry.live(), self._drivers.values(), kept),
+            IdleMonitor(self._registry, self._clock).run(),
+            self._pools.run(),
         ):
             self._tasks.spawn(work)
-        return len(self._lives)
+        return self._registry.count
 
     def refuse(self) -> None:
         """Let nothing be created any more, because the service is about to stop."""
@@ -184,8 +160,8 @@ class SandboxManager(SandboxRegistry):
         """
         self.refuse()
         self._tasks.cancel()
-        tasks = [*(task for _, task in self._lives.values()), asyncio.create_task(self.pools.aclose())]
-        for sandbox, _ in self._lives.values():
+        tasks = [*self._registry.tasks(), asyncio.create_task(self._pools.aclose())]
+        for sandbox in self._registry.live():
             if keep and sandbox.is_announced:
                 sandbox.detach()
             else:
@@ -197,14 +173,14 @@ class SandboxManager(SandboxRegistry):
             _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
         self.grading.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def held(self) -> int:
-        """Sandboxes that still hold anything of the host."""
-        return len(self._lives)
+    def check_runs(self, principal: Principal) -> None:
+        """Refuse a principal whose owner may begin no more executions this month.
 
-    def idle_s(self) -> float:
-        """Seconds since the last sandbox was removed; 0 while there is one."""
-        return 0.0 if self._lives else self._clock.monotonic_s() - self._idle_since_monotonic_s
+        Raises:
+            LimitError: ``quota_exceeded``.
+        """
+        if self._recorder.execution_counter is not None:
+            self._recorder.execution_counter.check(principal.owner)
 
     async def create(
         self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None
@@ -232,14 +208,14 @@ class SandboxManager(SandboxRegistry):
             return await self._create(params, principal, None, None, source)
         digest = request_digest(params) if source is None or source.digest is None else source.digest
         async with self._idempotency_locks.hold(principal.owner, check_key(key)):
-            before = await find_created(self._recorder.store.sandboxes, principal.owner, key, digest, self._known, self._revived)
+            before = await find_created(self._recorder.store.sandboxes, principal.owner, key, digest, self._registry.get, self._registry.revive)
             return before or await self._create(params, principal, key, digest, source)
 
     async def _create(
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
     ) -> Sandbox:
-        with self.reserve_name(principal.owner, params.name if params.unique_name else None):
-            born = await self._scheduler.admit(params, principal, source, self.live, self._check_open)
+        with self._registry.reserve_name(principal.owner, params.name if params.unique_name else None):
+            born = await self._scheduler.admit(params, principal, source, self._check_open)
             sandbox = born.sandbox
             sandbox.idempotency_key, sandbox.request_digest = key, digest
             self._begin(sandbox, supervisor.create, born.start, born.inject)
@@ -260,44 +236,44 @@ class SandboxManager(SandboxRegistry):
             raise UnavailableError("The service is stopping.", code=code, hint="Try again in a moment.", fields=fields) from None
 
     def _promised(self, sandbox: Sandbox) -> None:
-        self._reservations.record(sandbox.id, self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits))
+        self._reservations.record(sandbox.id, self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits))
 
     def _begin(self, sandbox: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
         """Let a sandbox live, by one task that owns it."""
         sandbox.execution_log, sandbox.execution_counter = self._recorder.execution_log, self._recorder.execution_counter
         sandbox.resume_operation, sandbox.woken = suspend.resume, functools.partial(unattended.awake, sandbox)
-        driver = self._supply.drivers[sandbox.spec.isolation]
+        driver = self._drivers[sandbox.spec.isolation]
         dependencies = LifecycleDependencies(
             driver=driver,
-            can=lambda ability: self._supply.able(sandbox.spec.isolation, ability),
-            base=self._supply.base_of,
+            can=lambda ability: self._drivers.capabilities_for(sandbox.spec.isolation, ability),
+            base=self._templates.resolve_for,
             start=start,
-            prepare=functools.partial(self.pools.take_prepared, sandbox.spec.isolation),
+            prepare=functools.partial(self._pools.take_prepared, sandbox.spec.isolation),
             greet=self._greet,
             clock=self._clock,
             disposer=self._disposer,
             turns=self._turns,
             recorder=self._recorder,
             images=self._images,
-            claim=lambda one: self._scheduler.readmit(one, self.live),
+            claim=self._scheduler.readmit,
             rested=self._rested,
             keep_resting_s=self._rules.keep_resting_s,
             inject=inject,
             promised=self._promised,
             services=self._services,
-            volumes=self._scheduler.volumes,
+            volumes=self._volumes,
         )
         if course is recovery.recover:
             self._promised(sandbox)
-            hold(self._scheduler.volumes, sandbox)
+            hold(self._volumes, sandbox)
         task = asyncio.create_task(supervise(sandbox, dependencies, course), name=f"sandbox {sandbox.id}")
-        self._lives[sandbox.id] = (sandbox, task)
+        self._registry.add(sandbox, task)
         task.add_done_callback(lambda _: self._gone(sandbox))
 
     def _rested(self, sandbox: Sandbox, disk_bytes: int) -> None:
-        if sandbox.id in self._lives:
+        if self._registry.task(sandbox.id) is not None:
             self._reservations.record(sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
-            let_go(self._scheduler.volumes, sandbox)
+            let_go(self._volumes, sandbox)
 
     async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
@@ -305,9 +281,9 @@ class SandboxManager(SandboxRegistry):
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        sandbox = await self.load(id_, principal)
+        sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
-        await teardown.ended(sandbox, self._lives.get(sandbox.id, (None, None))[1])
+        await teardown.ended(sandbox, self._registry.task(sandbox.id))
 
     async def update(self, id_: str, principal: Principal, what: UpdateSandboxParams) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
@@ -321,25 +297,25 @@ class SandboxManager(SandboxRegistry):
             UnavailableError: ``busy``: the node has not so much to give now.
             SandboxEndedError: It has ended.
         """
-        sandbox = self.find(id_, principal)
+        sandbox = self._registry.find(id_, principal)
         hands = Hands(
-            driver=self._supply.drivers[sandbox.spec.isolation],
-            can=await self._supply.capabilities(sandbox.spec.isolation),
+            driver=self._drivers[sandbox.spec.isolation],
+            can=await self._drivers.capabilities(sandbox.spec.isolation),
             reservations=self._reservations,
             recorder=self._recorder,
             clock=self._clock,
             check=lambda: quotas.check_update(
-                principal, sandbox, math.inf if what.persistent else what.timeout_s, what.limits, self._of(sandbox.owner)
+                principal, sandbox, math.inf if what.persistent else what.timeout_s, what.limits, self._registry.awake(sandbox.owner)
             ),
         )
-        with self.reserve_name(sandbox.owner, what.name if what.unique_name else None, sandbox):
+        with self._registry.reserve_name(sandbox.owner, what.name if what.unique_name else None, besides=sandbox):
             await update(sandbox, what, hands)
         sandbox.activity.touch()
         return sandbox
 
     async def usage(self, id_: str, principal: Principal) -> Used:
         """Measure what a sandbox uses, beside its limits."""
-        return await used(self.find(id_, principal))
+        return await used(self._registry.find(id_, principal))
 
     async def pause(self, id_: str, principal: Principal) -> Sandbox:
         """Freeze a sandbox where it is; one that rests already does.
@@ -349,7 +325,7 @@ class SandboxManager(SandboxRegistry):
             UnsupportedError: Its isolation cannot.
             SandboxEndedError: It has ended.
         """
-        return await self._ordered(self.find(id_, principal), suspend.pause)
+        return await self._ordered(self._registry.find(id_, principal), suspend.pause)
 
     async def hibernate(self, id_: str, principal: Principal) -> Sandbox:
         """Write a sandbox to the disk and give its memory back.
@@ -360,7 +336,7 @@ class SandboxManager(SandboxRegistry):
             HostError: It cannot be written; it goes on as it was.
             SandboxEndedError: It has ended.
         """
-        return await self._ordered(self.find(id_, principal), suspend.hibernate)
+        return await self._ordered(self._registry.find(id_, principal), suspend.hibernate)
 
     async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = suspend.SAME) -> Sandbox:
         """Let a sandbox go on that was paused or hibernated, with its timeout anew; one that runs does.
@@ -377,7 +353,7 @@ class SandboxManager(SandboxRegistry):
             ConflictError: ``snapshot_unusable``: its image cannot be used any more.
             SandboxEndedError: It has ended.
         """
-        sandbox = self.find(id_, principal)
+        sandbox = self._registry.find(id_, principal)
         if timeout_s is None or timeout_s != suspend.SAME:
             quotas.check_lifetime(principal.quota, timeout_s)
         return await self._ordered(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
@@ -387,24 +363,8 @@ class SandboxManager(SandboxRegistry):
         await sandbox.operations.submit(work)
         return sandbox
 
-    async def check_disk(self) -> None:
-        """Refuse to write more to the host's disk while it is short of space, whoever took it; ``busy``."""
-        self._reservations.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self._reservations.read_host())
-
-    async def capacity(self) -> NodeCapacity:
-        """What this node may promise, and what it has promised."""
-        return await self._reservations.capacity()
-
     def _gone(self, sandbox: Sandbox) -> None:
         """Every trace of a sandbox is removed."""
-        del self._lives[sandbox.id]
+        self._registry.remove(sandbox)
         self._reservations.release(sandbox.id)
-        let_go(self._scheduler.volumes, sandbox)
-        self._idle_since_monotonic_s = self._clock.monotonic_s()
-        # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
-        if sandbox.exit is None:
-            self._left[sandbox.id] = sandbox
-        elif sandbox.is_announced:
-            sandbox.spec = dataclasses.replace(sandbox.spec, env={})
-            sandbox.forget()
-            self._remember(sandbox)
+        let_go(self._volumes, sandbox)

@@ -78,8 +78,8 @@ class ResolvedTemplate:
     env: Mapping[str, str]
 
 
-class Templates(Protocol):
-    """Templates and their root file systems. The methods block, but for ``names``: core calls them in a thread."""
+class TemplateStore(Protocol):
+    """Builds and keeps templates and their root file systems. All methods but ``names`` block, so core calls them in a thread."""
 
     def names(self) -> Collection[str]:
         """All that a request may name."""

@@ -7,24 +7,27 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sandlot.core import admission
 from sandlot.core.access import quotas
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
+from sandlot.core.files.store import FileStore
 from sandlot.core.lifecycle.mounts import show_volumes
 from sandlot.core.lifecycle.start import Start, StartSource, boot
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.starts import WarmStart
 from sandlot.core.ports import Clock
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
-from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
@@ -32,8 +35,6 @@ from sandlot.model.specs import SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
 Inject = Callable[[Sandbox], Coroutine[Any, Any, object]]
-Injects = Callable[[Principal, Sequence[str]], Coroutine[Any, Any, Inject]]
-"""Finds files of the file store for a principal, and gives what puts them into a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,49 +56,54 @@ class Scheduler:
     """Where sandboxes come from.
 
     Args:
-        supply: What they are made of.
-        reservations: Where the node's promises are.
-        rules: What the operator decided.
-        buffers: Of the memory that is held for clients.
-        clock: The time.
+        registry: Sandboxes of this service.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
+        policy: Decisions of the operator.
+        pools: Pools of warm sandboxes.
+        volumes: Volumes of this node. None: none.
+        files: File store, for the files that a new sandbox gets.
+        api_keys: Quotas of owners.
+        buffers: Memory of the service for buffered client data; each sandbox gets a part.
+        clock: Clock of the service.
         new_id: Makes ids that carry this node.
-        injects: Finds files of the file store that are to be in a new sandbox.
-        pools: What was made before anybody asked; None is nothing.
-        quota_of: What an owner may take.
-        volumes: What sandboxes may have; None is nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the service
         self,
         *,
-        supply: Supply,
+        registry: SandboxRegistry,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
-        rules: AdmissionPolicy,
+        policy: AdmissionPolicy,
+        pools: PoolManager,
+        volumes: VolumeManager | None,
+        files: FileStore,
+        api_keys: ApiKeys,
         buffers: BufferBudget,
         clock: Clock,
         new_id: Callable[[], SandboxId],
-        injects: Injects | None,
-        pools: PoolManager | None = None,
-        quota_of: Callable[[OwnerId], Quota],
-        volumes: VolumeManager | None = None,
     ) -> None:
         self._pools = pools
-        self._quota_of = quota_of
-        self.volumes = volumes
-        self._supply = supply
-        self.reservations = self._reservations = reservations
-        self._rules = rules
+        self._api_keys = api_keys
+        self._volumes = volumes
+        self._files = files
+        self._registry = registry
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
+        self._policy = policy
         self._buffers = buffers
         self._clock = clock
         self._new_id = new_id
-        self._injects = injects
 
     async def admit(
         self,
         params: CreateSandboxParams,
         principal: Principal,
         source: StartSource | None,
-        here: Callable[[], Sequence[Sandbox]],
         may: Callable[[], None],
     ) -> Admitted:
         """A sandbox as it was asked for, with all that it may use promised to it; nothing of it exists yet.
@@ -106,7 +112,6 @@ class Scheduler:
             params: It.
             principal: Whose it will be.
             source: What it goes on from; None is its template.
-            here: Gives the sandboxes that hold something of the host.
             may: Refuses where the service is about to stop; asked last, because the checks before it may have waited.
 
         Raises:
@@ -119,25 +124,25 @@ class Scheduler:
         mounts = self._mounts(params, principal)
         template = params.template if source is None else source.spec.template
         if source is None:
-            self._supply.check_template(template)
-        can = await self._supply.capabilities(isolation)
+            self._templates.require(template)
+        can = await self._drivers.capabilities(isolation)
         admission.check_host(can, volumes=bool(mounts))
-        inject = None if self._injects is None or not params.files else await self._injects(principal, params.files)
+        inject = await self._files.injects(principal, params.files) if params.files else None
         inject = _all(
             None if source is None else source.inject,
             show_volumes(() if source is None else source.volumes, () if source is not None and source.shares else mounts),
             inject,
         )
-        takes = self._supply.drivers[isolation].max_resources(params.limits)
+        takes = self._drivers[isolation].max_resources(params.limits)
 
         def check(reading: HostReading | None) -> None:
             may()
             if reading is not None:
                 self._reservations.check_feasible(takes, reading)  # first: what can never be is not told to try again
-            sandboxes = [sandbox for sandbox in here() if sandbox.state is not State.HIBERNATED]
-            quotas.check_create(principal, params, [sandbox for sandbox in sandboxes if sandbox.owner == principal.owner])
-            waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._rules.max_creates
-            admission.check_room(len(sandboxes), waiting, self._rules)
+            sandboxes = self._registry.awake()
+            quotas.check_create(principal, params, self._registry.awake(principal.owner))
+            waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._policy.max_creates
+            admission.check_room(len(sandboxes), waiting, self._policy)
 
         pools = self._pools if source is None and (not mounts or can.can(DriverCapability.CONFIGURE_VOLUMES)) else None
         waits = pools is not None and pools.waits(template, isolation, params.limits, principal.owner)
@@ -185,9 +190,7 @@ class Scheduler:
             self._reservations.reserve(sandbox.id, takes, reading)
         return Admitted(sandbox, start, inject)
 
-    async def admit_batch(
-        self, holder: str, params: CreateSandboxParams, principal: Principal, count: int, here: Callable[[], Sequence[Sandbox]]
-    ) -> None:
+    async def admit_batch(self, holder: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
         """Promise what some sandboxes of a kind may use together, before the first of them is conceived; give it up then.
 
         Args:
@@ -195,14 +198,13 @@ class Scheduler:
             params: Each of them; its isolation is a driver's name.
             principal: Whose they will be.
             count: How many they will be.
-            here: Gives the sandboxes that there are.
 
         Raises:
             InvalidRequestError: They can never fit on this node together; says how much they need.
             LimitError: ``quota_exceeded``.
             UnavailableError: ``busy``: there is no room for all of them now.
         """
-        one = self._supply.drivers[params.isolation].max_resources(params.limits)
+        one = self._drivers[params.isolation].max_resources(params.limits)
         all_of_them = Resources(memory_bytes=count * one.memory_bytes, disk_bytes=count * one.disk_bytes, pids=count * one.pids)
 
         def check(reading: HostReading) -> None:
@@ -214,31 +216,29 @@ class Scheduler:
                     hint="Ask for fewer at once.",
                     fields={**error.fields, "field": "count"},
                 ) from None
-            sandboxes = [sandbox for sandbox in here() if sandbox.state is not State.HIBERNATED]
-            quotas.check_create(principal, params, [sandbox for sandbox in sandboxes if sandbox.owner == principal.owner], count)
-            admission.check_room(len(sandboxes) + count - 1, 0, self._rules)
+            quotas.check_create(principal, params, self._registry.awake(principal.owner), count)
+            admission.check_room(len(self._registry.awake()) + count - 1, 0, self._policy)
 
         check(await self._reservations.read_host())
         reading = await self._reservations.make_room(all_of_them)
         check(reading)
         self._reservations.reserve(holder, all_of_them, reading)
 
-    async def readmit(self, sandbox: Sandbox, here: Callable[[], Sequence[Sandbox]]) -> None:
+    async def readmit(self, sandbox: Sandbox) -> None:
         """Promise anew what a sandbox may use that has only what it occupies on the disk.
 
         Args:
             sandbox: It: hibernated.
-            here: Gives the sandboxes that there are.
 
         Raises:
             LimitError: ``quota_exceeded``: its owner has others by now.
             UnavailableError: ``busy``: there is no room.
         """
-        takes = self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
+        takes = self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
         reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
-        sandboxes = [other for other in here() if other.state is not State.HIBERNATED and other is not sandbox]
-        quotas.check_live(self._quota_of(sandbox.owner), sandbox.spec.limits, [other for other in sandboxes if other.owner == sandbox.owner])
-        admission.check_room(len(sandboxes), 0, self._rules)
+        sandboxes = [other for other in self._registry.awake() if other is not sandbox]
+        quotas.check_live(self._api_keys.quota_of(sandbox.owner), sandbox.spec.limits, [other for other in sandboxes if other.owner == sandbox.owner])
+        admission.check_room(len(sandboxes), 0, self._policy)
         with self._reservations.resize(sandbox.id, takes, reading):
             pass
 
@@ -246,17 +246,17 @@ class Scheduler:
         """The volumes that a sandbox is to have."""
         if not params.volumes:
             return ()
-        if self.volumes is None:
+        if self._volumes is None:
             raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED, fields={"field": "volumes"})
-        return self.volumes.resolve(principal, params.volumes)
+        return self._volumes.resolve(principal, params.volumes)
 
     def _isolation(self, params: CreateSandboxParams, source: StartSource | None) -> str:
         if source is None:
-            return admission.resolve_isolation(params.isolation, self._rules, self._supply.drivers)
+            return admission.resolve_isolation(params.isolation, self._policy, self._drivers)
         return admission.resolve_isolation(
             source.spec.isolation if params.isolation == admission.AUTO else admission.same_isolation(params.isolation, source.spec.isolation),
-            self._rules,
-            self._supply.drivers,
+            self._policy,
+            self._drivers,
         )
 
 

@@ -1,4 +1,4 @@
-"""All of core that answers requests, in one hand: what the API and every door are given."""
+"""Core: the services that routes and compatibility APIs use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.files.store import FileStore
-from sandlot.core.lifecycle.mount_manager import MountManager
+from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
+from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
@@ -24,29 +28,39 @@ from sandlot.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Everything that a running service does, without how it is reached.
+    """Services of one node, as routes and compatibility APIs use them.
 
     Args:
-        node: This node's id.
-        manager: All of them.
-        clock: The time.
-        buffers: Of the memory that is held for clients.
-        files: The file store.
-        events: What happened.
-        webhooks: Who is told of it.
-        executions: The log of what ran.
-        metrics: What is counted and measured.
-        snapshots: What is kept of sandboxes to start others from.
-        volumes: Files that outlive sandboxes.
-        mounts: Which of them the sandboxes have.
-        forks: Of sandboxes, and the trees that they grow into.
-        url_signer: Of URLs that need no key.
-        api_keys: Who may ask.
-        execution_counter: How many runs each of them has begun this month.
+        node: Id of this node.
+        registry: Finds and lists sandboxes.
+        manager: Creates, changes and ends sandboxes.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reserved resources of the host.
+        pools: Pools of warm sandboxes.
+        clock: Clock of the service.
+        buffers: Memory of the service for buffered client data.
+        files: File store.
+        events: Feed of events.
+        webhooks: Webhooks that events are delivered to.
+        executions: Log of executions.
+        metrics: Metrics of the service.
+        snapshots: Snapshots of sandboxes.
+        volumes: Volumes of this node.
+        mounts: Attaches volumes to running sandboxes and detaches them.
+        forks: Forks of sandboxes and their trees.
+        url_signer: Signs URLs that need no key.
+        api_keys: API keys.
+        execution_counter: Executions of each owner in this month.
     """
 
     node: NodeId
+    registry: SandboxRegistry
     manager: SandboxManager
+    drivers: Drivers
+    templates: Templates
+    reservations: Reservations
+    pools: PoolManager
     clock: Clock
     buffers: BufferBudget
     files: FileStore

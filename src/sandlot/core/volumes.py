@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -27,13 +27,14 @@ from sandlot.core.access import quotas
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock, VolumeDisks
+from sandlot.core.registry import SandboxRegistry
 from sandlot.host.threads import run_apart
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
-from sandlot.model.specs import GIB, MIB, VolumeMount
+from sandlot.model.specs import GIB, MIB, VolumeMount, placed, slots
 from sandlot.model.storage import VolumeTable
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -80,18 +81,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-    """The same, each in a slot of its own: those that have one keep it, because the memory of a sandbox remembers where its volumes were. Pure."""
-    taken = {mount.slot for mount in mounts}
-    free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
-    return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
-
-
-def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
-    """Each with its slot. Pure."""
-    yield from ((mount.slot or 0, mount) for mount in placed(mounts))
-
-
 _log = structlog.get_logger("sandlot.core")
 
 
@@ -104,8 +93,8 @@ class VolumeManager:
         node: This node.
         clock: The time.
         told: Called with its owner after an event was committed.
-        ledger: Gives where the node's promises are.
-        attached: Gives which sandboxes have which volumes: all that hold anything of the host or sleep on its disk.
+        reservations: Reservations of this node; each volume reserves its disk space.
+        registry: Live sandboxes, for the volumes that they have.
     """
 
     def __init__(
@@ -116,16 +105,16 @@ class VolumeManager:
         clock: Clock,
         told: Callable[[OwnerId], None],
         *,
-        ledger: Callable[[], Reservations],
-        attached: Callable[[], Mapping[SandboxId, Sequence[VolumeMount]]],
+        reservations: Reservations,
+        registry: SandboxRegistry,
     ) -> None:
         self._table = table
         self._disks = disks
         self._node = node
         self._clock = clock
         self._told = told
-        self._ledger = ledger
-        self._attached = attached
+        self._reservations = reservations
+        self._registry = registry
         self._there: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
         self._users: dict[VolumeId, set[SandboxId]] = {}
@@ -286,12 +275,12 @@ class VolumeManager:
                     fields={"name": name, "volume": there},
                 )
             quotas.check_volumes(principal.quota, *await self._table.totals(principal.owner), size_bytes)
-            reading = await self._ledger().make_room(takes)
-            self._ledger().reserve(record.id, takes, reading)
+            reading = await self._reservations.make_room(takes)
+            self._reservations.reserve(record.id, takes, reading)
             try:
                 await self._table.save(record)
             except BaseException:
-                self._ledger().release(record.id)
+                self._reservations.release(record.id)
                 raise
         try:
             await run_apart(self._disks.make, record.id, size_bytes)
@@ -327,7 +316,7 @@ class VolumeManager:
             except OSError as error:
                 _log.warning("volume.not_removed", volume=volume, error=str(error), hint="The next start of the service tries again.")
                 return
-        self._ledger().release(volume)
+        self._reservations.release(volume)
 
     async def _unmount(self, volume: VolumeId) -> None:
         async with self._mount_locks.hold(volume):
@@ -373,7 +362,7 @@ class VolumeManager:
         return record
 
     def _having(self, volume: VolumeId) -> Sequence[SandboxId]:
-        return [sandbox for sandbox, mounts in self._attached().items() if any(mount.volume == volume for mount in mounts)]
+        return [sandbox for sandbox, mounts in self._registry.mounts().items() if any(mount.volume == volume for mount in mounts)]
 
     def _name(self, volume: VolumeId) -> str:
         record = self._there.get(volume)
@@ -385,7 +374,7 @@ class VolumeManager:
     def _know(self, record: VolumeRecord) -> None:
         self._there[record.id] = record
         self._names[record.owner, record.name] = record.id
-        self._ledger().record(record.id, self._takes(record))
+        self._reservations.record(record.id, self._takes(record))
 
     def _forget(self, record: VolumeRecord) -> None:
         self._there.pop(record.id, None)
@@ -393,8 +382,3 @@ class VolumeManager:
 
     def _event(self, type_: str, record: VolumeRecord, **data: object) -> NewEvent:
         return NewEvent(type_, self._clock.now(), record.owner, None, {"volume": record.id, "name": record.name, **data})
-
-
-def having(sandboxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:
-    """Which sandboxes have which volumes: one whose processes are dead has none, though the last trace of it may still be there. Pure."""
-    return {sandbox.id: sandbox.spec.volumes for sandbox in sandboxes if sandbox.spec.volumes and not sandbox.ended.is_set()}

@@ -6,8 +6,8 @@ Numbers are those of DESIGN.md's table of defaults. A request that a field's bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -170,6 +170,21 @@ def check_mounts(mounts: Sequence[VolumeMount]) -> None:
                     hint="Give each a folder of its own that is not in another one's.",
                     fields={"field": "volumes", "path": mount.path[:256]},
                 )
+
+
+def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
+    """Give each volume of a sandbox a slot of its own.
+
+    A volume that has a slot keeps the slot, because the memory of a sandbox remembers where its volumes were.
+    """
+    taken = {mount.slot for mount in mounts}
+    free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
+    return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
+
+
+def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
+    """Yield each volume with its slot."""
+    yield from ((mount.slot or 0, mount) for mount in placed(mounts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tests.support.until import until
 
 
 async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "REMEMBERED", 2)
+    monkeypatch.setattr(registry, "MAX_REMEMBERED", 2)
     sandboxes = []
     for number in range(3):
         sandbox = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
@@ -108,14 +108,14 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
 
 async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
     clock.advance(7)
-    assert at.sandboxes.idle_s() == 7
+    assert at.sandboxes.empty_s() == 7
     sandbox = await at.sandbox()
     clock.advance(7)
-    assert at.sandboxes.idle_s() == 0
+    assert at.sandboxes.empty_s() == 0
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: at.sandboxes.held == 0)
     clock.advance(3)
-    assert at.sandboxes.idle_s() == 3
+    assert at.sandboxes.empty_s() == 3
 
 
 async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:
@@ -159,7 +159,7 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
         with pytest.raises(UnavailableError, match="are not reserved") as full:
             await at.sandbox()
         assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
-        with pytest.raises(InvalidRequestError, match=r"the node has 2.5 GiB"):
+        with pytest.raises(InvalidRequestError, match=r"together can have 2.5 GiB"):
             await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
         assert at.sandboxes.held == 2
         await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
@@ -179,5 +179,5 @@ async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_
         await at.sandbox()
         with pytest.raises(UnavailableError):
             await at.sandbox()
-        with pytest.raises(InvalidRequestError, match=r"the node has 3.0 GiB"):
+        with pytest.raises(InvalidRequestError, match=r"together can have 3.0 GiB"):
             await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.reservations import OvercommitConfig, Reservations
 from sandlot.core.ports import SystemClock
+from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.registry import SandboxRegistry
+from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import LEAST_BYTES, VolumeManager
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources
-from sandlot.model.specs import GIB, MIB, VolumeMount
+from sandlot.model.specs import GIB, MIB, SandboxSpec, VolumeMount
 from sandlot.store.database import SqlStore, open_store
 from tests.support.node import settled
 from tests.support.until import until
@@ -74,7 +78,7 @@ class Rig:
 
     def __init__(self, store: SqlStore, disks: Disks) -> None:
         self.store, self.disks = store, disks
-        self.attached: dict[SandboxId, Sequence[VolumeMount]] = {}
+        self.registry = SandboxRegistry(SandboxRecorder(store, NODE, SystemClock(), lambda _owner: None), BufferBudget(MIB), SystemClock())
         self.reservations = Reservations(
             lambda: HostReading(total=HAS, free=HAS, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )
@@ -83,13 +87,17 @@ class Rig:
 
     def anew(self) -> VolumeManager:
         """Another service's."""
-
-        def attached() -> Mapping[SandboxId, Sequence[VolumeMount]]:
-            return self.attached
-
         return VolumeManager(
-            self.store.volumes, self.disks, NODE, SystemClock(), self.told.append, ledger=lambda: self.reservations, attached=attached
+            self.store.volumes, self.disks, NODE, SystemClock(), self.told.append, reservations=self.reservations, registry=self.registry
         )
+
+    def add_sandbox(self, id_: SandboxId, mounts: Sequence[VolumeMount]) -> Sandbox:
+        """Add a sandbox that has volumes to the registry."""
+        spec = SandboxSpec(id=id_, template="base", volumes=tuple(mounts))
+        clock = SystemClock()
+        sandbox = Sandbox(spec, owner=ALICE.owner, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
+        self.registry.add(sandbox, asyncio.create_task(asyncio.sleep(0)))
+        return sandbox
 
     async def promised(self) -> int:
         return (await self.reservations.capacity()).reserved.disk_bytes
@@ -146,7 +154,7 @@ async def test_what_somebody_sees_stays_mounted_until_the_last_one_lets_go(rig: 
     made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     assert [mount.volume for mount in mounts] == [made.id]
-    rig.attached = {BOX: mounts, OTHER: mounts}
+    sandboxes = [rig.add_sandbox(id_, mounts) for id_ in (BOX, OTHER)]
     (one,), (other,) = [await rig.volumes.attach(box, mounts) for box in (BOX, OTHER)]
     assert one == other
     assert (one.slot, one.source, one.path, one.read_only) == (0, Path("/mounted") / made.id, "/data", False)
@@ -163,7 +171,8 @@ async def test_what_somebody_sees_stays_mounted_until_the_last_one_lets_go(rig: 
     rig.volumes.release(BOX)
     await rig.volumes.aclose()
     assert rig.disks.mounted == []
-    rig.attached = {}
+    for sandbox in sandboxes:
+        sandbox.ended.set()
     await rig.volumes.delete(ALICE, made.id)
     assert (rig.disks.there, await rig.promised()) == (set(), 0)
 

@@ -16,14 +16,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.teardown import STEP_TIMEOUT_S
 from sandlot.core.node.disposer import Disposer
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.link.services import Service
-from sandlot.model.errors import ErrorCode, HostError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability, Exit, Instance, PreparedSandbox
 from sandlot.model.specs import SandboxSpec
 
@@ -142,26 +140,6 @@ async def start_slot(sandbox: Sandbox, turns: asyncio.Semaphore) -> AsyncIterato
         yield
     finally:
         turns.release()
-
-
-async def driver_step(what: str, work: Coroutine[Any, Any, _Result], timeout_s: float | None = None) -> _Result:
-    """One step of a driver or of the link, within its time (:data:`STEP_TIMEOUT_S`); what is no error of ours becomes one."""
-    longest_s = STEP_TIMEOUT_S if timeout_s is None else timeout_s
-    try:
-        async with asyncio.timeout(longest_s):
-            return await work
-    except TimeoutError:
-        raise TimeoutExceededError(
-            f"The sandbox took longer than {longest_s:g} s to {what}.",
-            code=ErrorCode.TIMEOUT,
-            hint="The host may be overloaded; 'sandlot doctor' checks it.",
-        ) from None
-    except OSError as error:
-        raise HostError(
-            f"The host failed to {what} the sandbox: {error.strerror or error}.",
-            code=ErrorCode.HOST_NOT_READY,
-            hint="'sandlot doctor' checks the host and names every fix.",
-        ) from error
 
 
 def check_end(sandbox: Sandbox) -> None:

@@ -21,9 +21,10 @@ import structlog
 
 from sandlot.core.execution import helpers
 from sandlot.core.lifecycle import mounts, suspend
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SandboxSupervisor, driver_step, extend_deadline, start_slot
+from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SandboxSupervisor, extend_deadline, start_slot
 from sandlot.core.lifecycle.start import reconnect_guest, wait_first_response
 from sandlot.core.lifecycle.supervisor import serve, state_after
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.ports import Driver, Exit, ExitReason, Instance

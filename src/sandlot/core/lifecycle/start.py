@@ -18,12 +18,12 @@ from sandlot.core.lifecycle.dependencies import (
     LifecycleDependencies,
     SupervisionEndedError,
     check_end,
-    driver_step,
     guest_deadline_s,
     left_s,
     start_slot,
     until_end,
 )
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link

@@ -27,13 +27,13 @@ from sandlot.core.lifecycle.dependencies import (
     SupervisionDetachedError,
     SupervisionEndedError,
     check_end,
-    driver_step,
     extend_deadline,
     guest_deadline_s,
     left_s,
 )
 from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake
 from sandlot.core.lifecycle.teardown import destroy
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError

@@ -13,12 +13,10 @@ from typing import Any
 import structlog
 
 from sandlot.core.node.disposer import Disposer
+from sandlot.core.node.drivers import STEP_TIMEOUT_S
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ports import Instance, PreparedSandbox
-
-STEP_TIMEOUT_S = 60.0
-"""For one step of a driver, and for the guest's first answer. Measured: 0.05 to 0.5 s; a busy host takes several."""
 
 RECORD_PATIENCE_S = 1.0
 """How long the end of a sandbox waits for the store: it must not live because a disk or a database is slow."""

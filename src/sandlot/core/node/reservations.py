@@ -370,6 +370,15 @@ class Reservations:
         """Refuse if the host is short of a resource that the amount includes; see :func:`check_pressure`."""
         check_pressure(needed, reading, self._overcommit)
 
+    async def check_disk_pressure(self) -> None:
+        """Refuse to write more to the host's disk while the host is short of disk space.
+
+        Raises:
+            UnavailableError: ``busy``: less than half of the reserve is free on the disk.
+            HostError: The host cannot be read.
+        """
+        self.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self.read_host())
+
     def reserve(self, key: str, needed: Resources, reading: HostReading) -> None:
         """Make a new reservation.
 

@@ -22,7 +22,7 @@ import structlog
 
 from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import models, ownership, starts
 from sandlot.core.pools.config_file import PoolConfigFile, Said
@@ -90,7 +90,8 @@ class PoolManager:
 
     Args:
         pooling: What an operator set.
-        supply: Drivers and templates.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
         reservations: Where the node's promises are.
         rules: What the operator allows.
         greet: Makes a link to a guest.
@@ -101,11 +102,12 @@ class PoolManager:
         owners: Who owns pools, and what else is theirs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the service
         self,
         pooling: Pooling,
         *,
-        supply: Supply,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
         rules: AdmissionPolicy,
         greet: GuestLinkFactory,
@@ -116,7 +118,8 @@ class PoolManager:
         owners: PoolOwners,
     ) -> None:
         self._owners = owners
-        self._supply = supply
+        self._drivers = drivers
+        self._templates = templates
         self._reservations = reservations
         self._rules = rules
         self._clock = clock
@@ -130,7 +133,8 @@ class PoolManager:
         self._pools = {pool.id: pool for pool in there}
         self._snapshots = TemplateSnapshotManager(
             shelf=TemplateSnapshotCache(pooling.cache),
-            supply=supply,
+            drivers=drivers,
+            templates=templates,
             reservations=reservations,
             greet=greet,
             clock=clock,
@@ -143,7 +147,8 @@ class PoolManager:
             # Whoever wants nothing to be made ahead gets nothing.
             implied=[PoolSpec(DEFAULT_TEMPLATE, rules.isolation_default, Limits())] if pooling.wishes else [],
             snapshots=self._snapshots,
-            supply=supply,
+            drivers=drivers,
+            templates=templates,
             reservations=reservations,
             greet=greet,
             clock=clock,
@@ -153,7 +158,6 @@ class PoolManager:
             settle=self._settle,
             owners=owners,
         )
-        reservations.add_evictor(self)
         metrics.count_pools(lambda: all_sizes(self._pools.values()))
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -208,7 +212,7 @@ class PoolManager:
             shape: What it is to be.
             snapshot: What it is going to be restored from; None takes none that waits.
         """
-        driver = self._supply.drivers[isolation]
+        driver = self._drivers[isolation]
         if snapshot is not None:
             for pool in self._pools.values():
                 for waiting in tuple(pool.blanks):
@@ -276,16 +280,16 @@ class PoolManager:
             LimitError: ``quota_exceeded``: he may have no more pools, or not so many sandboxes.
             ConflictError: He has one of this kind.
         """
-        self._supply.check_template(template)
-        chosen = admission.resolve_isolation(isolation, self._rules, self._supply.drivers)
-        can = await self._supply.capabilities(chosen)
+        self._templates.require(template)
+        chosen = admission.resolve_isolation(isolation, self._rules, self._drivers)
+        can = await self._drivers.capabilities(chosen)
         if not can.can(DriverCapability.PAUSE):
             raise UnsupportedError(
                 f"Sandboxes of isolation {chosen!r} cannot wait in a pool: {can.why_not(DriverCapability.PAUSE)}.",
                 code=ErrorCode.UNSUPPORTED,
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
-        self._reservations.check_feasible(self._supply.drivers[chosen].max_resources(limits), await self._reservations.read_host())
+        self._reservations.check_feasible(self._drivers[chosen].max_resources(limits), await self._reservations.read_host())
         words = metadata or {}
         admission.check_metadata(words)
         pool = Pool(PoolSpec(template, chosen, limits), sizes, ownership.owner_of(principal), metadata=words)
@@ -388,7 +392,7 @@ class PoolManager:
 
     def _spoilt(self, member: WarmSandbox) -> None:
         """One that was claimed is of no use: it is removed, and promised until it is."""
-        self._reservations.record(member.holder, self._supply.drivers[member.kind.isolation].max_resources(member.kind.limits))
+        self._reservations.record(member.holder, self._drivers[member.kind.isolation].max_resources(member.kind.limits))
         self._refiller.dispose(member)
         self._refiller.kick()
 

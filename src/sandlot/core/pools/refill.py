@@ -20,7 +20,7 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations, combine
 from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
@@ -55,7 +55,8 @@ class PoolRefiller:
         pools: Gives them all.
         implied: What template snapshots there should be besides those of pools, once their images are there.
         snapshots: The template snapshots.
-        supply: Drivers and templates.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
         reservations: Where the node's promises are.
         greet: Makes a link to a guest.
         clock: The time.
@@ -72,7 +73,8 @@ class PoolRefiller:
         pools: Callable[[], Iterable[Pool]],
         implied: Iterable[PoolSpec],
         snapshots: TemplateSnapshotManager,
-        supply: Supply,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
         greet: GuestLinkFactory,
         clock: Clock,
@@ -85,7 +87,8 @@ class PoolRefiller:
         self._pools = pools
         self._implied = tuple(implied)
         self._snapshots = snapshots
-        self._supply = supply
+        self._drivers = drivers
+        self._templates = templates
         self._reservations = reservations
         self._greet = greet
         self._clock = clock
@@ -262,7 +265,7 @@ class PoolRefiller:
 
     async def _write_one(self, look: TemplateSnapshotSpec) -> None:
         before = self._snapshots.at_hand(look)
-        if look.isolation in self._supply.drivers and await self._snapshots.ensure(look) is not before:
+        if look.isolation in self._drivers and await self._snapshots.ensure(look) is not before:
             self.kick()
 
     def _written(self, task: asyncio.Task[None]) -> None:
@@ -271,7 +274,7 @@ class PoolRefiller:
             _log.error("pools.defect", exc_info=error)
 
     async def _is_built(self, template: str) -> bool:
-        return any(each.name == template and each.digest is not None for each in await self._supply.templates())
+        return any(each.name == template and each.digest is not None for each in await self._templates.list())
 
     # -- one pool ---------------------------------------------------------------------------------------------------
 
@@ -303,10 +306,10 @@ class PoolRefiller:
 
     async def _can_fill(self, pool: Pool) -> bool:
         """Whether something can be made for it now: its driver can freeze, its image is there, and its snapshot where it has one."""
-        driver = self._supply.drivers.get(pool.kind.isolation)
+        driver = self._drivers.get(pool.kind.isolation)
         if driver is None:
             return False
-        can = await self._supply.capabilities(pool.kind.isolation)
+        can = await self._drivers.capabilities(pool.kind.isolation)
         if not can.can(DriverCapability.PAUSE):
             pool.error = f"It cannot wait frozen: {can.why_not(DriverCapability.PAUSE)}."
             return False
@@ -368,10 +371,10 @@ class PoolRefiller:
         self, pool: Pool, holder: str, held: TemplateSnapshot | None, make: Callable[[WarmSandboxFactory], Coroutine[Any, Any, None]]
     ) -> None:
         """Make something under a promise; what comes of it is the pool's."""
-        driver, kind = self._supply.drivers[pool.kind.isolation], pool.kind
+        driver, kind = self._drivers[pool.kind.isolation], pool.kind
         takes, began_s, done = driver.max_resources(kind.limits), self._clock.monotonic_s(), False
         try:
-            base = await self._supply.base(kind.template)
+            base = await self._templates.resolve(kind.template)
             reading = await self._reservations.read_host()
             room = combine(sum, takes, takes)  # for a sandbox of that size besides
             if not self._has_room(room, reading):

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SupervisionEndedError, driver_step, extend_deadline, until_end
+from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SupervisionEndedError, extend_deadline, until_end
 from sandlot.core.lifecycle.start import Started, boot, mounted, restore, wake
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.sandbox import Sandbox

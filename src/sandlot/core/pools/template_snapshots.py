@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import TemplateSnapshotSpec
@@ -74,7 +74,8 @@ class TemplateSnapshotManager:
 
     Args:
         shelf: Where they lie.
-        supply: Drivers and templates.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
         reservations: Where the node's promises are.
         greet: Makes a link to a guest.
         clock: The time.
@@ -87,7 +88,8 @@ class TemplateSnapshotManager:
         self,
         *,
         shelf: TemplateSnapshotCache,
-        supply: Supply,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
         greet: GuestLinkFactory,
         clock: Clock,
@@ -96,7 +98,8 @@ class TemplateSnapshotManager:
         version: str,
     ) -> None:
         self._shelf = shelf
-        self._supply = supply
+        self._drivers = drivers
+        self._templates = templates
         self._reservations = reservations
         self._greet = greet
         self._clock = clock
@@ -153,7 +156,7 @@ class TemplateSnapshotManager:
 
     async def able(self, look: TemplateSnapshotSpec) -> bool:
         """Whether a driver can have snapshots here at all."""
-        return (await self._supply.able(look.isolation, DriverCapability.SNAPSHOT)).can(DriverCapability.SNAPSHOT)
+        return (await self._drivers.capabilities_for(look.isolation, DriverCapability.SNAPSHOT)).can(DriverCapability.SNAPSHOT)
 
     async def ensure(self, look: TemplateSnapshotSpec) -> TemplateSnapshot | None:
         """The snapshot of a look as it would be made now; made where it is not there. None where it cannot be, or not yet.
@@ -183,8 +186,8 @@ class TemplateSnapshotManager:
             self._drop(state)
 
     async def _renew(self, look: TemplateSnapshotSpec, state: _State) -> None:
-        driver = self._supply.drivers[look.isolation]
-        base = await self._supply.base(look.template)
+        driver = self._drivers[look.isolation]
+        base = await self._templates.resolve(look.template)
         fingerprint = await asyncio.to_thread(driver.fingerprint)
         parts = models.made_of(look, base, fingerprint, self._version)
         key = models.key(parts)

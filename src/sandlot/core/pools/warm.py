@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sandlot.core.lifecycle.dependencies import driver_step
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.ports import GuestLinkFactory, ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError

@@ -36,13 +36,9 @@ OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "sig
 
 
 class Metrics:
-    """They. One for each service, with a registry of its own.
+    """Metrics of one service, with a registry of their own."""
 
-    Args:
-        states: Gives the state of every sandbox that there is now.
-    """
-
-    def __init__(self, states: Callable[[], Iterable[State]] = tuple) -> None:
+    def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._creates = Counter("sandlot_creates", "Sandboxes that were asked for.", ["source", "isolation", "outcome"], registry=registry)
         self._create_s = Histogram(
@@ -62,8 +58,15 @@ class Metrics:
         self._refills = Counter("sandlot_pool_failures", "Sandboxes for pools that could not be made.", ["isolation"], registry=registry)
         self._evicted = Counter("sandlot_pool_evictions", "What waited in pools and had to go because its room was needed.", registry=registry)
         self._written = Counter("sandlot_template_snapshots", "Template snapshots: made, failed, or unusable.", ["outcome"], registry=registry)
-        registry.register(_Live(states))
         ProcessCollector(registry=registry)
+
+    def count_sandboxes(self, states: Callable[[], Iterable[State]]) -> None:
+        """Report the number of sandboxes by state from now on.
+
+        Args:
+            states: Returns the state of every sandbox.
+        """
+        self._registry.register(_Live(states))
 
     def created(self, isolation: str, seconds: float, *, source: str = "template") -> None:
         """A sandbox runs."""

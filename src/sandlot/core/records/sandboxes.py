@@ -25,11 +25,11 @@ from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import placed
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.specs import placed
 from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Store
 

@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies, check_end, driver_step, start_slot, until_end
+from sandlot.core.lifecycle.dependencies import LifecycleDependencies, check_end, start_slot, until_end
 from sandlot.core.lifecycle.start import MemoryImageStart, Started, attach, connect_guest, resolved_template, shape_of
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Instance, PreparedSandbox

@@ -39,12 +39,15 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatchGate, ForkBatchStart
 from sandlot.core.snapshots.restore import MEMORY
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
@@ -186,12 +189,28 @@ class ForkManager:
         node: This node.
         clock: The time.
         told: Called with its owner after an event was committed.
+        registry: Sandboxes of this service.
+        scheduler: Reserves what all children need together.
+        reservations: Reservations of this node.
     """
 
     def __init__(
-        self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]
+        self,
+        manager: SandboxManager,
+        store: Store,
+        images: MemoryImages,
+        node: NodeId,
+        clock: Clock,
+        told: Callable[[OwnerId], None],
+        *,
+        registry: SandboxRegistry,
+        scheduler: Scheduler,
+        reservations: Reservations,
     ) -> None:
         self._manager = manager
+        self._registry = registry
+        self._scheduler = scheduler
+        self._reservations = reservations
         self._store = store
         self._images = images
         self._node = node
@@ -223,7 +242,7 @@ class ForkManager:
             HostError: It could not be written, or a child could not be started: then none is kept.
             SandboxEndedError: It has ended.
         """
-        parent = await self._manager.load(sandbox, principal)
+        parent = await self._registry.load(sandbox, principal)
         await parent.recovered.wait()
         owner = replace(principal, owner=parent.owner)
         if key is None:
@@ -246,8 +265,8 @@ class ForkManager:
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        sandbox = await self._manager.load(sandbox_id, principal)
-        known = {each.id: each for each in (sandbox, *self._manager.list(principal, ended=True))}
+        sandbox = await self._registry.load(sandbox_id, principal)
+        known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
         top = sandbox
         for _ in range(DEEPEST):
             above = top.spec.parent
@@ -271,7 +290,7 @@ class ForkManager:
             ConflictError: It is nobody's fork.
             SandboxEndedError: It has ended, so its siblings are left alone.
         """
-        sandbox = self._manager.find(sandbox_id, principal)
+        sandbox = self._registry.find(sandbox_id, principal)
         if sandbox.spec.parent is None:
             raise ConflictError(
                 f"Sandbox {sandbox.id} is nobody's fork, so it has no siblings.",
@@ -285,7 +304,7 @@ class ForkManager:
         failed: dict[SandboxId, str] = {}
         for _ in range(_ROUNDS):
             # One that has ended is no sibling to end, but what was forked from it is.
-            everybody = self._manager.list(principal, ended=True)
+            everybody = self._registry.list(principal, ended=True)
             roots = [other.id for other in siblings(sandbox, everybody, among or {})]
             doomed = [other for other in below(roots, everybody) if not other.ended.is_set() and other.id not in failed]
             if not doomed:
@@ -312,9 +331,8 @@ class ForkManager:
         _check_volumes(parent, params)
         children = self._asked(parent, params)
         image = new_snapshot_id(self._node)
-        scheduler = self._manager.scheduler
-        await scheduler.admit_batch(image, children[0], owner, params.count, lambda: self._manager.list(OPERATOR))
-        scheduler.reservations.release(image)  # each of them is promised its own
+        await self._scheduler.admit_batch(image, children[0], owner, params.count)
+        self._reservations.release(image)  # each of them is promised its own
         gate, litter = ForkBatchGate(params.count), ForkBatchStart(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if request is None else request.digest
@@ -328,7 +346,7 @@ class ForkManager:
         try:
             await litter.admitted.wait()
             if not gate.is_shut:
-                async with writer.room(self._manager, parent, image, SnapshotKind.MEMORY):
+                async with writer.room(self._reservations, parent, image, SnapshotKind.MEMORY):
                     await writer.image(parent, self._images.image(image), durable=False)
                 litter.written()
             made = await asyncio.gather(*tasks)
@@ -386,7 +404,7 @@ class ForkManager:
             return None
         for record in records:
             check_same(record.request_digest, request.digest)
-        return [await self._manager.load(record.id, owner) for record in records]
+        return [await self._registry.load(record.id, owner) for record in records]
 
     async def _end(self, sandboxes: Sequence[Sandbox], why: str) -> None:
         for sandbox in sandboxes:
@@ -396,7 +414,7 @@ class ForkManager:
 
     async def _ended_long_ago(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
         try:
-            return await self._manager.load(id_, principal)
+            return await self._registry.load(id_, principal)
         except SandlotError:
             return None
 

@@ -34,7 +34,10 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.verify import SnapshotVerifier
@@ -107,12 +110,31 @@ class SnapshotManager:
         node: This node.
         clock: The time.
         told: Called with its owner after an event was committed.
+        registry: Sandboxes of this service.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
     """
 
     def __init__(
-        self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]
+        self,
+        manager: SandboxManager,
+        store: Store,
+        images: MemoryImages,
+        node: NodeId,
+        clock: Clock,
+        told: Callable[[OwnerId], None],
+        *,
+        registry: SandboxRegistry,
+        drivers: Drivers,
+        templates: Templates,
+        reservations: Reservations,
     ) -> None:
         self._manager = manager
+        self._registry = registry
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
         self._store = store
         self._table = store.snapshots
         self._images = images
@@ -129,8 +151,11 @@ class SnapshotManager:
             images,
             using=self._uses.of,
             current=self._current,
-            source=lambda record: restore.source_of(record, images, manager.supply),
+            source=lambda record: restore.source_of(record, images, drivers, templates),
             told=self._verified,
+            drivers=drivers,
+            templates=templates,
+            reservations=reservations,
         )
 
     async def open(self) -> Collection[str]:
@@ -187,7 +212,7 @@ class SnapshotManager:
         """
         if name is not None:
             check_name(name)
-        sandbox = await self._manager.load(sandbox_id, principal)
+        sandbox = await self._registry.load(sandbox_id, principal)
         return await asyncio.shield(self._tasks.create_task(self._take_once(sandbox, principal, name, kind, key)))
 
     async def create(
@@ -215,7 +240,7 @@ class SnapshotManager:
             if before is None:
                 raise
             check_same(before.request_digest, digest)  # it was made, and the snapshot was deleted since
-            return await self._manager.load(before.id, principal)
+            return await self._registry.load(before.id, principal)
         async with self.using(record.id, principal) as found:
             source, spec = replace(found, digest=digest), found.spec
             full = replace(
@@ -239,7 +264,7 @@ class SnapshotManager:
         if record.node != self._node:
             raise restore.unusable(record, f"it is on another node ({record.node})")
         with self._uses.of(record.id):
-            yield await restore.source_of(record, self._images, self._manager.supply)
+            yield await restore.source_of(record, self._images, self._drivers, self._templates)
 
     async def get(self, id_or_name: str, principal: Principal) -> SnapshotRecord:
         """One, by its id or by its owner's name for it.
@@ -314,7 +339,7 @@ class SnapshotManager:
             await self._check_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
-            async with writer.room(self._manager, sandbox, intent.id, kind), pin_mounts(sandbox):
+            async with writer.room(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._written(sandbox, intent), _spec_of(sandbox)
             kept, kept_bytes = await self._table.totals(sandbox.owner)
             quotas.check_snapshots(principal.quota, kept - 1, kept_bytes, size_bytes)
@@ -332,7 +357,7 @@ class SnapshotManager:
     async def _written(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
-            base = await self._manager.supply.base_of(sandbox.spec)
+            base = await self._templates.resolve_for(sandbox.spec)
             return await overlay.pack_layer(sandbox, self._images.layer(record.id), base.root.path)
         return await writer.image(sandbox, into, durable=True)
 

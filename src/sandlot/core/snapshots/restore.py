@@ -17,7 +17,7 @@ import structlog
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, StartSource, boot
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SandboxSpec, SnapshotKind
@@ -31,19 +31,20 @@ WORD: Final = "snapshot"
 _log = structlog.get_logger("sandlot.core")
 
 
-async def source_of(record: SnapshotRecord, images: MemoryImages, supply: Supply) -> StartSource:
+async def source_of(record: SnapshotRecord, images: MemoryImages, drivers: Drivers, templates: Templates) -> StartSource:
     """What a sandbox goes on from that is to be created from a snapshot.
 
     Args:
         record: The snapshot; its folder is used from now on.
         images: Where the folder is.
-        supply: What sandboxes are made of.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
 
     Raises:
         ConflictError: ``snapshot_unusable``: neither its memory nor its files can be used here; says why.
     """
     spec = replace(record.spec, snapshot=record.id, parent=None)
-    why = record.problem or await _why_no_memory(record, images, supply)
+    why = record.problem or await _why_no_memory(record, images, drivers, templates)
     if not why:
         return StartSource(WORD, MemoryImageStart(images.image(record.id)), spec, restored=MEMORY, volumes=spec.volumes)
     layer = images.layer(record.id)
@@ -51,7 +52,7 @@ async def source_of(record: SnapshotRecord, images: MemoryImages, supply: Supply
         raise unusable(record, why)
     if record.kind is SnapshotKind.MEMORY:
         _log.warning("snapshot.files_only", snapshot=record.id, reason=why)
-    if await _is_rootless(spec, supply):
+    if await _is_rootless(spec, templates):
         spec = replace(spec, root="")
     return StartSource(WORD, boot, spec, restored=FILES, inject=functools.partial(overlay.apply_layer, layer=layer))
 
@@ -71,27 +72,27 @@ def unusable(record: SnapshotRecord, why: str) -> ConflictError:
     )
 
 
-async def _why_no_memory(record: SnapshotRecord, images: MemoryImages, supply: Supply) -> str:
+async def _why_no_memory(record: SnapshotRecord, images: MemoryImages, drivers: Drivers, templates: Templates) -> str:
     """Why its memory cannot be restored here; empty where it can, as far as can be seen."""
     if record.kind is SnapshotKind.FILES:
         return "it is of files alone, and they are not there any more"
-    driver = supply.drivers.get(record.spec.isolation)
+    driver = drivers.get(record.spec.isolation)
     if driver is None:
         return f"this service has no isolation {record.spec.isolation!r} any more"
     verdict = await asyncio.to_thread(driver.restorable, images.image(record.id))
     if not verdict.ok:
         return verdict.reason or "its memory cannot be restored here"
-    if await _is_rootless(record.spec, supply):
+    if await _is_rootless(record.spec, templates):
         return f"the root file system of its template {record.spec.template!r} was removed"
     return ""
 
 
-async def _is_rootless(spec: SandboxSpec, supply: Supply) -> bool:
+async def _is_rootless(spec: SandboxSpec, templates: Templates) -> bool:
     """Whether the root file system that a sandbox had is not there any more."""
     if not spec.root:
         return False
     try:
-        await supply.base_of(spec)
+        await templates.resolve_for(spec)
     except ConflictError:
         return True
     return False

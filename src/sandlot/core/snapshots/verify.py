@@ -26,6 +26,8 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import OPERATOR
@@ -69,6 +71,9 @@ class SnapshotVerifier:
         current: The record of a snapshot as it is now; None where it was deleted.
         source: What a copy of one goes on from.
         told: Records what came of it.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
     """
 
     def __init__(
@@ -80,7 +85,13 @@ class SnapshotVerifier:
         current: Callable[[SnapshotId], Coroutine[Any, Any, SnapshotRecord | None]],
         source: Callable[[SnapshotRecord], Coroutine[Any, Any, StartSource]],
         told: Callable[[SnapshotRecord], Coroutine[Any, Any, None]],
+        drivers: Drivers,
+        templates: Templates,
+        reservations: Reservations,
     ) -> None:
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
         self._manager = manager
         self._images = images
         self._using = using
@@ -169,7 +180,7 @@ class SnapshotVerifier:
         self._now = record.id, sandbox
         try:
             layer = self._images.layer(record.id)
-            base = await self._manager.supply.base_of(sandbox.spec)
+            base = await self._templates.resolve_for(sandbox.spec)
             size_bytes = await overlay.pack_layer(sandbox, layer, base.root.path)
         except SandlotError as error:
             # It was restored: that its files could not be packed makes it no worse a snapshot of memory.
@@ -188,7 +199,7 @@ class SnapshotVerifier:
         Raises:
             UnavailableError: There is no room beside it.
         """
-        reservations = self._manager.scheduler.reservations
-        takes = self._manager.supply.drivers[record.spec.isolation].max_resources(record.spec.limits)
+        reservations = self._reservations
+        takes = self._drivers[record.spec.isolation].max_resources(record.spec.limits)
         if not reservations.fits(takes, await reservations.read_host()):
             raise UnavailableError(f"There is no room to restore {record.id} now.", code=ErrorCode.BUSY)

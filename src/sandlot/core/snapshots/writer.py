@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from sandlot.core.lifecycle import suspend
-from sandlot.core.manager import SandboxManager
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
 from sandlot.model.ports import Resources, Usage
@@ -36,11 +36,11 @@ def most_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 
 @asynccontextmanager
-async def room(manager: SandboxManager, sandbox: Sandbox, holder: str, kind: SnapshotKind) -> AsyncIterator[None]:
+async def room(reservations: Reservations, sandbox: Sandbox, holder: str, kind: SnapshotKind) -> AsyncIterator[None]:
     """Around writing something of a sandbox: the disk that it can take is promised to nobody else meanwhile.
 
     Args:
-        manager: Where promises are made.
+        reservations: Reservations of this node.
         sandbox: What is written.
         holder: The id of what it becomes.
         kind: What is written.
@@ -51,7 +51,6 @@ async def room(manager: SandboxManager, sandbox: Sandbox, holder: str, kind: Sna
         LimitError: ``disk_full``: it became full meanwhile.
     """
     usage = None if sandbox.instance is None else await sandbox.instance.usage()
-    reservations = manager.scheduler.reservations
     takes = Resources(memory_bytes=0, disk_bytes=max(1, most_bytes(usage, kind)), pids=0)
     reservations.reserve(holder, takes, await reservations.make_room(takes))
     try:
