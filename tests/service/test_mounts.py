@@ -16,7 +16,7 @@ import pytest
 
 from sandlot.core.execution import processes
 from sandlot.core.lifecycle import mounts
-from sandlot.core.lifecycle.dependencies import SandboxSupervisor
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import ForkParams

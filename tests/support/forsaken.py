@@ -19,12 +19,11 @@ from typing import Any
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.files import overlay
-from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.start import MemoryImageStart
+from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.pools.models import PoolSizes, Wish
-from sandlot.core.pools.starts import WarmStart
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -93,7 +92,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "packing": lambda: amid(overlay, "pack_layer"),
     "forgotten": lambda: after(Snapshots, "remove"),
     "conceived": lambda: after(Scheduler, "admit"),
-    "restoring": lambda: amid(MemoryImageStart, "__call__"),
+    "restoring": lambda: amid(MemoryImageStart, "start"),
     "one waits": lambda: amid(ForkBatchGate, "pass_through"),
     "one is told of": lambda: after(SandboxRecorder, "runs"),
     "all are told of": lambda: after(SandboxRecorder, "runs", COUNT),
@@ -103,12 +102,12 @@ STEPS: dict[str, Callable[[], None]] = {
     "at rest": lambda: after(Link, "quiesce"),
     "rest written": lambda: after(OciInstance, "snapshot"),
     "rest recorded": lambda: after(SandboxRecorder, "moved"),
-    "given back": lambda: after(suspend, "destroy"),
+    "given back": lambda: after(Disposer, "destroy"),
     "restoring memory": lambda: amid(OciBlank, "restore"),
-    "restored": lambda: after(MemoryImageStart, "__call__"),
+    "restored": lambda: after(MemoryImageStart, "start"),
     "recorded as woken": lambda: after(SandboxRecorder, "rests"),
     "thawed": lambda: after(OciInstance, "resume"),
-    "claimed": lambda: after(WarmStart, "_become"),
+    "claimed": lambda: after(WarmStart, "_wake"),
     "frozen": lambda: after(OciInstance, "pause"),
     "rehearsed": lambda: after(WarmSandboxFactory, "rehearse"),
     "snapshot of the template": lambda: amid(OciInstance, "snapshot"),

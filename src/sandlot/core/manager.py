@@ -13,39 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
 from sandlot.core.access import quotas
 from sandlot.core.access.idempotency import check_key, find_created, request_digest
-from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import KeyedLock, TaskSet
-from sandlot.core.execution import unattended
-from sandlot.core.execution.packages import services_of
-from sandlot.core.lifecycle import recovery, supervisor, suspend, teardown
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies
+from sandlot.core.lifecycle import recovery, start, suspend
 from sandlot.core.lifecycle.idle import IdleMonitor
-from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.mounts import hold, let_go
-from sandlot.core.lifecycle.start import Start, StartSource, boot
-from sandlot.core.lifecycle.supervisor import Course, supervise
-from sandlot.core.lifecycle.update import Hands, UpdateSandboxParams, Used, update, used
-from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.drivers import Drivers, Templates
-from sandlot.core.node.reservations import Reservations
-from sandlot.core.operations import Work
-from sandlot.core.pools.manager import PoolManager
-from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex
-from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.lifecycle.mounts import hold, mount_steps
+from sandlot.core.lifecycle.start import StartSource, template_strategies
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, release_volumes
+from sandlot.core.lifecycle.update import SandboxUpdate, UpdateSandboxParams, Used, used
+from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Inject, Scheduler
-from sandlot.core.volumes import VolumeManager
+from sandlot.core.scheduler import Scheduler, SetupStep
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
-from sandlot.model.ports import Exit, ExitReason, Resources
+from sandlot.model.errors import SandboxEndedError
+from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.states import SETTLEMENT, Settlement
 
 CLOSE_TIMEOUT_S = 60.0
@@ -60,59 +49,18 @@ class SandboxManager:
     Args:
         registry: Sandboxes of this service.
         scheduler: Admits sandboxes and reserves their resources.
-        drivers: Drivers by isolation name.
-        templates: Templates and their builds.
-        reservations: Reservations of this node.
-        disposer: Destroys resources of the host.
-        pools: Pools of warm sandboxes.
-        link_factory: Makes a link to a guest.
-        clock: Clock of the service.
-        policy: Decisions of the operator.
-        recorder: Records of sandboxes.
-        memory_images: Folders of hibernation images.
-        start_slots: One for each sandbox that may be created or recovered at once.
-        packages: Package indexes for guests. None: none.
-        volumes: Volumes of this node. None: none.
+        lifecycle: Parts of the service that supervisors need.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part of the service
-        self,
-        *,
-        registry: SandboxRegistry,
-        scheduler: Scheduler,
-        drivers: Drivers,
-        templates: Templates,
-        reservations: Reservations,
-        disposer: Disposer,
-        pools: PoolManager,
-        link_factory: GuestLinkFactory,
-        clock: Clock,
-        policy: AdmissionPolicy,
-        recorder: SandboxRecorder,
-        memory_images: MemoryImages,
-        start_slots: asyncio.Semaphore,
-        packages: PackageIndex | None = None,
-        volumes: VolumeManager | None = None,
-    ) -> None:
+    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
         self._registry = registry
         self._scheduler = scheduler
-        self._drivers = drivers
-        self._templates = templates
-        self._reservations = reservations
-        self._disposer = disposer
-        self._pools = pools
-        self._greet = link_factory
-        self._clock = clock
-        self._rules = policy
-        self._recorder = recorder
-        self._images = memory_images
-        self._turns = start_slots
-        self._volumes = volumes
-        self._services = functools.partial(services_of, packages)
+        self._lifecycle = lifecycle
+        self._recorder = lifecycle.recorder
         self._idempotency_locks = KeyedLock()
         self._tasks = TaskSet("service.defect")
-        self._closing = False
-        self.grading = ThreadPoolExecutor(1, "grading")  # its own: outputs of megabytes take seconds, and creates wait for the default one
+        self.grading = ThreadPoolExecutor(1, "grading")
+        """Thread that compares outputs of one-shot runs: outputs of megabytes take seconds, and creates wait for the default threads."""
         self._close_by_s: float | None = None
 
     async def open(self) -> int:
@@ -129,25 +77,25 @@ class SandboxManager:
         kept: set[str] = set()
         for record in await self._recorder.unfinished():
             if SETTLEMENT[record.state] is Settlement.REMOVE or record.ref is None:
-                expired = record.expires_at is not None and record.expires_at <= self._clock.now()
+                expired = record.expires_at is not None and record.expires_at <= self._lifecycle.clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
-            elif record.spec.isolation not in self._drivers:
+            elif record.spec.isolation not in self._lifecycle.drivers:
                 _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with that driver again.")
                 kept.add(record.ref)
                 self._registry.without_driver.add(record.id)
             else:
-                self._begin(self._registry.revive(record), recovery.recover, boot)
+                self._recover(self._registry.revive(record))
         for work in (
-            recovery.sweep_leftovers(self._registry.live(), self._drivers.values(), kept),
-            IdleMonitor(self._registry, self._clock).run(),
-            self._pools.run(),
+            recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept),
+            IdleMonitor(self._registry, self._lifecycle.clock).run(),
+            self._lifecycle.pools.run(),
         ):
             self._tasks.spawn(work)
         return self._registry.count
 
     def refuse(self) -> None:
         """Let nothing be created any more, because the service is about to stop."""
-        self._closing = True
+        self._scheduler.close()
 
     async def aclose(self, *, keep: bool = False) -> None:
         """Leave every sandbox to the next service, or end them and wait until all are removed; nothing can be created any more.
@@ -160,7 +108,7 @@ class SandboxManager:
         """
         self.refuse()
         self._tasks.cancel()
-        tasks = [*self._registry.tasks(), asyncio.create_task(self._pools.aclose())]
+        tasks = [*self._registry.tasks(), asyncio.create_task(self._lifecycle.pools.aclose())]
         for sandbox in self._registry.live():
             if keep and sandbox.is_announced:
                 sandbox.detach()
@@ -215,65 +163,49 @@ class SandboxManager:
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
     ) -> Sandbox:
         with self._registry.reserve_name(principal.owner, params.name if params.unique_name else None):
-            born = await self._scheduler.admit(params, principal, source, self._check_open)
-            sandbox = born.sandbox
+            admitted = await self._scheduler.admit(params, principal, source.constraints if source else None)
+            sandbox = admitted.sandbox
             sandbox.idempotency_key, sandbox.request_digest = key, digest
-            self._begin(sandbox, supervisor.create, born.start, born.inject)
+            setup = [*(source.setup if source else ()), *self._mount_steps(sandbox, source), *admitted.setup]
+            strategies = source.strategies if source else template_strategies(admitted, has_setup=bool(setup))
+            self._supervise(sandbox, start.begin, strategies, setup)
         try:
             await asyncio.shield(sandbox.ready)
         except asyncio.CancelledError:
             sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it went away"))
             raise
         except SandboxEndedError:
-            self._check_open()  # nobody has seen it yet: its creator may simply ask the next service
+            self._scheduler.check_open()  # no client has seen the sandbox: the request may be repeated at the next service
             raise
         _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
         return sandbox
 
-    def _check_open(self) -> None:
-        if self._closing:
-            code, fields = ErrorCode.SERVICE_UNAVAILABLE, {"retry_after_s": 1}
-            raise UnavailableError("The service is stopping.", code=code, hint="Try again in a moment.", fields=fields) from None
+    @staticmethod
+    def _mount_steps(sandbox: Sandbox, source: StartSource | None) -> Sequence[SetupStep]:
+        if source is None:
+            return mount_steps((), sandbox.spec.volumes)
+        return mount_steps(source.constraints.volumes, () if source.constraints.shares_volumes else sandbox.spec.volumes)
 
-    def _promised(self, sandbox: Sandbox) -> None:
-        self._reservations.record(sandbox.id, self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits))
-
-    def _begin(self, sandbox: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
-        """Let a sandbox live, by one task that owns it."""
+    def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
+        """Start the task that owns a sandbox until its end."""
         sandbox.execution_log, sandbox.execution_counter = self._recorder.execution_log, self._recorder.execution_counter
-        sandbox.resume_operation, sandbox.woken = suspend.resume, functools.partial(unattended.awake, sandbox)
-        driver = self._drivers[sandbox.spec.isolation]
-        dependencies = LifecycleDependencies(
-            driver=driver,
-            can=lambda ability: self._drivers.capabilities_for(sandbox.spec.isolation, ability),
-            base=self._templates.resolve_for,
-            start=start,
-            prepare=functools.partial(self._pools.take_prepared, sandbox.spec.isolation),
-            greet=self._greet,
-            clock=self._clock,
-            disposer=self._disposer,
-            turns=self._turns,
-            recorder=self._recorder,
-            images=self._images,
-            claim=self._scheduler.readmit,
-            rested=self._rested,
-            keep_resting_s=self._rules.keep_resting_s,
-            inject=inject,
-            promised=self._promised,
-            services=self._services,
-            volumes=self._volumes,
-        )
-        if course is recovery.recover:
-            self._promised(sandbox)
-            hold(self._volumes, sandbox)
-        task = asyncio.create_task(supervise(sandbox, dependencies, course), name=f"sandbox {sandbox.id}")
+        sandbox.resume_operation = suspend.resume
+        supervisor = SandboxSupervisor(sandbox, self._lifecycle)
+        task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")
         self._registry.add(sandbox, task)
-        task.add_done_callback(lambda _: self._gone(sandbox))
+        task.add_done_callback(lambda _: self._remove(sandbox))
+        return supervisor
 
-    def _rested(self, sandbox: Sandbox, disk_bytes: int) -> None:
-        if self._registry.task(sandbox.id) is not None:
-            self._reservations.record(sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
-            let_go(self._volumes, sandbox)
+    def _recover(self, sandbox: Sandbox) -> None:
+        """Recover a sandbox that an earlier service left."""
+        self._supervise(sandbox, recovery.recover).reserve_limits()
+        hold(self._lifecycle.volumes, sandbox)
+
+    def _remove(self, sandbox: Sandbox) -> None:
+        """Release what a sandbox has reserved, once nothing of it is left on the host or the service has detached."""
+        self._registry.remove(sandbox)
+        self._lifecycle.reservations.release(sandbox.id)
+        release_volumes(self._lifecycle.volumes, sandbox)
 
     async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
@@ -283,7 +215,13 @@ class SandboxManager:
         """
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
-        await teardown.ended(sandbox, self._registry.task(sandbox.id))
+        task = self._registry.task(sandbox.id)
+        if task is not None:
+            ended = asyncio.ensure_future(sandbox.ended.wait())
+            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        if not sandbox.ended.is_set():
+            raise sandbox.stopping_error()
 
     async def update(self, id_: str, principal: Principal, what: UpdateSandboxParams) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
@@ -298,18 +236,8 @@ class SandboxManager:
             SandboxEndedError: It has ended.
         """
         sandbox = self._registry.find(id_, principal)
-        hands = Hands(
-            driver=self._drivers[sandbox.spec.isolation],
-            can=await self._drivers.capabilities(sandbox.spec.isolation),
-            reservations=self._reservations,
-            recorder=self._recorder,
-            clock=self._clock,
-            check=lambda: quotas.check_update(
-                principal, sandbox, math.inf if what.persistent else what.timeout_s, what.limits, self._registry.awake(sandbox.owner)
-            ),
-        )
         with self._registry.reserve_name(sandbox.owner, what.name if what.unique_name else None, besides=sandbox):
-            await update(sandbox, what, hands)
+            await SandboxUpdate(sandbox, principal, what, self._lifecycle).run()
         sandbox.activity.touch()
         return sandbox
 
@@ -358,13 +286,7 @@ class SandboxManager:
             quotas.check_lifetime(principal.quota, timeout_s)
         return await self._ordered(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
 
-    async def _ordered(self, sandbox: Sandbox, work: Work[None]) -> Sandbox:
+    async def _ordered(self, sandbox: Sandbox, work: Operation[None]) -> Sandbox:
         await sandbox.recovered.wait()
         await sandbox.operations.submit(work)
         return sandbox
-
-    def _gone(self, sandbox: Sandbox) -> None:
-        """Every trace of a sandbox is removed."""
-        self._registry.remove(sandbox)
-        self._reservations.release(sandbox.id)
-        let_go(self._volumes, sandbox)

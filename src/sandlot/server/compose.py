@@ -14,10 +14,12 @@ import structlog
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution.unattended import settle
+from sandlot.core.execution import unattended
 from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.disposer import Disposer
@@ -219,7 +221,6 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         opened.push_async_callback(recorder.aclose)
         registry = SandboxRegistry(recorder, buffers, time)
         records.metrics.count_sandboxes(registry.live_states)
-        disposer = Disposer(time)
         driver_set = Drivers(own_drivers(settings, node) if drivers is None else drivers)
         template_set = Templates(templates or images)
         policy = AdmissionPolicy(
@@ -265,23 +266,25 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             clock=time,
             new_id=new_id,
         )
-        manager = SandboxManager(
-            registry=registry,
-            scheduler=scheduler,
+        lifecycle = LifecycleDependencies(
             drivers=driver_set,
             templates=template_set,
+            recorder=recorder,
             reservations=reservations,
-            disposer=disposer,
+            disposer=Disposer(time),
+            scheduler=scheduler,
             pools=pools,
+            volumes=volumes,
+            memory_images=memory_images,
+            packages=packages,
             link_factory=Link.greet,
             clock=time,
             policy=policy,
-            recorder=recorder,
-            memory_images=memory_images,
             start_slots=start_slots,
-            packages=packages,
-            volumes=volumes,
+            on_timeout=suspend.expire,
+            on_wake=(unattended.awake,),
         )
+        manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
         await volumes.open()
         snapshots = SnapshotManager(
             manager,
@@ -302,7 +305,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         await manager.open()
         volumes.tidy()
         await memory_images.tidy([*kept, *registry.without_driver, *(sandbox.id for sandbox in registry.live())])
-        await settle(records.executions, {sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
+        await unattended.settle(records.executions, {sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)
         shapes = {"sandbase": sandbase.event}
         webhooks = WebhookManager(store, records.events, calls, time, node, records.api_keys.principal_of, shapes)

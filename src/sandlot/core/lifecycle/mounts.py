@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import structlog
 
 from sandlot.core.execution import helpers
-from sandlot.core.lifecycle.dependencies import SandboxSupervisor, check_end
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.node.drivers import Drivers, driver_step
-from sandlot.core.operations import Work
+from sandlot.core.operations import Operation
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.scheduler import SetupStep
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
@@ -50,21 +51,15 @@ def hold(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
         volumes.hold(sandbox.id, sandbox.spec.volumes)
 
 
-def let_go(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
-    """Every process of a sandbox is gone."""
-    if volumes is not None and sandbox.spec.volumes:
-        volumes.release(sandbox.id)
-
-
-def show_volumes(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Callable[[Sandbox], Coroutine[Any, Any, None]] | None:
-    """What is done in a sandbox that answers, so that its volumes are in their places; None where they are.
+def mount_steps(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Sequence[SetupStep]:
+    """Return the setup step that mounts volumes inside a sandbox. Empty if there is nothing to mount or to unmount.
 
     Args:
-        gone: What the memory that it goes on from had.
-        there: What it has.
+        gone: Volumes whose mount points the restored memory still has; unmounted first.
+        there: Volumes of the sandbox.
     """
     if not gone and not there:
-        return None
+        return ()
 
     async def show(sandbox: Sandbox) -> None:
         hub = None if sandbox.instance is None else sandbox.instance.hub
@@ -73,7 +68,7 @@ def show_volumes(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> C
         places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(there)]
         await ask(sandbox, gone=[mount.path for mount in gone], there=places)
 
-    return show
+    return (show,)
 
 
 async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
@@ -205,7 +200,7 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
         if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
             raise sandbox.suspended_error()
         await sandbox.resume_operation(supervisor)
-    check_end(sandbox)
+    supervisor.check_end()
     await settle(supervisor)
     if sandbox.steady:
         raise ConflictError(
@@ -397,7 +392,7 @@ class MountManager:
                     fields={"ability": str(ability)},
                 )
 
-    async def _ordered(self, sandbox: Sandbox, work: Work[None]) -> None:
+    async def _ordered(self, sandbox: Sandbox, work: Operation[None]) -> None:
         await sandbox.wait_reachable()
         async with sandbox.change_lock:
             await sandbox.operations.submit(work)

@@ -13,10 +13,9 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,13 +23,12 @@ from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
-from sandlot.core.pools import models, ownership, starts
+from sandlot.core.pools import models, ownership
 from sandlot.core.pools.config_file import PoolConfigFile, Said
 from sandlot.core.pools.models import PoolId, PoolSizes, PoolSpec, Wish
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.pools.pool import Pool, WarmSandbox, all_sizes
 from sandlot.core.pools.refill import PoolRefiller
-from sandlot.core.pools.starts import Lent, TemplateSnapshotStart, WarmStart
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot, TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock, GuestLinkFactory
@@ -39,10 +37,7 @@ from sandlot.model.access import LOCAL, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, PreparedSandbox
-from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, Shape
-
-if TYPE_CHECKING:
-    from sandlot.core.lifecycle.start import Start
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, Shape
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -82,7 +77,22 @@ class PoolStatus:
     def hit_rate(self) -> float | None:
         """The part of the requests of its kind that a waiting one answered; None where there was none."""
         total = sum(self.pool.claims.values())
-        return self.pool.claims.get(starts.HOT, 0) / total if total else None
+        return self.pool.claims.get(models.HOT, 0) / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClaim:
+    """Result of asking the pools for a warm sandbox.
+
+    Args:
+        kind: Template, isolation and limits of the request.
+        warm: The claimed warm sandbox, which no other request gets. None: no pool had one.
+        pools: The pools that were asked; they count how the sandbox is started.
+    """
+
+    kind: PoolSpec
+    warm: WarmSandbox | None
+    pools: tuple[Pool, ...]
 
 
 class PoolManager:
@@ -176,52 +186,71 @@ class PoolManager:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def waits(self, template: str, isolation: str, limits: Limits, owner: OwnerId) -> bool:
-        """Whether something waits that could become such a sandbox of that owner; looks only."""
-        return any(pool.has() for pool in ownership.suiting(self._pools.values(), PoolSpec(template, isolation, limits), owner))
+    def has_warm(self, kind: PoolSpec, owner: OwnerId) -> bool:
+        """Return whether a warm sandbox of a kind is ready for an owner."""
+        return any(pool.has() for pool in ownership.suiting(self._pools.values(), kind, owner))
 
-    def choose(self, spec: SandboxSpec, owner: OwnerId) -> Start:
-        """How a sandbox comes to its first answer that goes on from nothing but its template. Waits for nothing.
+    def claim(self, kind: PoolSpec, owner: OwnerId) -> PoolClaim:
+        """Claim a warm sandbox for a request. The pools that have none count a miss.
 
-        A claim holds what it takes over: its promise is to be handed over to the sandbox (``WarmStart.member.holder``).
+        The reservation of the warm sandbox is to be transferred to the sandbox of the request (``WarmSandbox.holder``).
 
         Args:
-            spec: The sandbox.
-            owner: Whose it will be.
+            kind: Template, isolation and limits of the request.
+            owner: Owner of the sandbox. Private pools of the owner are asked before shared ones.
         """
-        kind = PoolSpec(spec.template, spec.isolation, spec.limits)
-        held = self._snapshots.at_hand(models.snapshot_spec(kind))
-        asked: list[Pool] = []
-        direct = TemplateSnapshotStart(held, lambda path: self._came(path, spec, asked), self._unusable)
+        pools: list[Pool] = []
         now_s = self._clock.monotonic_s()
+        warm = None
         for pool in ownership.suiting(self._pools.values(), kind, owner):
-            asked.append(pool)
-            member = pool.take(now_s)
-            if member is not None:
-                self._refiller.kick()
-                return WarmStart(member, direct, lambda: self._came(starts.HOT, spec, asked), self._spoilt)
+            pools.append(pool)
+            warm = pool.take(now_s)
+            if warm is not None:
+                break
             pool.missed(now_s)
         self._refiller.kick()
-        return direct
+        return PoolClaim(kind, warm, tuple(pools))
 
-    async def take_prepared(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
-        """A blank sandbox for a snapshot: one that was prepared ahead, where there is one of that shape; another one otherwise.
+    def claim_failed(self) -> None:
+        """Refill: a claimed warm sandbox turned out to be unusable."""
+        self._refiller.kick()
+
+    def started(self, claim: PoolClaim, path: str, template: str) -> None:
+        """Count how a sandbox was started.
 
         Args:
-            isolation: The driver's name.
-            shape: What it is to be.
-            snapshot: What it is going to be restored from; None takes none that waits.
+            claim: Claim of the request.
+            path: Path by which the sandbox was started, such as ``hot``.
+            template: Template of the sandbox.
         """
-        driver = self._drivers[isolation]
-        if snapshot is not None:
-            for pool in self._pools.values():
-                for waiting in tuple(pool.blanks):
-                    same = waiting.base.root.digest == shape.root.digest and waiting.kind.limits == shape.limits
-                    if same and waiting.kind.isolation == isolation and pool.lend(waiting, self._clock.monotonic_s()):
-                        self._refiller.kick()
-                        self._reservations.release(waiting.holder)  # whoever gets it has a promise of its own
-                        return Lent(waiting.prepared, lambda: driver.prepare(shape, snapshot=snapshot))
-        return await driver.prepare(shape, snapshot=snapshot)
+        self._metrics.claimed(path, template)
+        for pool in claim.pools:
+            pool.claims[path] = pool.claims.get(path, 0) + 1
+
+    def template_snapshot(self, kind: PoolSpec) -> TemplateSnapshot | None:
+        """Return the template snapshot that a sandbox of a kind can be restored from. None: there is none now."""
+        return self._snapshots.at_hand(models.snapshot_spec(kind))
+
+    def template_snapshot_failed(self, snapshot: TemplateSnapshot, reason: str) -> None:
+        """Replace a template snapshot that could not be restored."""
+        self._snapshots.failed(snapshot, reason)
+        self._refiller.kick()
+
+    def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:
+        """Take a prepared sandbox of a shape out of its pool. None: there is none. The caller has a reservation of its own.
+
+        Args:
+            isolation: Name of the driver.
+            shape: Root filesystem image, limits and network.
+        """
+        for pool in self._pools.values():
+            for entry in tuple(pool.blanks):
+                is_same = entry.base.root.digest == shape.root.digest and entry.kind.limits == shape.limits
+                if is_same and entry.kind.isolation == isolation and pool.lend(entry, self._clock.monotonic_s()):
+                    self._refiller.kick()
+                    self._reservations.release(entry.holder)
+                    return entry.prepared
+        return None
 
     async def evict_one(self) -> bool:
         """Remove one of those that wait, as :func:`~sandlot.core.pools.ownership.first_to_go` says; whether there was any.
@@ -382,23 +411,6 @@ class PoolManager:
                     _log.error("pool.not_forgotten", pool=pool.id, error=error.message)
             _log.info("pool.disowned", pool=pool.id, hint="The key of its owner was revoked.")
         self._refiller.dispose(*(member for pool, member in list(self._owners.over(self._pools.values())) if pool.drop(member)))
-
-    # -- what happens -----------------------------------------------------------------------------------------------
-
-    def _came(self, path: str, spec: SandboxSpec, pools: Iterable[Pool]) -> None:
-        self._metrics.claimed(path, spec.template)
-        for pool in pools:
-            pool.claims[path] = pool.claims.get(path, 0) + 1
-
-    def _spoilt(self, member: WarmSandbox) -> None:
-        """One that was claimed is of no use: it is removed, and promised until it is."""
-        self._reservations.record(member.holder, self._drivers[member.kind.isolation].max_resources(member.kind.limits))
-        self._refiller.dispose(member)
-        self._refiller.kick()
-
-    def _unusable(self, held: TemplateSnapshot, why: str) -> None:
-        self._snapshots.failed(held, why)
-        self._refiller.kick()
 
     def _empty(self, pool: Pool) -> None:
         self._refiller.dispose(*(what for what in list(pool.everything()) if pool.drop(what)))

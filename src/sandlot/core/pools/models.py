@@ -32,7 +32,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
@@ -47,6 +47,14 @@ POOL_ID = re.compile(r"pool-[a-z2-7]{12}")
 _ID_CHARS = 12
 _WORD = re.compile(r"(?P<template>[^=:+,\s]+)=(?P<warm>\d{1,4})(?::(?P<max>\d{1,4}))?(?:\+(?P<blank>\d{1,4}))?")
 _NONE = "none"
+
+
+HOT: Final = "hot"
+BLANK: Final = "blank"
+DIRECT: Final = "direct"
+BOOT: Final = "boot"
+PATHS: Final = (HOT, BLANK, DIRECT, BOOT)
+"""Paths by which a sandbox starts: a claimed warm sandbox, a prepared sandbox of a pool, a restored template snapshot, a boot."""
 
 
 @dataclass(frozen=True, slots=True)

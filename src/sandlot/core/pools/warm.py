@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sandlot.core.node.drivers import driver_step
+from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
 from sandlot.core.ports import GuestLinkFactory, ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
@@ -105,8 +106,12 @@ class WarmSandboxFactory:
         Raises:
             SandlotError: It could not; nothing of it is left.
         """
-        prepared = await driver_step("prepare", self.driver.prepare(self.shape, snapshot=image))
-        instance = await _or_destroyed(prepared, driver_step("restore", prepared.restore(image, self.spec(id_))))
+        owner = _Owner()
+        try:
+            instance = await restore_image(owner, self.driver, image, self.shape, self.spec(id_))
+        except BaseException:
+            await asyncio.shield(owner.destroy())
+            raise
         made = await self._reached(instance, restored=True)
         if not made.link.asleep:
             await asyncio.shield(made.destroy())
@@ -150,24 +155,34 @@ class WarmSandboxFactory:
 
     async def _reached(self, instance: Instance, *, restored: bool) -> StartedWarmSandbox:
         exits = asyncio.ensure_future(instance.wait())
-        greeting = asyncio.ensure_future(self._greeted(instance))
-        ends: set[asyncio.Future[Any]] = {exits, greeting}
         try:
-            async with asyncio.timeout(_TRY_TIMEOUT_S):
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not greeting.done():
-                raise _ended_early(exits.result())  # noqa: TRY301 - what was begun is given back below, as for all that fails
-            return StartedWarmSandbox(instance, greeting.result(), exits, restored)
-        except BaseException:
+            link = await connect_guest(instance, exits, self.greet, {}, timeout_s=_TRY_TIMEOUT_S)
+        except BaseException as error:
             exits.cancel()
-            greeting.cancel()
-            with contextlib.suppress(BaseException):
-                await (await greeting).aclose()
             await asyncio.shield(instance.destroy())
+            if isinstance(error, ExitedError):
+                raise _ended_early(error.exit) from None
             raise
+        return StartedWarmSandbox(instance, link, exits, restored)
 
-    async def _greeted(self, instance: Instance) -> Link:
-        return await self.greet(await instance.connect(), services={})
+
+class _Owner:
+    """Owner of a prepared sandbox that no supervisor owns."""
+
+    def __init__(self) -> None:
+        self._prepared: PreparedSandbox | None = None
+
+    def take(self, resource: PreparedSandbox) -> None:
+        """Own a prepared sandbox from now on."""
+        self._prepared = resource
+
+    def check_end(self) -> None:
+        """Do nothing: a warm sandbox that is being made is ended by cancelling."""
+
+    async def destroy(self) -> None:
+        """Destroy the prepared sandbox, if there is one."""
+        if self._prepared is not None:
+            await self._prepared.destroy()
 
 
 async def verify_restored(making: WarmSandboxFactory, made: StartedWarmSandbox) -> None:

@@ -43,7 +43,7 @@ from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Scheduler
+from sandlot.core.scheduler import Scheduler, StartSourceConstraints
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatchGate, ForkBatchStart
 from sandlot.core.snapshots.restore import MEMORY
@@ -115,7 +115,6 @@ DEEPEST: Final = 10_000
 """Generations of which is looked for the one at the top."""
 SAME: Final = suspend.SAME
 """In place of a timeout: the parent's."""
-WORD: Final = "fork"
 _ROUNDS: Final = 3
 """How often promoting looks for siblings that came to be meanwhile."""
 _log = structlog.get_logger("sandlot.core")
@@ -336,7 +335,8 @@ class ForkManager:
         gate, litter = ForkBatchGate(params.count), ForkBatchStart(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if request is None else request.digest
-        source = StartSource(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest, shares=True)
+        constraints = StartSourceConstraints(spec, restored=MEMORY, shares_volumes=True)
+        source = StartSource([litter], constraints, setup=[gate.pass_through], digest=digest)
         tasks = [
             asyncio.create_task(self._manager.create(each, owner, key=None if request is None else request.key_of(number), source=source))
             for number, each in enumerate(children)

@@ -242,7 +242,7 @@ class SnapshotManager:
             check_same(before.request_digest, digest)  # it was made, and the snapshot was deleted since
             return await self._registry.load(before.id, principal)
         async with self.using(record.id, principal) as found:
-            source, spec = replace(found, digest=digest), found.spec
+            source, spec = replace(found, digest=digest), found.constraints.spec
             full = replace(
                 params,
                 template=spec.template,

@@ -16,8 +16,9 @@ import structlog
 
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.start import MemoryImageStart, StartSource, boot
+from sandlot.core.lifecycle.start import BootStart, MemoryImageStart, StartSource
 from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.scheduler import StartSourceConstraints
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SandboxSpec, SnapshotKind
@@ -25,8 +26,6 @@ from sandlot.model.specs import SandboxSpec, SnapshotKind
 MEMORY: Final = "memory"
 FILES: Final = "files"
 """What of a snapshot a sandbox goes on from: ``SandboxSpec.restored``."""
-
-WORD: Final = "snapshot"
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -46,7 +45,7 @@ async def source_of(record: SnapshotRecord, images: MemoryImages, drivers: Drive
     spec = replace(record.spec, snapshot=record.id, parent=None)
     why = record.problem or await _why_no_memory(record, images, drivers, templates)
     if not why:
-        return StartSource(WORD, MemoryImageStart(images.image(record.id)), spec, restored=MEMORY, volumes=spec.volumes)
+        return StartSource([MemoryImageStart(images.image(record.id))], StartSourceConstraints(spec, restored=MEMORY, volumes=spec.volumes))
     layer = images.layer(record.id)
     if not await asyncio.to_thread(layer.is_file):
         raise unusable(record, why)
@@ -54,7 +53,8 @@ async def source_of(record: SnapshotRecord, images: MemoryImages, drivers: Drive
         _log.warning("snapshot.files_only", snapshot=record.id, reason=why)
     if await _is_rootless(spec, templates):
         spec = replace(spec, root="")
-    return StartSource(WORD, boot, spec, restored=FILES, inject=functools.partial(overlay.apply_layer, layer=layer))
+    setup = [functools.partial(overlay.apply_layer, layer=layer)]
+    return StartSource([BootStart()], StartSourceConstraints(spec, restored=FILES), setup=setup)
 
 
 def unusable(record: SnapshotRecord, why: str) -> ConflictError:

@@ -165,7 +165,7 @@ class SnapshotVerifier:
             source = await self._source(record)
         except ConflictError:
             return record  # it can be seen, and is said whenever somebody asks for it
-        if source.restored != MEMORY:
+        if source.constraints.restored != MEMORY:
             return record
         await self._check_room(record)
         params = CreateSandboxParams(

@@ -13,7 +13,7 @@ from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code, processes
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.files import files
-from sandlot.core.lifecycle.recovery import AWAY, EXPIRED, FORSAKEN, ONE_RUN, UNBORN, UNFINISHED, USE_WORD, over
+from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, ONE_RUN, USE_WORD, over
 from sandlot.core.registry import ENDED, LIVE, SandboxFilter
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
@@ -92,7 +92,7 @@ async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path
         found, more = await second.core.registry.page(ALICE, SandboxFilter(states=ENDED), after=None, limit=10)
         assert not more
         reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
-        assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, AWAY), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
+        assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, ENDED_UNATTENDED), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
         assert await output(second, lives.id, "echo", "still") == "still\n"
         assert second.core.registry.find(lives.id, ALICE).expires_at is None
 
@@ -217,12 +217,12 @@ async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_p
     async with serving(tmp_path, driver, keep=True) as third:
         settled = await third.store.sandboxes.get(half.id)
         assert settled is not None
-        assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, UNBORN, None)
+        assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, NOT_CREATED, None)
         await third.store.sandboxes.save(replace(record, state=State.STOPPING))
     async with serving(tmp_path, driver) as fourth:
         ended = await fourth.core.registry.load(sandbox.id, ALICE)
         assert ended.exit is not None
-        assert (ended.state, ended.exit.detail) == (State.STOPPED, UNFINISHED)
+        assert (ended.state, ended.exit.detail) == (State.STOPPED, NOT_REMOVED)
         assert ended.spec.env == {}
 
 
@@ -282,7 +282,7 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
         await settled(lambda: node.sandboxes.count == 0)
         ended = await node.sandboxes.load(sandbox.id, OPERATOR)
         assert ended.exit is not None
-        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, FORSAKEN)
+        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, CLIENT_LOST)
     assert state.driver.leftovers() == []
 
 
@@ -300,12 +300,12 @@ async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver
 @pytest.mark.parametrize(
     "state, reason, expired, becomes, detail",
     [
-        (State.CREATING, None, False, State.FAILED, UNBORN),
-        (State.STOPPING, None, False, State.STOPPED, UNFINISHED),
+        (State.CREATING, None, False, State.FAILED, NOT_CREATED),
+        (State.STOPPING, None, False, State.STOPPED, NOT_REMOVED),
         (State.STOPPING, "oom", False, State.FAILED, "told"),
         (State.STOPPING, "killed", True, State.STOPPED, "told"),
         (State.RUNNING, None, True, State.STOPPED, EXPIRED),
-        (State.RUNNING, None, False, State.FAILED, AWAY),
+        (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
 def test_how_what_does_not_live_is_said_to_have_ended(state: State, reason: str | None, expired: bool, becomes: State, detail: str) -> None:  # noqa: FBT001

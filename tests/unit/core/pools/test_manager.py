@@ -21,9 +21,8 @@ import pytest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.pools import policy
 from sandlot.core.pools.config_file import FILE as POOLS_FILE
-from sandlot.core.pools.models import PoolSizes, PoolSpec
+from sandlot.core.pools.models import BOOT, DIRECT, HOT, PoolSizes, PoolSpec
 from sandlot.core.pools.pool import Pool
-from sandlot.core.pools.starts import BOOT, DIRECT, HOT
 from sandlot.core.pools.warm import NEUTRAL as NEUTRAL_IDENTITY
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from sandlot.core.admission import AUTO, OWN, check_own
 from sandlot.core.pools.manager import PoolStatus
-from sandlot.core.pools.models import GROWS_TO, MOST, PoolSizes, sizes
-from sandlot.core.pools.starts import PATHS
+from sandlot.core.pools.models import GROWS_TO, MOST, PATHS, PoolSizes, sizes
 from sandlot.core.pools.template_snapshots import made_at
 from sandlot.model.access import LOCAL
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
