@@ -163,7 +163,8 @@ class SandboxManager:
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
     ) -> Sandbox:
         with self._registry.reserve_name(principal.owner, params.name if params.unique_name else None):
-            admitted = await self._scheduler.admit(params, principal, source.constraints if source else None)
+            constraints, batch = (source.constraints, source.batch) if source else (None, None)
+            admitted = await self._scheduler.admit(params, principal, constraints, batch)
             sandbox = admitted.sandbox
             sandbox.idempotency_key, sandbox.request_digest = key, digest
             setup = [*(source.setup if source else ()), *self._mount_steps(sandbox, source), *admitted.setup]

@@ -135,13 +135,16 @@ class Scheduler:
                 fields={"retry_after_s": 1},
             ) from None
 
-    async def admit(self, params: CreateSandboxParams, principal: Principal, source: StartSourceConstraints | None = None) -> Admitted:
+    async def admit(
+        self, params: CreateSandboxParams, principal: Principal, source: StartSourceConstraints | None = None, batch: str | None = None
+    ) -> Admitted:
         """Check a create request, choose a warm sandbox if there is one, and reserve the resources.
 
         Args:
             params: The request.
             principal: Caller; the sandbox belongs to its owner.
             source: Properties that the sandbox takes from its source. None: the sandbox starts from its template.
+            batch: Key of a reservation of :meth:`admit_batch` from which the sandbox draws its part. None: the sandbox reserves its own.
 
         Raises:
             SandlotError: The request is refused; see ``SandboxManager.create``.
@@ -161,9 +164,10 @@ class Scheduler:
         kind = PoolSpec(template, isolation, params.limits)
         has_pools = source is None and (not mounts or can.can(DriverCapability.CONFIGURE_VOLUMES))
         is_warm = has_pools and self._pools.has_warm(kind, principal.owner)
-        reading = None if is_warm else await self._reservations.read_host()  # a warm sandbox has its reservation already
+        is_reserved = is_warm or batch is not None
+        reading = None if is_reserved else await self._reservations.read_host()
         self._check_now(params, principal, takes, reading)
-        if not is_warm:
+        if not is_reserved:
             reading = await self._reservations.make_room(takes)
             self._check_now(params, principal, takes, reading)
         spec = self._spec(params, isolation, network, self._mounts(params, principal), source)
@@ -182,17 +186,21 @@ class Scheduler:
         )
         if warm is not None:
             self._reservations.transfer(warm.holder, sandbox.id, takes)
+        elif batch is not None:
+            self._reservations.draw(batch, sandbox.id, takes)
         else:
             reading = reading or await self._reservations.read_host()
             self._mounts(params, principal)  # a volume may have been deleted meanwhile
             self._reservations.reserve(sandbox.id, takes, reading)
         return Admitted(sandbox, claim, setup)
 
-    async def admit_batch(self, holder: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
+    async def admit_batch(self, key: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
         """Check and reserve what several equal sandboxes need together, before the first of them is admitted.
 
+        :meth:`admit` draws the part of each sandbox from the reservation.
+
         Args:
-            holder: Key of the reservation. The caller releases the reservation.
+            key: Key of the reservation. The caller releases what no sandbox has drawn.
             params: Request of each sandbox; its isolation is the name of a driver.
             principal: Caller.
             count: Number of sandboxes.
@@ -220,7 +228,7 @@ class Scheduler:
         check(await self._reservations.read_host())
         reading = await self._reservations.make_room(together)
         check(reading)
-        self._reservations.reserve(holder, together, reading)
+        self._reservations.reserve(key, together, reading)
 
     async def readmit(self, sandbox: Sandbox) -> None:
         """Reserve again what a hibernated sandbox may use when it runs.

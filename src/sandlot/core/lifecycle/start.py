@@ -91,12 +91,14 @@ class StartSource:
         strategies: Start strategies, in the order in which they are tried.
         constraints: Properties that the new sandbox takes from the source.
         setup: Steps between the guest's first response and the response to the client.
+        batch: Key of the batch reservation from which the new sandbox draws its resources. None: it reserves its own.
         digest: Digest of the create request, if the request's own fields do not say all of it. None: the digest of its fields.
     """
 
     strategies: Sequence[StartStrategy]
     constraints: StartSourceConstraints
     setup: Sequence[SetupStep] = ()
+    batch: str | None = None
     digest: str | None = None
 
 

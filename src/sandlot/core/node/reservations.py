@@ -427,6 +427,33 @@ class Reservations:
         del self._reserved[key]
         self._reserved[to] = amount
 
+    def draw(self, key: str, to: str, amount: Resources) -> None:
+        """Move a part of a reservation to a new key. A reservation that is used up is removed.
+
+        Args:
+            key: Key of the existing reservation.
+            to: New key; must not exist yet.
+            amount: Amount to move; no resource may exceed the existing reservation.
+
+        Raises:
+            InternalError: One of these conditions does not hold. Nothing is changed.
+        """
+        if to in self._reserved or key not in self._reserved:
+            raise InternalError(f"{to} cannot draw from the reservation of {key}.")
+        before = self._reserved[key]
+        if combine(max, before, amount) != before:
+            raise InternalError(f"{to} needs more than {key} has reserved.")
+        rest = Resources(
+            memory_bytes=before.memory_bytes - amount.memory_bytes,
+            disk_bytes=before.disk_bytes - amount.disk_bytes,
+            pids=before.pids - amount.pids,
+        )
+        if any((rest.memory_bytes, rest.disk_bytes, rest.pids)):
+            self._reserved[key] = rest
+        else:
+            del self._reserved[key]
+        self._reserved[to] = amount
+
     def release(self, key: str) -> None:
         """Remove a reservation whose resources have all been freed. Idempotent."""
         self._reserved.pop(key, None)

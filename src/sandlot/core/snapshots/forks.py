@@ -49,7 +49,7 @@ from sandlot.core.snapshots.fork_batch import ForkBatchGate, ForkBatchStart
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
-from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
 from sandlot.model.specs import SnapshotKind
@@ -330,13 +330,21 @@ class ForkManager:
         _check_volumes(parent, params)
         children = self._asked(parent, params)
         image = new_snapshot_id(self._node)
-        await self._scheduler.admit_batch(image, children[0], owner, params.count)
-        self._reservations.release(image)  # each of them is promised its own
-        gate, litter = ForkBatchGate(params.count), ForkBatchStart(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
+        batch = f"fork-{image}"
+        await self._scheduler.admit_batch(batch, children[0], owner, params.count)
+        try:
+            return await self._start(parent, owner, children, request, image, batch)
+        finally:
+            self._reservations.release(batch)  # what no child has drawn
+
+    async def _start(
+        self, parent: Sandbox, owner: Principal, children: Sequence[CreateSandboxParams], request: _Request | None, image: SnapshotId, batch: str
+    ) -> Sequence[Sandbox]:
+        gate, litter = ForkBatchGate(len(children)), ForkBatchStart(await self._images.make(image), len(children), max(1, (os.cpu_count() or 1) // 2))
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if request is None else request.digest
         constraints = StartSourceConstraints(spec, restored=MEMORY, shares_volumes=True)
-        source = StartSource([litter], constraints, setup=[gate.pass_through], digest=digest)
+        source = StartSource([litter], constraints, setup=[gate.pass_through], batch=batch, digest=digest)
         tasks = [
             asyncio.create_task(self._manager.create(each, owner, key=None if request is None else request.key_of(number), source=source))
             for number, each in enumerate(children)
