@@ -21,8 +21,6 @@ NOT_DONE = {
     "core",
     "core/execution",
     "core/lifecycle",
-    "core/node",
-    "core/pools",
     "doors",
     "doors/agentsandbox",
     "doors/e2b",

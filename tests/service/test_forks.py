@@ -56,7 +56,7 @@ async def end(service: Service, *sandboxes: Sandbox) -> None:
 
 
 def live(service: Service) -> set[str]:
-    return {sandbox.id for sandbox in service.sandboxes.list(OPERATOR)}
+    return {sandbox.id for sandbox in service.core.registry.list(OPERATOR)}
 
 
 async def test_children_continue_from_their_parent_and_are_independent(core_service: Service, parent: tuple[Sandbox, State], state_dir: Path) -> None:

@@ -24,7 +24,7 @@ ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 
 async def no_memory_promised(service: Service) -> bool:
-    return (await service.sandboxes.capacity()).reserved.memory_bytes == 0
+    return (await service.core.reservations.capacity()).reserved.memory_bytes == 0
 
 
 @pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])

@@ -34,7 +34,7 @@ def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
-    sandbox = service.sandboxes.find(told["box"], OPERATOR)
+    sandbox = service.core.registry.find(told["box"], OPERATOR)
     await until(lambda: sandbox.recovered.is_set() or sandbox.state in {Life.STOPPED, Life.FAILED})
     return sandbox
 
@@ -77,8 +77,8 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
-            (pool,) = (told.pool for told in service.sandboxes.pools.list(OPERATOR))
-            for sandbox in service.sandboxes.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
+            (pool,) = (told.pool for told in service.core.pools.list(OPERATOR))
+            for sandbox in service.core.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
                 await sandbox.wait_reachable()  # a claim is recorded while its guest wakes, so this can be after any of the steps
                 assert sandbox.state is Life.RUNNING
                 assert await cell(sandbox, "print('used' in globals())") == "False\n"
@@ -97,9 +97,9 @@ async def test_while_a_pool_is_filled(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
         cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
-            assert list(service.sandboxes.list(OPERATOR)) == []
+            assert list(service.core.registry.list(OPERATOR)) == []
             await stocked(service)
-            (told,) = service.sandboxes.pools.list(OPERATOR)
+            (told,) = service.core.pools.list(OPERATOR)
             assert told.error == ""
             claimed = await make(service, POOLED)
             assert told.pool.claims.get(StartPath.WARM) == 1

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
-    sandbox = service.sandboxes.find(told["box"], OPERATOR)
+    sandbox = service.core.registry.find(told["box"], OPERATOR)
     await check(sandbox, State("first", told["ticker"]))
     return sandbox
 
@@ -33,7 +33,7 @@ async def listed(service: Service) -> list[str]:
 
 
 def live(service: Service) -> set[str]:
-    return {sandbox.id for sandbox in service.sandboxes.list(OPERATOR)}
+    return {sandbox.id for sandbox in service.core.registry.list(OPERATOR)}
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("written", "intended", "recorded")])
@@ -81,7 +81,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
             assert await listed(service) == saved(folder) == [told["snapshot"]]
-            for other in service.sandboxes.list(OPERATOR):
+            for other in service.core.registry.list(OPERATOR):
                 if other.id != sandbox.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
                     await check(other, State("first", told["ticker"]))
             again = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
@@ -117,5 +117,5 @@ async def test_while_one_is_promoted() -> None:
             await service.core.forks.promote(kept, OPERATOR)
             await until(lambda: live(service) == {sandbox.id, kept})
             assert (await service.core.forks.promote(kept, OPERATOR)).ended == ()
-            await check(service.sandboxes.find(kept, OPERATOR), State("first", told["ticker"]))
+            await check(service.core.registry.find(kept, OPERATOR), State("first", told["ticker"]))
             assert set(others) & live(service) == set()

@@ -100,7 +100,7 @@ async def looked(sandbox: Sandbox) -> dict[str, Any]:
 
 
 async def root_of(service: Service, sandbox: Sandbox) -> Path:
-    return (await service.sandboxes.supply.base_of(sandbox.spec)).root.path
+    return (await service.core.templates.resolve_for(sandbox.spec)).root.path
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])

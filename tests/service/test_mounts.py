@@ -16,7 +16,7 @@ import pytest
 
 from sandlot.core.execution import processes
 from sandlot.core.lifecycle import mounts
-from sandlot.core.lifecycle.dependencies import SandboxSupervisor
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import ForkParams
@@ -342,7 +342,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
                 await service.sandboxes._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
-            sandbox = service.sandboxes.find(old.id, OPERATOR)
+            sandbox = service.core.registry.find(old.id, OPERATOR)
             assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
             with pytest.raises(ConflictError, match="earlier version") as refused:
                 await detach(service, sandbox, "/srv/other")
@@ -385,7 +385,7 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
     with killed_at("halfmoved", deed, step) as (folder, told):
         assert "done" not in told
         async with real_service(folder) as service:
-            sandbox = service.sandboxes.find(told["box"], OPERATOR)
+            sandbox = service.core.registry.find(told["box"], OPERATOR)
             await sandbox.wait_reachable()
             await sandbox.operations.submit(_nothing)  # after what was begun by the service before
             assert [each for each in sandbox.spec.volumes if each.moving] == []

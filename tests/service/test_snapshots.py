@@ -117,7 +117,7 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     record = await service.core.snapshots.get(taken.id, OPERATOR)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
-    await until(lambda: not any(USE_WORD in sandbox.metadata for sandbox in service.sandboxes.list(OPERATOR)))  # the copy was for that alone
+    await until(lambda: not any(USE_WORD in sandbox.metadata for sandbox in service.core.registry.list(OPERATOR)))  # the copy was for that alone
 
     layer = state_dir / "saved" / taken.id / "files.layer"
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
@@ -158,7 +158,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             assert "retry_after_s" in busy.value.fields
             await check(sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
-            sandbox = careless.sandboxes.find(sandbox.id, OPERATOR)
+            sandbox = careless.core.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
                 await careless.core.snapshots.create(sandbox.id, OPERATOR)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)

@@ -49,7 +49,7 @@ async def service(core_service: Service) -> AsyncGenerator[Service]:
 
 async def clear(service: Service, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
-    for sandbox in service.sandboxes.list(OPERATOR):
+    for sandbox in service.core.registry.list(OPERATOR):
         if sandbox not in kept:
             await service.sandboxes.kill(sandbox.id, OPERATOR)
     for sandbox in kept:

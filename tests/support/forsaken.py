@@ -19,12 +19,11 @@ from typing import Any
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.files import overlay
-from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.start import MemoryImageStart
+from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
-from sandlot.core.pools.starts import WarmStart
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -94,7 +93,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "packing": lambda: amid(overlay, "pack_layer"),
     "forgotten": lambda: after(Snapshots, "remove"),
     "conceived": lambda: after(Scheduler, "admit"),
-    "restoring": lambda: amid(MemoryImageStart, "__call__"),
+    "restoring": lambda: amid(MemoryImageStart, "start"),
     "one waits": lambda: amid(ForkBatch, "wait_all_ready"),
     "one is told of": lambda: after(SandboxRecorder, "save_running"),
     "all are told of": lambda: after(SandboxRecorder, "save_running", COUNT),
@@ -104,12 +103,12 @@ STEPS: dict[str, Callable[[], None]] = {
     "at rest": lambda: after(Link, "quiesce"),
     "rest written": lambda: after(OciInstance, "snapshot"),
     "rest recorded": lambda: after(SandboxRecorder, "save_eventually"),
-    "given back": lambda: after(suspend, "destroy"),
+    "given back": lambda: after(Disposer, "destroy"),
     "restoring memory": lambda: amid(OciBlank, "restore"),
-    "restored": lambda: after(MemoryImageStart, "__call__"),
+    "restored": lambda: after(MemoryImageStart, "start"),
     "recorded as woken": lambda: after(SandboxRecorder, "save", 2),  # the first one is the intent of the start
     "thawed": lambda: after(OciInstance, "resume"),
-    "claimed": lambda: after(WarmStart, "_become"),
+    "claimed": lambda: after(WarmStart, "_wake"),
     "frozen": lambda: after(OciInstance, "pause"),
     "rehearsed": lambda: after(WarmSandboxFactory, "rehearse"),
     "snapshot of the template": lambda: amid(OciInstance, "snapshot"),
@@ -168,7 +167,7 @@ def own_cache(folder: Path) -> Path:
 
 async def stocked(service: Service) -> None:
     """Return once the pool has one that waits."""
-    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.list(OPERATOR)))
+    await until(lambda: any(told.pool.ready for told in service.core.pools.list(OPERATOR)))
 
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.node.reservations import NodeCapacity
-from sandlot.core.pools.manager import PoolStatus
+from sandlot.core.pools.manager import PoolManager, PoolStatus
 from sandlot.core.pools.models import PoolSizes
 from sandlot.core.ports import PackageIndex, ResolvedTemplate, Template
 from sandlot.core.records.metrics import Metrics
@@ -119,29 +120,51 @@ class SandboxesFacade:
 
     def __init__(self, core: Core) -> None:
         self._manager = core.manager
+        self._registry = core.registry
+        self._reservations = core.reservations
+        self._pools = core.pools
 
     @property
     def count(self) -> int:
         """Number of live sandboxes."""
-        return len(self._manager.live())
+        return self._registry.count
 
-    def list(self, principal: Principal) -> Sequence[Sandbox]:
-        """Return the live sandboxes that a principal may see."""
-        return self._manager.list(principal)
+    held = count
+
+    async def create(self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None) -> Sandbox:
+        """Create a sandbox."""
+        return await self._manager.create(params, principal, key=key)
+
+    def find(self, id_: str, principal: Principal) -> Sandbox:
+        """Return a sandbox, also one that has ended lately."""
+        return self._registry.find(id_, principal)
+
+    def list(self, principal: Principal, *, ended: bool = False) -> Sequence[Sandbox]:
+        """Return the live sandboxes that a principal may see, on demand with those that ended lately."""
+        return self._registry.list(principal, ended=ended)
+
+    async def capacity(self) -> NodeCapacity:
+        """Return the capacity of the node."""
+        return await self._reservations.capacity()
+
+    @property
+    def pools(self) -> PoolManager:
+        """The pools."""
+        return self._pools
 
     async def load(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox, also one that has ended."""
-        return await self._manager.load(id_, principal)
+        return await self._registry.load(id_, principal)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the other names are core's own
-        return getattr(self._manager, name)
+        return getattr(self._manager if hasattr(self._manager, name) else self._registry, name)
 
 
 class PoolsFacade:
     """``PoolManager``."""
 
     def __init__(self, core: Core) -> None:
-        self._pools = core.manager.pools
+        self._pools = core.pools
 
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
@@ -180,15 +203,15 @@ class ReservationsFacade:
     """``Reservations``."""
 
     def __init__(self, core: Core) -> None:
-        self._manager = core.manager
+        self._reservations = core.reservations
 
     async def reserved(self) -> Resources:
         """Return the sum of all reservations."""
-        return (await self._manager.capacity()).reserved
+        return (await self._reservations.capacity()).reserved
 
     async def capacity(self) -> NodeCapacity:
         """Return the capacity of the node."""
-        return await self._manager.capacity()
+        return await self._reservations.capacity()
 
 
 class Node:
@@ -229,7 +252,7 @@ class Node:
 
     def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
         """Return the driver's side of a live sandbox, by the sandbox or its id."""
-        found = sandbox if isinstance(sandbox, Sandbox) else self.core.manager.find(sandbox, OPERATOR)
+        found = sandbox if isinstance(sandbox, Sandbox) else self.core.registry.find(sandbox, OPERATOR)
         return next(instance for instance in self.driver.booted if instance.ref == found.ref)
 
     def guest(self, sandbox: Sandbox | str) -> MemoryGuest:

@@ -13,7 +13,6 @@ import httpx
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
-from sandlot.core.manager import SandboxManager
 from sandlot.core.pools.models import DEFAULT_POOLS
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
@@ -31,7 +30,7 @@ from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
 from tests.support.http import NO_TLS
-from tests.support.node import MemoryTemplates, NoPackages
+from tests.support.node import MemoryTemplates, NoPackages, SandboxesFacade
 
 BASE = CreateSandboxParams(template="base", limits=Limits(pids=32768))
 """What tests create unless they are about something else: the smaller of the built-in images.
@@ -63,8 +62,8 @@ class Bench:
     driver: Any
 
     @property
-    def sandboxes(self) -> SandboxManager:
-        return self.service.sandboxes
+    def sandboxes(self) -> SandboxesFacade:
+        return SandboxesFacade(self.service.core)
 
     async def sandbox(self) -> Sandbox:
         return await self.service.sandboxes.create(BASE, OPERATOR)

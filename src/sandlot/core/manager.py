@@ -12,47 +12,29 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import structlog
 
 from sandlot.core.access import quotas
 from sandlot.core.access.idempotency import Idempotency, check_same, request_digest
-from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
+from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import TaskSet
-from sandlot.core.execution import unattended
-from sandlot.core.execution.packages import services_of
-from sandlot.core.lifecycle import recovery, supervisor, suspend, teardown
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies
+from sandlot.core.lifecycle import recovery, start, suspend
 from sandlot.core.lifecycle.idle import IdleMonitor
-from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.mounts import hold, let_go
-from sandlot.core.lifecycle.start import Start, StartSource, boot
-from sandlot.core.lifecycle.supervisor import Course, supervise
-from sandlot.core.lifecycle.update import Hands, UpdateSandboxParams, Used, update, used
-from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.drivers import Supply
-from sandlot.core.node.reservations import NodeCapacity, Reservations
-from sandlot.core.operations import Work
-from sandlot.core.pools.manager import PoolManager
-from sandlot.core.pools.models import PoolConfig
-from sandlot.core.pools.ownership import PoolOwners
-from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, Templates
-from sandlot.core.records.sandboxes import SandboxRecorder
-from sandlot.core.registry import REMEMBERED, SandboxRegistry
+from sandlot.core.lifecycle.mounts import hold, mount_steps
+from sandlot.core.lifecycle.start import StartSource, template_strategies
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, release_volumes
+from sandlot.core.lifecycle.update import SandboxUpdate, UpdateSandboxParams, Used, used
+from sandlot.core.operations import Operation
+from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Inject, Injects, Scheduler
-from sandlot.core.volumes import VolumeManager
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.core.scheduler import Scheduler, SetupStep
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
-from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Driver, Exit, ExitReason, HostReading, Resources
+from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.states import LIFECYCLE, Recovery, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
@@ -61,94 +43,25 @@ CLOSE_TIMEOUT_S = 60.0
 _log = structlog.get_logger("sandlot.core")
 
 
-class SandboxManager(SandboxRegistry):
-    """All sandboxes of this service.
+class SandboxManager:
+    """Creates, changes and ends the sandboxes of this service.
 
     Args:
-        drivers: Isolation name -> driver.
-        templates: What sandboxes start from.
-        greet: Makes a link to a guest.
-        clock: The time.
-        new_id: Makes ids that carry this node.
-        rules: What the operator decided.
-        read_host: Looks at what the host has; blocks for some milliseconds.
-        buffers: Of the memory that is held for clients.
-        recorder: The durable side of them.
-        images: Where what is hibernated is.
-        injects: Finds files of the file store that are to be in a new sandbox.
-        packages: Package indexes for those inside; None is none.
-        pool_configs: Shared pools that the settings name.
-        cache_dir: Cache directory with the template snapshots.
-        data_dir: Data directory with ``pools.json``.
-        version: Version of Sandlot.
-        principal_of: Whoever has a key of that id, where nobody asks: for what wakes by itself, or waits in a pool; None where it was revoked.
-        volumes: What they may have; None is nothing.
+        registry: Sandboxes of this service.
+        scheduler: Admits sandboxes and reserves their resources.
+        lifecycle: Parts of the service that supervisors need.
     """
 
-    def __init__(  # noqa: PLR0913 - all by name, and each a part of the service
-        self,
-        *,
-        drivers: Mapping[str, Driver],
-        templates: Templates,
-        greet: GuestLinkFactory,
-        clock: Clock,
-        new_id: Callable[[], SandboxId],
-        rules: AdmissionPolicy,
-        read_host: Callable[[], HostReading],
-        buffers: BufferBudget,
-        recorder: SandboxRecorder,
-        images: MemoryImages,
-        pool_configs: Iterable[PoolConfig],
-        cache_dir: Path,
-        data_dir: Path,
-        version: str,
-        injects: Injects | None = None,
-        packages: PackageIndex | None = None,
-        principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
-        volumes: VolumeManager | None = None,
-    ) -> None:
-        super().__init__(recorder, buffers, clock)
-        self._services = functools.partial(services_of, packages)
+    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._lifecycle = lifecycle
+        self._recorder = lifecycle.recorder
         self._idempotency = Idempotency()
         self._tasks = TaskSet("service.defect")
-        self._disposer = Disposer(clock)
-        self.supply = self._supply = Supply(drivers, templates)
-        """What sandboxes are made of."""
-        self._greet, self._rules = greet, rules
-        self._reservations = Reservations(read_host, rules.overcommit, clock)
-        self._images = images
-        self._turns = asyncio.Semaphore(rules.max_creates)
-        self.pools = PoolManager(
-            configs=pool_configs,
-            cache_dir=cache_dir,
-            data_dir=data_dir,
-            version=version,
-            supply=self._supply,
-            reservations=self._reservations,
-            policy=rules,
-            link_factory=greet,
-            clock=clock,
-            new_id=new_id,
-            metrics=recorder.metrics,
-            start_slots=self._turns,
-            owners=PoolOwners(principal_of, lambda owner: [sandbox.counted_limits for sandbox in self._of(owner)]),
-        )
-        self.scheduler = self._scheduler = Scheduler(
-            supply=self._supply,
-            reservations=self._reservations,
-            rules=rules,
-            buffers=buffers,
-            clock=clock,
-            new_id=new_id,
-            injects=injects,
-            pools=self.pools,
-            quota_of=lambda owner: (principal_of(owner) or OPERATOR).quota,
-            volumes=volumes,
-        )
-        self._closing = False
-        self.grading = ThreadPoolExecutor(1, "grading")  # its own: outputs of megabytes take seconds, and creates wait for the default one
+        self.grading = ThreadPoolExecutor(1, "grading")
+        """Thread that compares outputs of one-shot runs: outputs of megabytes take seconds, and creates wait for the default threads."""
         self._close_by_s: float | None = None
-        self._idle_since_monotonic_s = clock.monotonic_s()
 
     async def open(self) -> int:
         """Take over what an earlier service of this node left running, and remove the rest of it; how many are taken over.
@@ -159,30 +72,30 @@ class SandboxManager(SandboxRegistry):
         Raises:
             SandlotError: The store cannot be read or written.
         """
-        for record in await self._recorder.ended_lately(REMEMBERED):
-            self._remember(self._revived(record))
+        for record in await self._recorder.ended_lately(MAX_REMEMBERED):
+            self._registry.remember(self._registry.revive(record))
         kept: set[str] = set()
         for record in await self._recorder.unfinished():
             if LIFECYCLE[record.state].recovery is Recovery.REMOVE or record.ref is None:
-                expired = record.expires_at is not None and record.expires_at <= self._clock.now()
+                expired = record.expires_at is not None and record.expires_at <= self._lifecycle.clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
-            elif record.spec.isolation not in self._supply.drivers:
+            elif record.spec.isolation not in self._lifecycle.drivers:
                 _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with that driver again.")
                 kept.add(record.ref)
-                self.unheld.add(record.id)
+                self._registry.without_driver.add(record.id)
             else:
-                self._begin(self._revived(record), recovery.recover, boot)
+                self._recover(self._registry.revive(record))
         for work in (
-            recovery.sweep_leftovers(self.live(), self._supply.drivers.values(), kept),
-            IdleMonitor(self.live, self._clock).run(),
-            self.pools.run(),
+            recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept),
+            IdleMonitor(self._registry, self._lifecycle.clock).run(),
+            self._lifecycle.pools.run(),
         ):
             self._tasks.spawn(work)
-        return len(self._lives)
+        return self._registry.count
 
     def refuse(self) -> None:
         """Let nothing be created any more, because the service is about to stop."""
-        self._closing = True
+        self._scheduler.close()
 
     async def aclose(self, *, keep: bool = False) -> None:
         """Leave every sandbox to the next service, or end them and wait until all are removed; nothing can be created any more.
@@ -195,8 +108,8 @@ class SandboxManager(SandboxRegistry):
         """
         self.refuse()
         self._tasks.cancel()
-        tasks = [*(task for _, task in self._lives.values()), asyncio.create_task(self.pools.aclose())]
-        for sandbox, _ in self._lives.values():
+        tasks = [*self._registry.tasks(), asyncio.create_task(self._lifecycle.pools.aclose())]
+        for sandbox in self._registry.live():
             if keep and sandbox.is_announced:
                 sandbox.detach()
             else:
@@ -208,14 +121,14 @@ class SandboxManager(SandboxRegistry):
             _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
         self.grading.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def held(self) -> int:
-        """Sandboxes that still hold anything of the host."""
-        return len(self._lives)
+    def check_runs(self, principal: Principal) -> None:
+        """Refuse a principal whose owner may begin no more executions this month.
 
-    def idle_s(self) -> float:
-        """Seconds since the last sandbox was removed; 0 while there is one."""
-        return 0.0 if self._lives else self._clock.monotonic_s() - self._idle_since_monotonic_s
+        Raises:
+            LimitError: ``quota_exceeded``.
+        """
+        if self._recorder.execution_counter is not None:
+            self._recorder.execution_counter.check(principal.owner)
 
     async def create(
         self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None
@@ -256,7 +169,7 @@ class SandboxManager(SandboxRegistry):
         """
         while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, key)) is not None:
             check_same(record.request_digest, digest)
-            sandbox = self._known(record.id)
+            sandbox = self._registry.get(record.id)
             if sandbox is None and not is_terminal(record.state):
                 raise UnavailableError(
                     f"Sandbox {record.id}, which this Idempotency-Key names, is on another node, or its end is not recorded yet.",
@@ -265,7 +178,7 @@ class SandboxManager(SandboxRegistry):
                     fields={"retry_after_s": 5},
                 )
             if sandbox is None or sandbox.is_announced:
-                return sandbox or self._revived(record)
+                return sandbox or self._registry.revive(record)
             await sandbox.ended.wait()  # its client disconnected, so it ends; then its record no longer has the key
             await asyncio.sleep(0)
         return None
@@ -273,66 +186,51 @@ class SandboxManager(SandboxRegistry):
     async def _create(
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
     ) -> Sandbox:
-        with self.reserve_name(principal.owner, params.name if params.unique_name else None):
-            born = await self._scheduler.admit(params, principal, source, self.live, self._check_open)
-            sandbox = born.sandbox
+        with self._registry.reserve_name(principal.owner, params.name if params.unique_name else None):
+            constraints, batch = (source.constraints, source.batch) if source else (None, None)
+            admitted = await self._scheduler.admit(params, principal, constraints, batch)
+            sandbox = admitted.sandbox
             sandbox.idempotency_key, sandbox.request_digest = key, digest
-            self._begin(sandbox, supervisor.create, born.start, born.inject)
+            setup = [*(source.setup if source else ()), *self._mount_steps(sandbox, source), *admitted.setup]
+            strategies = source.strategies if source else template_strategies(admitted, has_setup=bool(setup))
+            self._supervise(sandbox, start.begin, strategies, setup)
         try:
             await asyncio.shield(sandbox.ready)
         except asyncio.CancelledError:
             sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it went away"))
             raise
         except SandboxEndedError:
-            self._check_open()  # nobody has seen it yet: its creator may simply ask the next service
+            self._scheduler.check_open()  # no client has seen the sandbox: the request may be repeated at the next service
             raise
         _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
         return sandbox
 
-    def _check_open(self) -> None:
-        if self._closing:
-            code, fields = ErrorCode.SERVICE_UNAVAILABLE, {"retry_after_s": 1}
-            raise UnavailableError("The service is stopping.", code=code, hint="Try again in a moment.", fields=fields) from None
+    @staticmethod
+    def _mount_steps(sandbox: Sandbox, source: StartSource | None) -> Sequence[SetupStep]:
+        if source is None:
+            return mount_steps((), sandbox.spec.volumes)
+        return mount_steps(source.constraints.volumes, () if source.constraints.shares_volumes else sandbox.spec.volumes)
 
-    def _promised(self, sandbox: Sandbox) -> None:
-        self._reservations.record(sandbox.id, self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits))
-
-    def _begin(self, sandbox: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
-        """Let a sandbox live, by one task that owns it."""
+    def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
+        """Start the task that owns a sandbox until its end."""
         sandbox.execution_log, sandbox.execution_counter = self._recorder.execution_log, self._recorder.execution_counter
-        sandbox.resume_operation, sandbox.woken = suspend.resume, functools.partial(unattended.awake, sandbox)
-        driver = self._supply.drivers[sandbox.spec.isolation]
-        dependencies = LifecycleDependencies(
-            driver=driver,
-            can=lambda ability: self._supply.able(sandbox.spec.isolation, ability),
-            base=self._supply.base_of,
-            start=start,
-            prepare=functools.partial(self.pools.prepare, sandbox.spec.isolation),
-            greet=self._greet,
-            clock=self._clock,
-            disposer=self._disposer,
-            turns=self._turns,
-            recorder=self._recorder,
-            images=self._images,
-            claim=lambda one: self._scheduler.readmit(one, self.live),
-            rested=self._rested,
-            keep_resting_s=self._rules.max_suspended_s,
-            inject=inject,
-            promised=self._promised,
-            services=self._services,
-            volumes=self._scheduler.volumes,
-        )
-        if course is recovery.recover:
-            self._promised(sandbox)
-            hold(self._scheduler.volumes, sandbox)
-        task = asyncio.create_task(supervise(sandbox, dependencies, course), name=f"sandbox {sandbox.id}")
-        self._lives[sandbox.id] = (sandbox, task)
-        task.add_done_callback(lambda _: self._gone(sandbox))
+        sandbox.resume_operation = suspend.resume
+        supervisor = SandboxSupervisor(sandbox, self._lifecycle)
+        task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")
+        self._registry.add(sandbox, task)
+        task.add_done_callback(lambda _: self._remove(sandbox))
+        return supervisor
 
-    def _rested(self, sandbox: Sandbox, disk_bytes: int) -> None:
-        if sandbox.id in self._lives:
-            self._reservations.record(sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
-            let_go(self._scheduler.volumes, sandbox)
+    def _recover(self, sandbox: Sandbox) -> None:
+        """Recover a sandbox that an earlier service left."""
+        self._supervise(sandbox, recovery.recover).reserve_limits()
+        hold(self._lifecycle.volumes, sandbox)
+
+    def _remove(self, sandbox: Sandbox) -> None:
+        """Release what a sandbox has reserved, once nothing of it is left on the host or the service has detached."""
+        self._registry.remove(sandbox)
+        self._lifecycle.reservations.release(sandbox.id)
+        release_volumes(self._lifecycle.volumes, sandbox)
 
     async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
@@ -340,9 +238,15 @@ class SandboxManager(SandboxRegistry):
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        sandbox = await self.load(id_, principal)
+        sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
-        await teardown.ended(sandbox, self._lives.get(sandbox.id, (None, None))[1])
+        task = self._registry.task(sandbox.id)
+        if task is not None:
+            ended = asyncio.ensure_future(sandbox.ended.wait())
+            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        if not sandbox.ended.is_set():
+            raise sandbox.stopping_error()
 
     async def update(self, id_: str, principal: Principal, what: UpdateSandboxParams) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
@@ -356,29 +260,15 @@ class SandboxManager(SandboxRegistry):
             UnavailableError: ``busy``: the node has not so much to give now.
             SandboxEndedError: It has ended.
         """
-        sandbox = self.find(id_, principal)
-        hands = Hands(
-            driver=self._supply.drivers[sandbox.spec.isolation],
-            can=await self._supply.capabilities(sandbox.spec.isolation),
-            reservations=self._reservations,
-            recorder=self._recorder,
-            clock=self._clock,
-            check=lambda: quotas.check_update(
-                principal.quota,
-                sandbox.spec.limits,
-                what.limits.over(sandbox.spec.limits),
-                math.inf if what.persistent else what.timeout_s,
-                [other.counted_limits for other in self._of(sandbox.owner) if other is not sandbox],
-            ),
-        )
-        with self.reserve_name(sandbox.owner, what.name if what.unique_name else None, sandbox):
-            await update(sandbox, what, hands)
+        sandbox = self._registry.find(id_, principal)
+        with self._registry.reserve_name(sandbox.owner, what.name if what.unique_name else None, besides=sandbox):
+            await SandboxUpdate(sandbox, principal, what, self._lifecycle).run()
         sandbox.activity.touch()
         return sandbox
 
     async def usage(self, id_: str, principal: Principal) -> Used:
         """Measure what a sandbox uses, beside its limits."""
-        return await used(self.find(id_, principal))
+        return await used(self._registry.find(id_, principal))
 
     async def pause(self, id_: str, principal: Principal) -> Sandbox:
         """Freeze a sandbox where it is; one that rests already does.
@@ -388,7 +278,7 @@ class SandboxManager(SandboxRegistry):
             UnsupportedError: Its isolation cannot.
             SandboxEndedError: It has ended.
         """
-        return await self._ordered(self.find(id_, principal), suspend.pause)
+        return await self._ordered(self._registry.find(id_, principal), suspend.pause)
 
     async def hibernate(self, id_: str, principal: Principal) -> Sandbox:
         """Write a sandbox to the disk and give its memory back.
@@ -399,7 +289,7 @@ class SandboxManager(SandboxRegistry):
             HostError: It cannot be written; it goes on as it was.
             SandboxEndedError: It has ended.
         """
-        return await self._ordered(self.find(id_, principal), suspend.hibernate)
+        return await self._ordered(self._registry.find(id_, principal), suspend.hibernate)
 
     async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = suspend.SAME) -> Sandbox:
         """Let a sandbox go on that was paused or hibernated, with its timeout anew; one that runs does.
@@ -416,34 +306,12 @@ class SandboxManager(SandboxRegistry):
             ConflictError: ``snapshot_unusable``: its image cannot be used any more.
             SandboxEndedError: It has ended.
         """
-        sandbox = self.find(id_, principal)
+        sandbox = self._registry.find(id_, principal)
         if timeout_s is None or timeout_s != suspend.SAME:
             quotas.check_lifetime(principal.quota, timeout_s)
         return await self._ordered(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
 
-    async def _ordered(self, sandbox: Sandbox, work: Work[None]) -> Sandbox:
+    async def _ordered(self, sandbox: Sandbox, work: Operation[None]) -> Sandbox:
         await sandbox.recovered.wait()
         await sandbox.operations.submit(work)
         return sandbox
-
-    async def check_disk(self) -> None:
-        """Refuse to write more to the host's disk while it is short of space, whoever took it; ``busy``."""
-        self._reservations.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self._reservations.read_host())
-
-    async def capacity(self) -> NodeCapacity:
-        """What this node may promise, and what it has promised."""
-        return await self._reservations.capacity()
-
-    def _gone(self, sandbox: Sandbox) -> None:
-        """Every trace of a sandbox is removed."""
-        del self._lives[sandbox.id]
-        self._reservations.release(sandbox.id)
-        let_go(self._scheduler.volumes, sandbox)
-        self._idle_since_monotonic_s = self._clock.monotonic_s()
-        # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
-        if sandbox.exit is None:
-            self._left[sandbox.id] = sandbox
-        elif sandbox.is_announced:
-            sandbox.spec = dataclasses.replace(sandbox.spec, env={})
-            sandbox.forget()
-            self._remember(sandbox)

@@ -1,8 +1,8 @@
-"""What is asked of a sandbox's life: works that its own coroutine carries out, one after the other.
+"""Operations on one sandbox, run one at a time by its supervisor.
 
-Laws:
-- A work that has begun is finished, whether whoever asked for it waits or has gone away; one that has not begun is dropped with them.
-- What is asked of a sandbox that has ended, or that the service leaves, is answered so.
+Invariants:
+- An operation that has begun is finished, even if its caller is cancelled. An operation that has not begun is dropped with its caller.
+- Every caller gets a result or an error, also when the sandbox ends or the service detaches from the sandbox.
 """
 
 from __future__ import annotations
@@ -10,97 +10,94 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sandlot.model.errors import SandlotError
 
-if TYPE_CHECKING:
-    from sandlot.core.lifecycle.dependencies import SandboxSupervisor
+ResultT = TypeVar("ResultT")
 
-_Result = TypeVar("_Result")
-
-Work = Callable[["SandboxSupervisor"], Coroutine[Any, Any, _Result]]
-"""What is to be done to a sandbox by its life."""
+Operation = Callable[[Any], Coroutine[Any, Any, ResultT]]
+"""Work on a sandbox. The argument is the sandbox's supervisor (``lifecycle/supervisor.py``), whose type this module must not import."""
 
 
 class QueuedOperation:
-    """One work that was asked for.
+    """A submitted operation and its result.
 
     Args:
-        work: It.
+        operation: The operation.
     """
 
-    __slots__ = ("begun", "done", "work")
+    __slots__ = ("begun", "done", "operation")
 
-    def __init__(self, work: Work[Any]) -> None:
-        self.work = work
+    def __init__(self, operation: Operation[Any]) -> None:
+        self.operation = operation
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.begun = False
 
-    async def run(self, supervisor: SandboxSupervisor) -> None:
-        """Do it, and answer; what is no error of ours, and the end of the sandbox, go on to the caller, and are answered by the end."""
+    async def run(self, supervisor: object) -> None:
+        """Run the operation and resolve ``done``. Exceptions that end the sandbox propagate; ``OperationQueue.close`` resolves ``done`` then."""
         self.begun = True
         try:
-            result = await self.work(supervisor)
+            result = await self.operation(supervisor)
         except SandlotError as error:
             if not self.done.done():
                 self.done.set_exception(error)
-                self.done.exception()  # whoever asked may be gone; then nobody fetches it
+                self.done.exception()  # the caller may have been cancelled
         else:
             if not self.done.done():
                 self.done.set_result(result)
 
 
 class OperationQueue:
-    """The works that a sandbox is asked for."""
+    """Operations that wait for the supervisor of one sandbox."""
 
-    __slots__ = ("_now", "_over", "_waiting", "there")
+    __slots__ = ("_closed", "_running", "_waiting", "there")
 
     def __init__(self) -> None:
         self._waiting: deque[QueuedOperation] = deque()
-        self._now: QueuedOperation | None = None
-        self._over: Callable[[], SandlotError] | None = None
+        self._running: QueuedOperation | None = None
+        self._closed: Callable[[], SandlotError] | None = None
         self.there = asyncio.Event()
-        """Set while one waits."""
+        """Set while an operation waits."""
 
-    async def submit(self, work: Work[_Result]) -> _Result:
-        """Ask for one, and wait for it.
+    async def submit(self, operation: Operation[ResultT]) -> ResultT:
+        """Submit an operation and wait for its result.
 
         Raises:
-            SandlotError: The work's; or the sandbox has ended, or the service leaves it.
+            SandlotError: The operation failed, the sandbox has ended, or the service has detached from the sandbox.
         """
-        if self._over is not None:
-            raise self._over()
-        order = QueuedOperation(work)
-        self._waiting.append(order)
+        if self._closed is not None:
+            raise self._closed()
+        queued = QueuedOperation(operation)
+        self._waiting.append(queued)
         self.there.set()
         try:
-            result: _Result = await asyncio.shield(order.done)
+            result: ResultT = await asyncio.shield(queued.done)
         except asyncio.CancelledError:
-            if not order.begun and order in self._waiting:
-                self._waiting.remove(order)
+            if not queued.begun and queued in self._waiting:
+                self._waiting.remove(queued)
             raise
         return result
 
-    async def run_next(self, supervisor: SandboxSupervisor) -> None:
-        """Carry out the one that was asked for first."""
-        self._now = self._waiting.popleft() if self._waiting else None
+    async def run_next(self, supervisor: object) -> None:
+        """Run the operation that was submitted first, if there is one."""
+        self._running = self._waiting.popleft() if self._waiting else None
         if not self._waiting:
             self.there.clear()
-        if self._now is not None:
-            await self._now.run(supervisor)
-            self._now = None
+        if self._running is not None:
+            await self._running.run(supervisor)
+            self._running = None
 
-    def close(self, over: Callable[[], SandlotError]) -> None:
-        """Nothing is carried out any more.
+    def close(self, closed: Callable[[], SandlotError]) -> None:
+        """Refuse all waiting and future operations, and fail the running one.
 
         Args:
-            over: What everybody who asked, or asks from now on, is told.
+            closed: Returns the error for one caller.
         """
-        self._over = over
-        for order in (self._now, *self._waiting):
-            if order is not None and not order.done.done():
-                order.done.set_exception(over())
-                order.done.exception()
+        self._closed = closed
+        for queued in (self._running, *self._waiting):
+            if queued is not None and not queued.done.done():
+                queued.done.set_exception(closed())
+                queued.done.exception()
         self._waiting.clear()
-        self._now = None
+        self._running = None

@@ -78,7 +78,7 @@ class ResolvedTemplate:
     env: Mapping[str, str]
 
 
-class Templates(Protocol):
+class TemplateStore(Protocol):
     """Templates and their root filesystem images. All methods except ``names`` block, so core calls them in a thread."""
 
     def names(self) -> Collection[str]:

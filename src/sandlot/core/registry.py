@@ -1,23 +1,22 @@
-"""Sandboxes as they are listed: the live ones from memory, those that have ended from the store, as one order of time.
+"""Registry of sandboxes: find, list and page them, and reserve names.
 
-Law: A page goes on exactly where the one before ended, whatever was created or has ended meanwhile: the order is by ``created_at`` and id,
-which never change.
-
-Which sandboxes there are and were: found by their ids, listed, and remembered for a while after their end.
-
-Laws:
-- Somebody else's sandbox is one that is not there.
-- A name that is asked for as the only one of its kind is no live sandbox's of the same owner, nor is it being given to another.
-- What is remembered of an ended sandbox is bounded, and holds nothing of its environment; its record is in the store for longer.
+Invariants:
+- A sandbox of another owner is not found, as if it did not exist.
+- A unique name belongs to at most one live sandbox of an owner, sandboxes that are being created or renamed included.
+- A bounded number of ended sandboxes is remembered, without their environment. The store keeps their records for longer.
+- A page continues exactly after the last sandbox of the previous page, whatever was created or ended meanwhile: the order is by ``created_at`` and
+  id, which never change.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
@@ -27,29 +26,33 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
+from sandlot.model.specs import Limits, VolumeMount
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position, SandboxTable
+from sandlot.model.storage import Position
 
-LIVE = frozenset(state for state in State if not is_terminal(state))
-ENDED = frozenset(State) - LIVE
+LIVE: Final = frozenset(state for state in State if not is_terminal(state))
+ENDED: Final = frozenset(State) - LIVE
+
+MAX_REMEMBERED = 1000
+"""Ended sandboxes that are found without the store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which sandboxes.
+class SandboxFilter:
+    """Conditions that a listed sandbox meets.
 
     Args:
-        states: In one of these.
-        metadata: With all of these entries.
-        name: Of that name; None is any.
+        states: The sandbox is in one of these states.
+        metadata: The sandbox has all of these entries.
+        name: Name of the sandbox. None: any.
     """
 
     states: frozenset[State] = LIVE
     metadata: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
 
-    def fits(self, sandbox: Sandbox) -> bool:
-        """Whether a sandbox is one of them."""
+    def matches(self, sandbox: Sandbox) -> bool:
+        """Return whether a sandbox meets all conditions."""
         return (
             sandbox.state in self.states
             and self.name in {None, sandbox.name}
@@ -58,175 +61,230 @@ class Wanted:
 
 
 def states_of(names: Iterable[str]) -> frozenset[State]:
-    """States by their names.
+    """Parse names of states.
 
     Raises:
-        InvalidRequestError: There is none of that name.
+        InvalidRequestError: A name is not that of a state.
     """
-    found = set()
+    states = set()
     for name in names:
         if name not in State.__members__.values():
             raise InvalidRequestError(
                 f"There is no state {name[:50]!r}.",
-                hint=f"There are: {', '.join(State)}; several are separated by commas.",
+                hint=f"Use one or more of {', '.join(State)}, separated by commas.",
                 fields={"field": "state"},
             )
-        found.add(State(name))
-    return frozenset(found)
+        states.add(State(name))
+    return frozenset(states)
 
 
-def place(sandbox: Sandbox) -> tuple[str, str]:
-    """Where a sandbox stands in the order."""
+def sort_key(sandbox: Sandbox) -> tuple[str, str]:
+    """Return the position of a sandbox in lists: by age, then by id."""
     return sandbox.created_at.isoformat(timespec="microseconds"), sandbox.id
 
 
-async def page(
-    table: SandboxTable,
-    live: Iterable[Sandbox],
-    principal: Principal,
-    wanted: Wanted,
-    *,
-    after: Position | None,
-    limit: int,
-    revive: Callable[[SandboxRecord], Sandbox],
-) -> tuple[Sequence[Sandbox], bool]:
-    """One page, oldest first.
-
-    Args:
-        table: Of those that have ended.
-        live: Those that have not.
-        principal: For whom.
-        wanted: Which.
-        after: The last one of the page before.
-        limit: At most so many.
-        revive: Makes a sandbox of the record of one that has ended.
-
-    Returns:
-        They, and whether more follow.
-    """
-    start = ("", "") if after is None else (after.at.isoformat(timespec="microseconds"), after.id)
-    found = {sandbox.id: sandbox for sandbox in live if principal.sees(sandbox.owner) and wanted.fits(sandbox) and place(sandbox) > start}
-    if ended := wanted.states & ENDED:
-        owner = None if principal.operator else principal.owner
-        for record in await table.ended(owner=owner, metadata=wanted.metadata, states=ended, name=wanted.name, after=after, limit=limit + 1):
-            found.setdefault(record.id, revive(record))
-    ordered = sorted(found.values(), key=place)
-    return ordered[:limit], len(ordered) > limit
-
-
-REMEMBERED = 1000
-"""Ended sandboxes that can still be asked about."""
-
-
 class SandboxRegistry:
-    """The sandboxes of a service.
+    """Sandboxes of this service: live ones, detached ones, and those that ended last.
 
     Args:
-        recorder: The durable side of them.
-        buffers: Of the memory that is held for clients.
-        clock: The time.
+        recorder: Records of sandboxes.
+        buffers: Memory of the service for buffered client data; each sandbox gets a part.
+        clock: Clock of the service.
     """
 
     def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:
         self._recorder = recorder
         self._buffers = buffers
         self._clock = clock
-        self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
-        self._left: dict[SandboxId, Sandbox] = {}
-        self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
-        self._naming: set[tuple[OwnerId, str]] = set()
-        self.unheld: set[SandboxId] = set()
-        """Those that an earlier service left, and this one has no driver for: nothing of them is touched."""
+        self._live: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
+        self._detached: dict[SandboxId, Sandbox] = {}
+        self._ended: OrderedDict[SandboxId, Sandbox] = OrderedDict()
+        self._reserved_names: set[tuple[OwnerId, str]] = set()
+        self._empty_since_monotonic_s = clock.monotonic_s()
+        self.without_driver: set[SandboxId] = set()
+        """Sandboxes that an earlier service left and whose driver this service lacks: nothing of them is touched."""
+
+    @property
+    def count(self) -> int:
+        """Number of sandboxes that still hold resources of the host."""
+        return len(self._live)
+
+    def empty_s(self) -> float:
+        """Return the seconds since the last sandbox was removed; 0 while there is a sandbox."""
+        return 0.0 if self._live else self._clock.monotonic_s() - self._empty_since_monotonic_s
+
+    # Find and list --------------------------------------------------------------------------------------------------------
 
     def live(self) -> Sequence[Sandbox]:
-        """Those that hold something of the host, the hibernated ones included."""
-        return [sandbox for sandbox, _ in self._lives.values()]
+        """Return the sandboxes that hold resources of the host, hibernated ones included."""
+        return [sandbox for sandbox, _ in self._live.values()]
+
+    def live_states(self) -> Sequence[State]:
+        """Return the state of every sandbox that has not been removed."""
+        return [sandbox.state for sandbox in self._present() if not sandbox.ended.is_set()]
+
+    def live_limits(self, owner: OwnerId) -> Sequence[Limits]:
+        """Return the limits that count against an owner's quota: those of live sandboxes, hibernated ones excluded."""
+        return [sandbox.counted_limits for sandbox in self.awake(owner)]
+
+    def awake(self, owner: OwnerId | None = None) -> Sequence[Sandbox]:
+        """Return the live sandboxes of an owner, or of all owners, hibernated ones excluded."""
+        return [sandbox for sandbox, _ in self._live.values() if sandbox.state is not State.HIBERNATED and (owner is None or sandbox.owner == owner)]
+
+    def mounts(self) -> Mapping[SandboxId, Sequence[VolumeMount]]:
+        """Return the volumes of each live sandbox, hibernated ones included. A sandbox whose processes are dead has none."""
+        return {sandbox.id: sandbox.spec.volumes for sandbox in self.live() if sandbox.spec.volumes and not sandbox.ended.is_set()}
+
+    def get(self, id_: str) -> Sandbox | None:
+        """Return a sandbox of any owner, remembered ones included."""
+        live = self._live.get(SandboxId(id_))
+        return live[0] if live is not None else self._detached.get(SandboxId(id_)) or self._ended.get(SandboxId(id_))
+
+    def task(self, id_: SandboxId) -> asyncio.Task[None] | None:
+        """Return the task that owns a live sandbox."""
+        live = self._live.get(id_)
+        return None if live is None else live[1]
+
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """Return the tasks that own the live sandboxes."""
+        return [task for _, task in self._live.values()]
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
-        """A sandbox by its id, ended ones that are remembered included; somebody else's is ``sandbox_not_found``."""
-        sandbox = self._known(id_)
+        """Return a sandbox that a principal may see, ended sandboxes that are remembered included.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+        """
+        sandbox = self.get(id_)
         if sandbox is not None and principal.sees(sandbox.owner):
             return sandbox
         raise NotFoundError(
             f"There is no sandbox {id_[:64]!r}.",
             code=ErrorCode.SANDBOX_NOT_FOUND,
-            hint="It may have ended long ago. List what there is, or create a new one.",
+            hint="List the sandboxes, or create a new one; a sandbox that ended long ago is not found.",
             fields={"sandbox": id_[:64]},
         )
 
-    def named(self, name: str, principal: Principal) -> Sandbox:
-        """The live sandbox of that name that is one's own, the newest where there are several; else ``sandbox_not_found``."""
-        found = [sandbox for sandbox in self._here() if sandbox.name == name and sandbox.owner == principal.owner and not is_terminal(sandbox.state)]
-        return max(found, key=place) if found else self.find(name, principal)
-
-    @contextmanager
-    def reserve_name(self, owner: OwnerId, name: str | None, besides: Sandbox | None = None) -> Iterator[None]:
-        """Around what gives a name that is to be unique among its owner's live sandboxes.
-
-        Args:
-            owner: Whose sandbox gets it.
-            name: It; None is one that need not be unique.
-            besides: The sandbox that gets it.
+    async def load(self, id_: str, principal: Principal) -> Sandbox:
+        """Return a sandbox that a principal may see, ended sandboxes included for as long as the store keeps their records.
 
         Raises:
-            ConflictError: Another one has it, or is getting it; on entering.
+            NotFoundError: ``sandbox_not_found``.
+            SandlotError: The store cannot be read.
         """
-        if name is None:
-            yield
-            return
-        others = (sandbox for sandbox in self._here() if sandbox.owner == owner and sandbox is not besides and not is_terminal(sandbox.state))
-        there = next((sandbox.id for sandbox in others if sandbox.name == name), None)
-        if there is not None or (owner, name) in self._naming:
-            raise ConflictError(
-                f"There is a live sandbox of the name {name!r} already{'' if there is None else f': {there}'}.",
-                code=ErrorCode.CONFLICT,
-                hint="Use that one, kill it first, or choose another name.",
-                fields={"name": name, **({} if there is None else {"sandbox": there})},
-            )
-        self._naming.add((owner, name))
-        try:
-            yield
-        finally:
-            self._naming.discard((owner, name))
-
-    def _revived(self, record: SandboxRecord) -> Sandbox:
-        return from_record(record, self._buffers.part(), self._clock)
-
-    def _known(self, id_: str) -> Sandbox | None:
-        living = self._lives.get(SandboxId(id_))
-        return living[0] if living is not None else self._left.get(SandboxId(id_)) or self._past.get(SandboxId(id_))
-
-    async def load(self, id_: str, principal: Principal) -> Sandbox:
-        """A sandbox by its id, however long ago it ended: for as long as its record is kept; else ``sandbox_not_found``."""
-        if self._known(id_) is None and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
-            sandbox = self._revived(record)
+        if self.get(id_) is None and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
+            sandbox = self.revive(record)
             if principal.sees(sandbox.owner) and sandbox.ended.is_set():
                 return sandbox
         return self.find(id_, principal)
 
+    def named(self, name: str, principal: Principal) -> Sandbox:
+        """Return the principal's own live sandbox with a name, the newest if there are several. Otherwise the name is taken for an id.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+        """
+        owner = principal.owner
+        found = [sandbox for sandbox in self._present() if sandbox.name == name and sandbox.owner == owner and not is_terminal(sandbox.state)]
+        return max(found, key=sort_key) if found else self.find(name, principal)
+
     def list(self, principal: Principal, *, ended: bool = False) -> Sequence[Sandbox]:
-        """The sandboxes that there are for somebody, oldest first; ``ended``: also those that have ended and are remembered."""
-        sandboxes = [sandbox for sandbox in self._here() if ended or not sandbox.ended.is_set()]
+        """Return the sandboxes that a principal may see, oldest first.
+
+        Args:
+            principal: Caller.
+            ended: Include ended sandboxes that are remembered.
+        """
+        sandboxes = [sandbox for sandbox in self._present() if ended or not sandbox.ended.is_set()]
         if ended:
-            sandboxes += self._past.values()
-        return sorted((sandbox for sandbox in sandboxes if principal.sees(sandbox.owner)), key=place)
+            sandboxes += self._ended.values()
+        return sorted((sandbox for sandbox in sandboxes if principal.sees(sandbox.owner)), key=sort_key)
 
-    async def page(self, principal: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
-        """Some of the sandboxes that there are or were for somebody, oldest first, and whether more follow."""
-        return await page(self._recorder.store.sandboxes, self._here(), principal, wanted, after=after, limit=limit, revive=self._revived)
+    async def page(self, principal: Principal, wanted: SandboxFilter, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
+        """Return a page of live and ended sandboxes, oldest first, and whether more follow.
 
-    def check_runs(self, principal: Principal) -> None:
-        """Refuse whoever may begin no more runs this month; ``quota_exceeded``."""
-        if self._recorder.execution_counter is not None:
-            self._recorder.execution_counter.check(principal.owner)
+        Args:
+            principal: Caller.
+            wanted: Conditions.
+            after: Position of the last sandbox of the previous page. None: the first page.
+            limit: The most sandboxes to return.
 
-    def _here(self) -> Sequence[Sandbox]:
-        return [*(sandbox for sandbox, _ in self._lives.values()), *self._left.values()]
+        Raises:
+            SandlotError: The store cannot be read.
+        """
+        start = ("", "") if after is None else (after.at.isoformat(timespec="microseconds"), after.id)
+        found = {
+            sandbox.id: sandbox
+            for sandbox in self._present()
+            if principal.sees(sandbox.owner) and wanted.matches(sandbox) and sort_key(sandbox) > start
+        }
+        if ended := wanted.states & ENDED:
+            owner = None if principal.operator else principal.owner
+            table = self._recorder.store.sandboxes
+            for record in await table.ended(owner=owner, metadata=wanted.metadata, states=ended, name=wanted.name, after=after, limit=limit + 1):
+                found.setdefault(record.id, self.revive(record))
+        ordered = sorted(found.values(), key=sort_key)
+        return ordered[:limit], len(ordered) > limit
 
-    def _of(self, owner: OwnerId) -> Sequence[Sandbox]:
-        return [sandbox for sandbox, _ in self._lives.values() if sandbox.owner == owner and sandbox.state is not State.HIBERNATED]
+    # Add and remove -------------------------------------------------------------------------------------------------------
 
-    def _remember(self, sandbox: Sandbox) -> None:
-        self._past[sandbox.id] = sandbox
-        while len(self._past) > REMEMBERED:
-            self._past.popitem(last=False)
+    @contextmanager
+    def reserve_name(self, owner: OwnerId, name: str | None, *, besides: Sandbox | None = None) -> Iterator[None]:
+        """Keep a unique name free while a sandbox that is to have the name is created or renamed.
+
+        Args:
+            owner: Owner of the sandbox.
+            name: The unique name. None: nothing is reserved.
+            besides: The sandbox that is renamed.
+
+        Raises:
+            ConflictError: Another live sandbox of the owner has the name or is getting the name.
+        """
+        if name is None:
+            yield
+            return
+        others = (sandbox for sandbox in self._present() if sandbox.owner == owner and sandbox is not besides and not is_terminal(sandbox.state))
+        existing = next((sandbox.id for sandbox in others if sandbox.name == name), None)
+        if existing is not None or (owner, name) in self._reserved_names:
+            raise ConflictError(
+                f"The name {name!r} belongs to another live sandbox{'' if existing is None else f', {existing}'}.",
+                code=ErrorCode.CONFLICT,
+                hint="Use that sandbox, kill it first, or choose another name.",
+                fields={"name": name, **({} if existing is None else {"sandbox": existing})},
+            )
+        self._reserved_names.add((owner, name))
+        try:
+            yield
+        finally:
+            self._reserved_names.discard((owner, name))
+
+    def add(self, sandbox: Sandbox, task: asyncio.Task[None]) -> None:
+        """Add a live sandbox and the task that owns the sandbox."""
+        self._live[sandbox.id] = sandbox, task
+
+    def remove(self, sandbox: Sandbox) -> None:
+        """Move a sandbox to the ended ones once nothing of it is left on the host, or to the detached ones if it lives on.
+
+        A sandbox that was not announced is forgotten: its creator got the reason, and no other client knows its id.
+        """
+        del self._live[sandbox.id]
+        self._empty_since_monotonic_s = self._clock.monotonic_s()
+        if sandbox.exit is None:
+            self._detached[sandbox.id] = sandbox
+        elif sandbox.is_announced:
+            sandbox.spec = dataclasses.replace(sandbox.spec, env={})
+            sandbox.forget()
+            self.remember(sandbox)
+
+    def remember(self, sandbox: Sandbox) -> None:
+        """Keep an ended sandbox among those that are found without the store."""
+        self._ended[sandbox.id] = sandbox
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def revive(self, record: SandboxRecord) -> Sandbox:
+        """Return the sandbox of a record."""
+        return from_record(record, self._buffers.part(), self._clock)
+
+    def _present(self) -> Sequence[Sandbox]:
+        return [*self.live(), *self._detached.values()]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from sandlot.core.concurrency import TaskSet
 from sandlot.core.execution import process_details
 from sandlot.core.execution.process_details import ProcessDetails
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.operations import OperationQueue, Work
+from sandlot.core.operations import Operation, OperationQueue
 from sandlot.core.ports import Clock
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.usage import MonthlyExecutionCounter
@@ -196,7 +196,6 @@ class Sandbox:
         "steady",
         "tasks",
         "watchers",
-        "woken",
     )
 
     def __init__(  # noqa: PLR0915 - one for each of its parts
@@ -244,9 +243,7 @@ class Sandbox:
             self.awake.set()
         self.left: dict[ExecutionId, ExecutionRecord] = {}
         """Runs of which nobody hears since it went to sleep."""
-        self.woken: Callable[[], None] | None = None
-        """Called the moment that it is awake again."""
-        self.resume_operation: Work[None] | None = None
+        self.resume_operation: Operation[None] | None = None
         """What lets it go on while it rests."""
         self.change_lock = asyncio.Lock()
         self.reserved_limits: Limits | None = None

@@ -1,8 +1,9 @@
-"""How a sandbox comes to be: everything that is checked, chosen and promised before its life begins.
+"""Admission of sandboxes: check a request, choose a warm sandbox, and reserve resources. Nothing is started here.
 
-Laws:
-- What can never be is refused before what is only not possible now; a promise is made in the same step as the last checks, and nobody comes between.
-- What goes on from a snapshot or a fork is of its template, isolation and root, whatever else is asked for.
+Invariants:
+- A request that can never fit is refused before a request that does not fit now.
+- A reservation is made in the same step as the last checks, without ``await`` between them: no other request can come between.
+- A sandbox that starts from a snapshot or a fork has the template, isolation and root filesystem of its source, whatever the request says.
 """
 
 from __future__ import annotations
@@ -13,162 +14,167 @@ from typing import Any
 
 from sandlot.core import admission
 from sandlot.core.access import quotas
+from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
-from sandlot.core.lifecycle.mounts import show_volumes
-from sandlot.core.lifecycle.start import Start, StartSource, boot
+from sandlot.core.files.store import FileStore
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
-from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.manager import PoolClaim, PoolManager
 from sandlot.core.pools.models import PoolSpec
-from sandlot.core.pools.starts import WarmStart
 from sandlot.core.ports import Clock
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
-from sandlot.model.access import OwnerId, Principal, Quota
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnsupportedError
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import DriverCapability, HostReading, Resources
-from sandlot.model.specs import Limits, SandboxSpec, VolumeMount
+from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
+from sandlot.model.specs import Network, SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
-Inject = Callable[[Sandbox], Coroutine[Any, Any, object]]
-Injects = Callable[[Principal, Sequence[str]], Coroutine[Any, Any, Inject]]
-"""Finds files of the file store for a principal, and gives what puts them into a sandbox."""
+SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
+"""Step between the first response of a guest and the response to the client, such as writing files."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartSourceConstraints:
+    """Properties that a new sandbox takes from the snapshot or sandbox that it starts from.
+
+    Args:
+        spec: Spec of the source: template, isolation, root filesystem and environment. The request's environment takes precedence.
+        restored: What is restored: ``memory`` or ``files``.
+        volumes: Volumes whose mount points the restored memory still has and the new sandbox must remove.
+        shares_volumes: True if the new sandbox has the volumes of its source at the same mount points.
+    """
+
+    spec: SandboxSpec
+    restored: str = ""
+    volumes: tuple[VolumeMount, ...] = ()
+    shares_volumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A sandbox whose life may begin.
+    """A sandbox whose resources are reserved and which has not been started.
 
     Args:
-        sandbox: It.
-        start: How it comes to its first answer.
-        inject: What is done in it before its client is told that it runs.
+        sandbox: The sandbox.
+        claim: Claim on the pools. None: no pool was asked.
+        setup: Steps that write the request's files.
     """
 
     sandbox: Sandbox
-    start: Start
-    inject: Inject | None
+    claim: PoolClaim | None
+    setup: Sequence[SetupStep]
 
 
 class Scheduler:
-    """Where sandboxes come from.
+    """Admits sandboxes on this node.
 
     Args:
-        supply: What they are made of.
-        reservations: Where the node's promises are.
-        rules: What the operator decided.
-        buffers: Of the memory that is held for clients.
-        clock: The time.
+        registry: Sandboxes of this service.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
+        policy: Decisions of the operator.
+        pools: Pools of warm sandboxes.
+        volumes: Volumes of this node. None: none.
+        files: File store, for the files that a new sandbox gets.
+        api_keys: Quotas of owners.
+        buffers: Memory of the service for buffered client data; each sandbox gets a part.
+        clock: Clock of the service.
         new_id: Makes ids that carry this node.
-        injects: Finds files of the file store that are to be in a new sandbox.
-        pools: What was made before anybody asked; None is nothing.
-        quota_of: What an owner may take.
-        volumes: What sandboxes may have; None is nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the service
         self,
         *,
-        supply: Supply,
+        registry: SandboxRegistry,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
-        rules: AdmissionPolicy,
+        policy: AdmissionPolicy,
+        pools: PoolManager,
+        volumes: VolumeManager | None,
+        files: FileStore,
+        api_keys: ApiKeys,
         buffers: BufferBudget,
         clock: Clock,
         new_id: Callable[[], SandboxId],
-        injects: Injects | None,
-        pools: PoolManager | None = None,
-        quota_of: Callable[[OwnerId], Quota],
-        volumes: VolumeManager | None = None,
     ) -> None:
+        self._registry = registry
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
+        self._policy = policy
         self._pools = pools
-        self._quota_of = quota_of
-        self.volumes = volumes
-        self._supply = supply
-        self.reservations = self._reservations = reservations
-        self._rules = rules
+        self._volumes = volumes
+        self._files = files
+        self._api_keys = api_keys
         self._buffers = buffers
         self._clock = clock
         self._new_id = new_id
-        self._injects = injects
+        self._is_closed = False
 
-    async def admit(
-        self,
-        params: CreateSandboxParams,
-        principal: Principal,
-        source: StartSource | None,
-        here: Callable[[], Sequence[Sandbox]],
-        may: Callable[[], None],
-    ) -> Admitted:
-        """A sandbox as it was asked for, with all that it may use promised to it; nothing of it exists yet.
+    def close(self) -> None:
+        """Admit no sandbox from now on, because the service is about to stop."""
+        self._is_closed = True
 
-        Args:
-            params: It.
-            principal: Whose it will be.
-            source: What it goes on from; None is its template.
-            here: Gives the sandboxes that hold something of the host.
-            may: Refuses where the service is about to stop; asked last, because the checks before it may have waited.
+    def check_open(self) -> None:
+        """Refuse new sandboxes after :meth:`close`.
 
         Raises:
-            SandlotError: It may not be, or not now; see ``Sandboxes.create``.
+            UnavailableError: The service is stopping.
+        """
+        if self._is_closed:
+            raise UnavailableError(
+                "The service is stopping.",
+                code=ErrorCode.SERVICE_UNAVAILABLE,
+                hint="Retry when the service has restarted.",
+                fields={"retry_after_s": 1},
+            ) from None
+
+    async def admit(
+        self, params: CreateSandboxParams, principal: Principal, source: StartSourceConstraints | None = None, batch: str | None = None
+    ) -> Admitted:
+        """Check a create request, choose a warm sandbox if there is one, and reserve the resources.
+
+        Args:
+            params: The request.
+            principal: Caller; the sandbox belongs to its owner.
+            source: Properties that the sandbox takes from its source. None: the sandbox starts from its template.
+            batch: Key of a reservation of :meth:`admit_batch` from which the sandbox draws its part. None: the sandbox reserves its own.
+
+        Raises:
+            SandlotError: The request is refused; see ``SandboxManager.create``.
         """
         if params.snapshot is not None and source is None:
-            raise InternalError("A sandbox that goes on from a snapshot is created by Snapshots.create.")
+            raise InternalError("A sandbox that starts from a snapshot is created by SnapshotManager.create.")
         isolation = self._isolation(params, source)
         network = admission.resolve_network(params.network)
         mounts = self._mounts(params, principal)
         template = params.template if source is None else source.spec.template
         if source is None:
-            self._supply.check_template(template)
-        can = await self._supply.capabilities(isolation)
+            self._templates.require(template)
+        can = await self._drivers.capabilities(isolation)
         admission.check_host(can, volumes=bool(mounts))
-        inject = None if self._injects is None or not params.files else await self._injects(principal, params.files)
-        inject = _all(
-            None if source is None else source.inject,
-            show_volumes(() if source is None else source.volumes, () if source is not None and source.shares else mounts),
-            inject,
-        )
-        takes = self._supply.drivers[isolation].max_resources(params.limits)
-
-        def check(reading: HostReading | None) -> None:
-            may()
-            if reading is not None:
-                self._reservations.check_feasible(takes, reading)  # first: what can never be is not told to try again
-            sandboxes = [sandbox for sandbox in here() if sandbox.state is not State.HIBERNATED]
-            quotas.check_create(principal.quota, params.limits, params.timeout_s, _limits_of(sandboxes, principal.owner))
-            waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._rules.max_creates
-            admission.check_room(len(sandboxes), waiting, self._rules)
-
-        pools = self._pools if source is None and (not mounts or can.can(DriverCapability.CONFIGURE_VOLUMES)) else None
-        waits = pools is not None and pools.has_warm(PoolSpec(template, isolation, params.limits), principal.owner)
-        reading = None if waits else await self._reservations.read_host()  # what waits has its room, and need not be looked for
-        check(reading)
-        if not waits:
+        setup = [await self._files.injects(principal, params.files)] if params.files else []
+        takes = self._drivers[isolation].max_resources(params.limits)
+        pool_spec = PoolSpec(template, isolation, params.limits)
+        has_pools = source is None and (not mounts or can.can(DriverCapability.CONFIGURE_VOLUMES))
+        is_warm = has_pools and self._pools.has_warm(pool_spec, principal.owner)
+        is_reserved = is_warm or batch is not None
+        reading = None if is_reserved else await self._reservations.read_host()
+        self._check_now(params, principal, takes, reading)
+        if not is_reserved:
             reading = await self._reservations.make_room(takes)
-            check(reading)
-        spec = SandboxSpec(
-            id=self._new_id(),
-            template=template,
-            env=params.env if source is None else {**source.spec.env, **params.env},
-            metadata=params.metadata,
-            limits=params.limits,
-            timeout_s=params.timeout_s,
-            network=network,
-            isolation=isolation,
-            on_timeout=params.on_timeout,
-            auto_resume=params.auto_resume,
-            snapshot=None if source is None else source.spec.snapshot,
-            parent=None if source is None else source.spec.parent,
-            root="" if source is None else source.spec.root,
-            restored="" if source is None else source.restored,
-            volumes=self._mounts(params, principal),
-        )
-        start = boot if source is None else source.start
-        if pools is not None:
-            start = pools.choose_start(spec, principal.owner)
-        if isinstance(start, WarmStart):
-            spec = replace(spec, id=start.member.id)  # it is called so already, where a name cannot be changed
+            self._check_now(params, principal, takes, reading)
+        spec = self._spec(params, isolation, network, self._mounts(params, principal), source)
+        claim = self._pools.claim(pool_spec, principal.owner) if has_pools else None
+        warm = None if claim is None else claim.warm
+        if warm is not None:
+            spec = replace(spec, id=warm.id)  # the driver and the guest have this id already and cannot change it
         sandbox = Sandbox(
             spec,
             owner=principal.owner,
@@ -178,101 +184,140 @@ class Scheduler:
             clock=self._clock,
             idle_timeout_s=params.idle_timeout_s,
         )
-        if isinstance(start, WarmStart):
-            self._reservations.transfer(start.member.reservation_key, sandbox.id, takes)
+        if warm is not None:
+            self._reservations.transfer(warm.reservation_key, sandbox.id, takes)
+        elif batch is not None:
+            self._reservations.draw(batch, sandbox.id, takes)
         else:
             reading = reading or await self._reservations.read_host()
-            self._mounts(params, principal)  # one may have been deleted meanwhile
+            self._mounts(params, principal)  # a volume may have been deleted meanwhile
             self._reservations.reserve(sandbox.id, takes, reading)
-        return Admitted(sandbox, start, inject)
+        return Admitted(sandbox, claim, setup)
 
-    async def admit_batch(
-        self, holder: str, params: CreateSandboxParams, principal: Principal, count: int, here: Callable[[], Sequence[Sandbox]]
-    ) -> None:
-        """Promise what some sandboxes of a kind may use together, before the first of them is conceived; give it up then.
+    async def admit_batch(self, key: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
+        """Check and reserve what several equal sandboxes need together, before the first of them is admitted.
+
+        :meth:`admit` draws the part of each sandbox from the reservation.
 
         Args:
-            holder: Who has the promise until then.
-            params: Each of them; its isolation is a driver's name.
-            principal: Whose they will be.
-            count: How many they will be.
-            here: Gives the sandboxes that there are.
+            key: Key of the reservation. The caller releases what no sandbox has drawn.
+            params: Request of each sandbox; its isolation is the name of a driver.
+            principal: Caller.
+            count: Number of sandboxes.
 
         Raises:
-            InvalidRequestError: They can never fit on this node together; says how much they need.
+            InvalidRequestError: The sandboxes can never fit on this node together.
             LimitError: ``quota_exceeded``.
             UnavailableError: ``busy``: there is no room for all of them now.
         """
-        one = self._supply.drivers[params.isolation].max_resources(params.limits)
-        all_of_them = Resources(memory_bytes=count * one.memory_bytes, disk_bytes=count * one.disk_bytes, pids=count * one.pids)
+        one = self._drivers[params.isolation].max_resources(params.limits)
+        together = Resources(memory_bytes=count * one.memory_bytes, disk_bytes=count * one.disk_bytes, pids=count * one.pids)
 
         def check(reading: HostReading) -> None:
             try:
-                self._reservations.check_feasible(all_of_them, reading)
+                self._reservations.check_feasible(together, reading)
             except InvalidRequestError as error:
                 raise InvalidRequestError(
-                    f"{count} of these at once are more than this node can ever hold. {error.message}",
-                    hint="Ask for fewer at once.",
+                    f"{count} of these sandboxes can never fit on this node together. {error.message}",
+                    hint="Pass a smaller `count`.",
                     fields={**error.fields, "field": "count"},
                 ) from None
-            sandboxes = [sandbox for sandbox in here() if sandbox.state is not State.HIBERNATED]
-            quotas.check_create(principal.quota, params.limits, params.timeout_s, _limits_of(sandboxes, principal.owner), count)
-            admission.check_room(len(sandboxes) + count - 1, 0, self._rules)
+            quotas.check_create(principal.quota, params.limits, params.timeout_s, self._registry.live_limits(principal.owner), count)
+            admission.check_room(len(self._registry.awake()) + count - 1, 0, self._policy)
 
         check(await self._reservations.read_host())
-        reading = await self._reservations.make_room(all_of_them)
+        reading = await self._reservations.make_room(together)
         check(reading)
-        self._reservations.reserve(holder, all_of_them, reading)
+        self._reservations.reserve(key, together, reading)
 
-    async def readmit(self, sandbox: Sandbox, here: Callable[[], Sequence[Sandbox]]) -> None:
-        """Promise anew what a sandbox may use that has only what it occupies on the disk.
+    async def readmit(self, sandbox: Sandbox) -> None:
+        """Reserve again what a hibernated sandbox may use when it runs.
 
         Args:
-            sandbox: It: hibernated.
-            here: Gives the sandboxes that there are.
+            sandbox: The hibernated sandbox; only its image is reserved.
 
         Raises:
-            LimitError: ``quota_exceeded``: its owner has others by now.
+            LimitError: ``quota_exceeded``: the owner has created other sandboxes since.
             UnavailableError: ``busy``: there is no room.
         """
-        takes = self._supply.drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
+        takes = self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
         reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
-        sandboxes = [other for other in here() if other.state is not State.HIBERNATED and other is not sandbox]
-        quotas.check_live(self._quota_of(sandbox.owner), sandbox.spec.limits, _limits_of(sandboxes, sandbox.owner))
-        admission.check_room(len(sandboxes), 0, self._rules)
+        others = [other for other in self._registry.awake() if other is not sandbox]
+        quotas.check_live(
+            self._api_keys.quota_of(sandbox.owner), sandbox.spec.limits, [other.counted_limits for other in others if other.owner == sandbox.owner]
+        )
+        admission.check_room(len(others), 0, self._policy)
         with self._reservations.resize(sandbox.id, takes, reading):
             pass
 
-    def _mounts(self, params: CreateSandboxParams, principal: Principal) -> tuple[VolumeMount, ...]:
-        """The volumes that a sandbox is to have."""
-        if not params.volumes:
-            return ()
-        if self.volumes is None:
-            raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED, fields={"field": "volumes"})
-        return self.volumes.resolve(principal, params.volumes)
+    def check_update(self, sandbox: Sandbox, principal: Principal, timeout_s: float | None, limits: Change) -> None:
+        """Refuse an update that the caller's quota does not allow.
 
-    def _isolation(self, params: CreateSandboxParams, source: StartSource | None) -> str:
+        Args:
+            sandbox: The sandbox to update.
+            principal: Caller.
+            timeout_s: New timeout; infinite for a persistent sandbox. None: unchanged.
+            limits: New limits.
+
+        Raises:
+            LimitError: ``quota_exceeded``.
+        """
+        others = [other.counted_limits for other in self._registry.awake(sandbox.owner) if other is not sandbox]
+        quotas.check_update(principal.quota, sandbox.spec.limits, limits.over(sandbox.spec.limits), timeout_s, others)
+
+    def _check_now(self, params: CreateSandboxParams, principal: Principal, takes: Resources, reading: HostReading | None) -> None:
+        """Check everything that other requests can change."""
+        self.check_open()
+        if reading is not None:
+            self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error
+        sandboxes = self._registry.awake()
+        quotas.check_create(principal.quota, params.limits, params.timeout_s, self._registry.live_limits(principal.owner))
+        waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._policy.max_creates
+        admission.check_room(len(sandboxes), waiting, self._policy)
+
+    def _spec(
+        self,
+        params: CreateSandboxParams,
+        isolation: str,
+        network: Network,
+        volumes: tuple[VolumeMount, ...],
+        source: StartSourceConstraints | None,
+    ) -> SandboxSpec:
+        spec = SandboxSpec(
+            id=self._new_id(),
+            template=params.template,
+            env=params.env,
+            metadata=params.metadata,
+            limits=params.limits,
+            timeout_s=params.timeout_s,
+            network=network,
+            isolation=isolation,
+            on_timeout=params.on_timeout,
+            auto_resume=params.auto_resume,
+            volumes=volumes,
+        )
         if source is None:
-            return admission.resolve_isolation(params.isolation, self._rules, self._supply.drivers)
-        return admission.resolve_isolation(
-            source.spec.isolation if params.isolation == admission.AUTO else admission.same_isolation(params.isolation, source.spec.isolation),
-            self._rules,
-            self._supply.drivers,
+            return spec
+        return replace(
+            spec,
+            template=source.spec.template,
+            env={**source.spec.env, **params.env},
+            snapshot=source.spec.snapshot,
+            parent=source.spec.parent,
+            root=source.spec.root,
+            restored=source.restored,
         )
 
+    def _mounts(self, params: CreateSandboxParams, principal: Principal) -> tuple[VolumeMount, ...]:
+        if not params.volumes:
+            return ()
+        if self._volumes is None:
+            raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED, fields={"field": "volumes"})
+        return self._volumes.resolve(principal, params.volumes)
 
-def _all(*injects: Inject | None) -> Inject | None:
-    """One after the other."""
-    works = [inject for inject in injects if inject is not None]
-    if not works:
-        return None
-
-    async def work(sandbox: Sandbox) -> None:
-        for each in works:
-            await each(sandbox)
-
-    return work
-
-
-def _limits_of(sandboxes: Sequence[Sandbox], owner: OwnerId) -> list[Limits]:
-    return [sandbox.counted_limits for sandbox in sandboxes if sandbox.owner == owner]
+    def _isolation(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> str:
+        if source is None:
+            return admission.resolve_isolation(params.isolation, self._policy, self._drivers)
+        is_auto = params.isolation == admission.AUTO
+        isolation = source.spec.isolation if is_auto else admission.same_isolation(params.isolation, source.spec.isolation)
+        return admission.resolve_isolation(isolation, self._policy, self._drivers)

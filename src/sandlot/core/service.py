@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.files.store import FileStore
-from sandlot.core.lifecycle.mount_manager import MountManager
+from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
+from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
@@ -24,11 +28,16 @@ from sandlot.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Services of one node.
+    """Services of one node, as routes and compatibility APIs use them.
 
     Args:
         node: Id of the node.
-        manager: Sandboxes.
+        registry: Finds and lists sandboxes.
+        manager: Creates, changes and ends sandboxes.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of the node.
+        pools: Pools of warm sandboxes.
         clock: Clock of the service.
         buffers: Memory for client data.
         files: File store.
@@ -38,7 +47,7 @@ class Core:
         metrics: Metrics for Prometheus.
         snapshots: Snapshots of sandboxes.
         volumes: Volumes.
-        mounts: Volumes of running sandboxes.
+        mounts: Attaches volumes to running sandboxes and detaches them.
         forks: Forks of sandboxes, and their trees.
         url_signer: Signer of URLs that need no API key.
         api_keys: API keys.
@@ -46,7 +55,12 @@ class Core:
     """
 
     node: NodeId
+    registry: SandboxRegistry
     manager: SandboxManager
+    drivers: Drivers
+    templates: Templates
+    reservations: Reservations
+    pools: PoolManager
     clock: Clock
     buffers: BufferBudget
     files: FileStore

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -26,13 +26,14 @@ from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records.events import EventFeed
+from sandlot.core.registry import SandboxRegistry
 from sandlot.host.threads import run_apart
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
-from sandlot.model.specs import GIB, MIB, VolumeMount, placed
+from sandlot.model.specs import GIB, MIB, VolumeMount, placed, slots
 from sandlot.model.storage import VolumeTable
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -81,11 +82,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
-    """Yield each mount with its slot."""
-    yield from ((mount.slot or 0, mount) for mount in placed(mounts))
-
-
 class VolumeManager:
     """All volumes of this node.
 
@@ -95,8 +91,8 @@ class VolumeManager:
         node: Id of this node.
         clock: Clock of the service.
         events: Feed to notify of committed events.
-        ledger: Returns the reservations of this node.
-        attached: Returns the volumes of each sandbox that holds resources of the host or is hibernated.
+        reservations: Reservations of this node; each volume reserves its disk space.
+        registry: Live sandboxes, for the volumes that they have.
     """
 
     def __init__(
@@ -107,16 +103,16 @@ class VolumeManager:
         clock: Clock,
         events: EventFeed,
         *,
-        ledger: Callable[[], Reservations],
-        attached: Callable[[], Mapping[SandboxId, Sequence[VolumeMount]]],
+        reservations: Reservations,
+        registry: SandboxRegistry,
     ) -> None:
         self._table = table
         self._disks = disks
         self._node = node
         self._clock = clock
         self._events = events
-        self._ledger = ledger
-        self._attached = attached
+        self._reservations = reservations
+        self._registry = registry
         self._volumes: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
         self._users: dict[VolumeId, set[SandboxId]] = {}
@@ -282,12 +278,12 @@ class VolumeManager:
                     fields={"name": name, "volume": other},
                 )
             quotas.check_volumes(principal.quota, *await self._table.totals(principal.owner), size_bytes)
-            reading = await self._ledger().make_room(needed)
-            self._ledger().reserve(record.id, needed, reading)
+            reading = await self._reservations.make_room(needed)
+            self._reservations.reserve(record.id, needed, reading)
             try:
                 await self._table.save(record)
             except BaseException:
-                self._ledger().release(record.id)
+                self._reservations.release(record.id)
                 raise
         try:
             await run_apart(self._disks.make, record.id, size_bytes)
@@ -323,7 +319,7 @@ class VolumeManager:
             except OSError as error:
                 _log.warning("volume.not_removed", volume=volume, error=str(error), hint="The next start of the service tries again.")
                 return
-        self._ledger().release(volume)
+        self._reservations.release(volume)
 
     async def _unmount(self, volume: VolumeId) -> None:
         async with self._mount_locks.hold(volume):
@@ -369,7 +365,7 @@ class VolumeManager:
         return record
 
     def _sandboxes_with(self, volume: VolumeId) -> Sequence[SandboxId]:
-        return [sandbox for sandbox, mounts in self._attached().items() if any(mount.volume == volume for mount in mounts)]
+        return [sandbox for sandbox, mounts in self._registry.mounts().items() if any(mount.volume == volume for mount in mounts)]
 
     def _name(self, volume: VolumeId) -> str:
         record = self._volumes.get(volume)
@@ -381,7 +377,7 @@ class VolumeManager:
     def _add(self, record: VolumeRecord) -> None:
         self._volumes[record.id] = record
         self._names[record.owner, record.name] = record.id
-        self._ledger().record(record.id, self._resources(record))
+        self._reservations.record(record.id, self._resources(record))
 
     def _forget(self, record: VolumeRecord) -> None:
         self._volumes.pop(record.id, None)
@@ -389,8 +385,3 @@ class VolumeManager:
 
     def _event(self, type_: str, record: VolumeRecord, **data: object) -> NewEvent:
         return NewEvent(type_, self._clock.now(), record.owner, None, {"volume": record.id, "name": record.name, **data})
-
-
-def having(sandboxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:
-    """Return the volumes of each sandbox. A sandbox whose processes are dead has none, though it may not be removed completely."""
-    return {sandbox.id: sandbox.spec.volumes for sandbox in sandboxes if sandbox.spec.volumes and not sandbox.ended.is_set()}

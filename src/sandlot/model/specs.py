@@ -6,7 +6,7 @@ Numbers are those of DESIGN.md's table of defaults. A request that a field's bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -162,6 +162,11 @@ def placed(mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
     taken = {mount.slot for mount in mounts}
     free = iter(slot for slot in range(len(mounts) + len(taken)) if slot not in taken)
     return tuple(mount if mount.slot is not None else replace(mount, slot=next(free)) for mount in mounts)
+
+
+def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
+    """Yield each mount with its slot."""
+    yield from ((mount.slot or 0, mount) for mount in placed(mounts))
 
 
 def check_mounts(mounts: Sequence[VolumeMount]) -> None:

@@ -14,18 +14,27 @@ import structlog
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution.unattended import settle
+from sandlot.core.execution import unattended
 from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.mount_manager import MountManager
+from sandlot.core.lifecycle.mounts import MountManager
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, Templates
+from sandlot.core.node.disposer import Disposer
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.ownership import PoolOwners
+from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, TemplateStore
 from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.registry import SandboxRegistry
+from sandlot.core.scheduler import Scheduler
 from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
-from sandlot.core.volumes import VolumeManager, having
+from sandlot.core.volumes import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.places import sandboxes_folder
@@ -151,11 +160,11 @@ class ImageTemplates:
 
 
 @asynccontextmanager
-async def open_service(
+async def open_service(  # noqa: PLR0915 - one statement for each part of the service
     settings: Settings,
     *,
     drivers: Mapping[str, Driver] | None = None,
-    templates: Templates | None = None,
+    templates: TemplateStore | None = None,
     clock: Clock | None = None,
     read_host: Callable[[], HostReading] | None = None,
     packages: PackageIndex | None = None,
@@ -195,12 +204,8 @@ async def open_service(
         buffers = BufferBudget(settings.buffer_bytes)
         time = clock or SystemClock()
 
-        async def room() -> None:
-            await manager.check_disk()
-
-        records = await opened.enter_async_context(
-            open_records(settings, node, store, blobs, time, lambda: [sandbox.state for sandbox in manager.list(OPERATOR)], room)
-        )
+        reservations = Reservations(read_host or own_host(settings).read, settings.shares, time)
+        records = await opened.enter_async_context(open_records(settings, node, store, blobs, time, reservations))
         if packages is None:
             packages = cache = await opened.enter_async_context(_package_cache(settings))
             records.metrics.count_packages(lambda: asdict(cache.counters()))
@@ -214,52 +219,96 @@ async def open_service(
             execution_counter=records.execution_counter,
         )
         opened.push_async_callback(recorder.aclose)
-        saved = MemoryImages(settings.saved)
+        registry = SandboxRegistry(recorder, buffers, time)
+        records.metrics.count_sandboxes(registry.live_states)
+        driver_set = Drivers(own_drivers(settings, node) if drivers is None else drivers)
+        template_set = Templates(templates or images)
+        policy = AdmissionPolicy(
+            isolation_default=settings.isolation_default,
+            isolation_allowed=settings.isolation_allowed,
+            max_sandboxes=settings.max_sandboxes,
+            max_creates=settings.max_creates,
+            overcommit=settings.shares,
+            max_suspended_s=settings.keep_resting_s,
+        )
+        start_slots = asyncio.Semaphore(policy.max_creates)
+        new_id = functools.partial(new_sandbox_id, node)
+        memory_images = MemoryImages(settings.saved)
         volumes = VolumeManager(
-            store.volumes,
-            VolumeFiles(settings.volumes),
-            node,
-            time,
-            records.events,
-            ledger=lambda: manager.scheduler.reservations,
-            attached=lambda: having(manager.live()),
+            store.volumes, VolumeFiles(settings.volumes), node, time, records.events, reservations=reservations, registry=registry
         )
         opened.push_async_callback(volumes.aclose)
-        manager = SandboxManager(
-            drivers=own_drivers(settings, node) if drivers is None else drivers,
-            templates=templates or images,
-            greet=Link.greet,
-            clock=time,
-            new_id=lambda: new_sandbox_id(node),
-            rules=AdmissionPolicy(
-                isolation_default=settings.isolation_default,
-                isolation_allowed=settings.isolation_allowed,
-                max_sandboxes=settings.max_sandboxes,
-                max_creates=settings.max_creates,
-                overcommit=settings.shares,
-                max_suspended_s=settings.keep_resting_s,
-            ),
-            read_host=read_host or own_host(settings).read,
-            buffers=buffers,
-            injects=records.files.injects,
-            recorder=recorder,
-            packages=packages,
-            images=saved,
-            principal_of=records.api_keys.principal_of,
-            volumes=volumes,
-            pool_configs=settings.pools,
+        pools = PoolManager(
+            configs=settings.pools,
             cache_dir=settings.cache_dir,
             data_dir=settings.data_dir,
             version=__version__,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+            link_factory=Link.greet,
+            clock=time,
+            new_id=new_id,
+            metrics=records.metrics,
+            start_slots=start_slots,
+            owners=PoolOwners(records.api_keys.principal_of, registry.live_limits),
         )
+        reservations.add_evictor(pools)
+        scheduler = Scheduler(
+            registry=registry,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+            pools=pools,
+            volumes=volumes,
+            files=records.files,
+            api_keys=records.api_keys,
+            buffers=buffers,
+            clock=time,
+            new_id=new_id,
+        )
+        lifecycle = LifecycleDependencies(
+            drivers=driver_set,
+            templates=template_set,
+            recorder=recorder,
+            reservations=reservations,
+            disposer=Disposer(time),
+            scheduler=scheduler,
+            pools=pools,
+            volumes=volumes,
+            memory_images=memory_images,
+            packages=packages,
+            link_factory=Link.greet,
+            clock=time,
+            policy=policy,
+            start_slots=start_slots,
+            on_timeout=suspend.expire,
+            on_wake=(unattended.awake,),
+        )
+        manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
         await volumes.open()
-        snapshots = SnapshotManager(manager, store, saved, node, time, records.events)
-        forks = ForkManager(manager, store, saved, node, time, records.events)
+        snapshots = SnapshotManager(
+            manager,
+            store,
+            memory_images,
+            node,
+            time,
+            records.events,
+            registry=registry,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+        )
+        forks = ForkManager(
+            manager, store, memory_images, node, time, records.events, registry=registry, scheduler=scheduler, reservations=reservations
+        )
         kept = await snapshots.open()
         await manager.open()
         volumes.unmount_unused()
-        await saved.tidy([*kept, *manager.unheld, *(sandbox.id for sandbox in manager.live())])
-        await settle(records.executions, {sandbox.id: sandbox for sandbox in manager.list(OPERATOR)}.get)
+        await memory_images.tidy([*kept, *registry.without_driver, *(sandbox.id for sandbox in registry.live())])
+        await unattended.settle(records.executions, {sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)
         webhooks = WebhookManager(
             webhooks=store.webhooks,
@@ -275,7 +324,12 @@ async def open_service(
             webhooks.start()
             core = Core(
                 node=node,
+                registry=registry,
                 manager=manager,
+                drivers=driver_set,
+                templates=template_set,
+                reservations=reservations,
+                pools=pools,
                 clock=time,
                 buffers=buffers,
                 files=records.files,
@@ -288,7 +342,7 @@ async def open_service(
                 snapshots=snapshots,
                 forks=forks,
                 volumes=volumes,
-                mounts=MountManager(manager, volumes),
+                mounts=MountManager(registry, driver_set, volumes),
                 url_signer=UrlSigner(state.secret(settings.data_dir), time.now, records.api_keys.principal_of),
             )
             yield Service(settings=settings, core=core, api_keys=records.api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)

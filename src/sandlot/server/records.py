@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import structlog
 
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.files.store import FileStore
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
@@ -19,7 +20,6 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.retention import Retention
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.model.ids import NodeId
-from sandlot.model.states import State
 from sandlot.model.storage import Blobs, Store
 from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
@@ -58,8 +58,7 @@ async def open_records(
     store: Store,
     blobs: Blobs,
     clock: Clock,
-    states: Callable[[], Iterable[State]],
-    room: Callable[[], Coroutine[Any, Any, None]],
+    reservations: Reservations,
 ) -> AsyncIterator[Records]:
     """Open the records of a service. Leaving the context writes the pending records.
 
@@ -69,17 +68,16 @@ async def open_records(
         store: Store of the rows.
         blobs: Store of the contents of files.
         clock: Clock of the service.
-        states: Returns the states of all current sandboxes.
-        room: Raises ``busy`` while the host is short of disk space.
+        reservations: Reservations of the node; they refuse further files while the host is short of disk space.
     """
-    metrics = Metrics(states)
+    metrics = Metrics()
     api_keys = ApiKeys(store.keys, clock)
     if imported := await take_over(store.keys, settings.data_dir):
         _log.info("keys.imported", count=imported)
     await api_keys.refresh()
     execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
     await execution_counter.open()
-    files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=room)
+    files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=reservations.check_disk_pressure)
     await files.open()
     execution_log = ExecutionLog(store.executions, node, clock, metrics)
     retention = Retention(store, settings.keep, clock, metrics)

@@ -39,7 +39,7 @@ def sandbox_of(request: HTTPConnection, sandbox: str) -> Sandbox:
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
     """
-    return core_of(request).manager.find(sandbox, principal_of(request))
+    return core_of(request).registry.find(sandbox, principal_of(request))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -30,7 +30,7 @@ from tests.support.until import until
 
 
 async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "REMEMBERED", 2)
+    monkeypatch.setattr(registry, "MAX_REMEMBERED", 2)
     sandboxes = []
     for number in range(3):
         sandbox = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
@@ -108,14 +108,14 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
 
 async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
     clock.advance(7)
-    assert at.sandboxes.idle_s() == 7
+    assert at.sandboxes.empty_s() == 7
     sandbox = await at.sandbox()
     clock.advance(7)
-    assert at.sandboxes.idle_s() == 0
+    assert at.sandboxes.empty_s() == 0
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: at.sandboxes.held == 0)
     clock.advance(3)
-    assert at.sandboxes.idle_s() == 3
+    assert at.sandboxes.empty_s() == 3
 
 
 async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:

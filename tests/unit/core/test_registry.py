@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.registry import ENDED, LIVE, Wanted, states_of
+from sandlot.core.registry import ENDED, LIVE, SandboxFilter, states_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import InvalidRequestError
@@ -19,7 +19,7 @@ ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12),
 ALL = LIVE | ENDED
 
 
-async def ids(at: Bench, principal: Principal, wanted: Wanted, limit: int = 100) -> list[str]:
+async def ids(at: Bench, principal: Principal, wanted: SandboxFilter, limit: int = 100) -> list[str]:
     """All of them, page by page."""
     found: list[Sandbox] = []
     after: Position | None = None
@@ -42,15 +42,15 @@ async def test_live_and_ended_ones_are_one_order_of_time(at: Bench, clock: Manua
     for sandbox in sandboxes[:3]:
         await at.sandboxes.kill(sandbox.id, ALICE)
     for limit in (1, 2, 3, 100):
-        assert await ids(at, ALICE, Wanted(states=ALL), limit) == [sandbox.id for sandbox in hers]
-    assert await ids(at, ALICE, Wanted()) == [sandbox.id for sandbox in hers if sandbox not in sandboxes[:3]]
-    assert await ids(at, ALICE, Wanted(states=states_of(["stopped"]))) == [sandbox.id for sandbox in hers if sandbox in sandboxes[:3]]
-    assert await ids(at, ALICE, Wanted(states=ALL, metadata={"parity": "1", "same": "x"}), 1) == [
+        assert await ids(at, ALICE, SandboxFilter(states=ALL), limit) == [sandbox.id for sandbox in hers]
+    assert await ids(at, ALICE, SandboxFilter()) == [sandbox.id for sandbox in hers if sandbox not in sandboxes[:3]]
+    assert await ids(at, ALICE, SandboxFilter(states=states_of(["stopped"]))) == [sandbox.id for sandbox in hers if sandbox in sandboxes[:3]]
+    assert await ids(at, ALICE, SandboxFilter(states=ALL, metadata={"parity": "1", "same": "x"}), 1) == [
         sandbox.id for sandbox in hers if sandbox.metadata["parity"] == "1"
     ]
-    assert await ids(at, ALICE, Wanted(states=ALL, metadata={"parity": "2"})) == []
-    assert await ids(at, BOB, Wanted(states=ALL)) == [his.id]
-    assert set(await ids(at, OPERATOR, Wanted(states=ALL), 2)) == {his.id, *(sandbox.id for sandbox in sandboxes)}
+    assert await ids(at, ALICE, SandboxFilter(states=ALL, metadata={"parity": "2"})) == []
+    assert await ids(at, BOB, SandboxFilter(states=ALL)) == [his.id]
+    assert set(await ids(at, OPERATOR, SandboxFilter(states=ALL), 2)) == {his.id, *(sandbox.id for sandbox in sandboxes)}
 
 
 def test_a_state_that_is_none_is_refused_with_those_that_there_are() -> None:

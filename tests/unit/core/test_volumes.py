@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.reservations import OvercommitConfig, Reservations
 from sandlot.core.ports import SystemClock
 from sandlot.core.records.events import EventFeed
+from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.registry import SandboxRegistry
+from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import LEAST_BYTES, VolumeManager
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources
-from sandlot.model.specs import GIB, MIB, VolumeMount
+from sandlot.model.specs import GIB, MIB, SandboxSpec, VolumeMount
 from sandlot.store.database import SqlStore, open_store
 from tests.support.node import settled
 from tests.support.until import until
@@ -76,20 +80,24 @@ class Rig:
 
     def __init__(self, store: SqlStore, disks: Disks) -> None:
         self.store, self.disks = store, disks
-        self.attached: dict[SandboxId, Sequence[VolumeMount]] = {}
+        self.events = EventFeed(store.events)
+        self.registry = SandboxRegistry(SandboxRecorder(store, NODE, SystemClock(), self.events), BufferBudget(MIB), SystemClock())
         self.reservations = Reservations(
             lambda: HostReading(total=HOST, free=HOST, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )
-        self.events = EventFeed(store.events)
         self.volumes = self.restart()
 
     def restart(self) -> VolumeManager:
         """Return the volume manager of another service on the same disks."""
+        return VolumeManager(self.store.volumes, self.disks, NODE, SystemClock(), self.events, reservations=self.reservations, registry=self.registry)
 
-        def attached() -> Mapping[SandboxId, Sequence[VolumeMount]]:
-            return self.attached
-
-        return VolumeManager(self.store.volumes, self.disks, NODE, SystemClock(), self.events, ledger=lambda: self.reservations, attached=attached)
+    def add_sandbox(self, id_: SandboxId, mounts: Sequence[VolumeMount]) -> Sandbox:
+        """Add a sandbox that has volumes to the registry."""
+        spec = SandboxSpec(id=id_, template="base", volumes=tuple(mounts))
+        clock = SystemClock()
+        sandbox = Sandbox(spec, owner=ALICE.owner, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
+        self.registry.add(sandbox, asyncio.create_task(asyncio.sleep(0)))
+        return sandbox
 
     async def reserved(self) -> int:
         return (await self.reservations.capacity()).reserved.disk_bytes
@@ -149,7 +157,7 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     assert [mount.volume for mount in mounts] == [made.id]
-    rig.attached = {SANDBOX: mounts, OTHER: mounts}
+    sandboxes = [rig.add_sandbox(id_, mounts) for id_ in (SANDBOX, OTHER)]
     (first,), (second,) = [await rig.volumes.attach(sandbox, mounts) for sandbox in (SANDBOX, OTHER)]
     assert first == second
     assert (first.slot, first.source, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
@@ -166,7 +174,8 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     rig.volumes.release(SANDBOX)
     await rig.volumes.aclose()
     assert rig.disks.mounted == []
-    rig.attached = {}
+    for sandbox in sandboxes:
+        sandbox.ended.set()
     await rig.volumes.delete(ALICE, made.id)
     assert (rig.disks.made, await rig.reserved()) == (set(), 0)
 

@@ -87,7 +87,7 @@ async def test_a_sweep_that_fails_keeps_no_service_from_serving(folder: Path) ->
     driver = MemoryDriver()
     driver.faults.raises["sweep"] = [OSError("no")]
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}) as service:
-        assert (await service.sandboxes.capacity()).sandboxes == 0
+        assert (await service.core.reservations.capacity()).sandboxes == 0
 
 
 def test_every_installed_driver_is_there() -> None:
@@ -116,7 +116,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
         creating = asyncio.create_task(service.sandboxes.create(BASE, OPERATOR))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.
-        while not any(each.name == "base" and each.building for each in await service.sandboxes.supply.templates()):
+        while not any(each.name == "base" and each.building for each in await service.core.templates.list()):
             assert not creating.done()
             await asyncio.sleep(0.01)
     with pytest.raises(UnavailableError):

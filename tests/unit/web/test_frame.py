@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.specs import MIB
 from sandlot.server.serve import answering
@@ -179,7 +179,7 @@ async def test_a_defect_is_told_without_its_inside(http: httpx.AsyncClient, monk
     def fails(*_: object, **__: object) -> None:
         raise KeyError("the secret")
 
-    monkeypatch.setattr(SandboxManager, "page", fails)
+    monkeypatch.setattr(SandboxRegistry, "page", fails)
     with capture_logs() as logs:  # formatting the traceback of a whole service takes seconds
         response = await http.get("/v1/sandboxes")
     assert any(entry.get("exc_info") for entry in logs), "the traceback is in the log"

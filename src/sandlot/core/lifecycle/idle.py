@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
 
 from sandlot.core.ports import Clock
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import SandlotError
 from sandlot.model.ports import Exit, ExitReason
@@ -100,12 +100,12 @@ class IdleMonitor:
     """Ends sandboxes that have idled for as long as they may.
 
     Args:
-        sandboxes: Gives those that there are.
-        clock: The time.
+        registry: Sandboxes of this service.
+        clock: Clock of the service.
     """
 
-    def __init__(self, sandboxes: Callable[[], Iterable[Sandbox]], clock: Clock) -> None:
-        self._sandboxes = sandboxes
+    def __init__(self, registry: SandboxRegistry, clock: Clock) -> None:
+        self._registry = registry
         self._clock = clock
         self._seen: dict[str, Background] = {}
 
@@ -122,7 +122,7 @@ class IdleMonitor:
         """Look once at every sandbox that may idle only so long."""
         watched = [
             sandbox
-            for sandbox in self._sandboxes()
+            for sandbox in self._registry.live()
             if sandbox.idle_timeout_s is not None and sandbox.state is State.RUNNING and sandbox.link is not None
         ]
         known = {sandbox.id for sandbox in watched}

@@ -21,20 +21,25 @@ Laws:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import structlog
 
 from sandlot.core.execution import helpers
-from sandlot.core.lifecycle.dependencies import SandboxSupervisor, check_end, driver_step
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor
+from sandlot.core.node.drivers import Drivers, driver_step
+from sandlot.core.operations import Operation
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import VolumeManager, slots
+from sandlot.core.scheduler import SetupStep
+from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
-from sandlot.model.ports import Change, Instance
-from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed
+from sandlot.model.ports import Change, DriverCapability, Instance
+from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed, slots
 from sandlot.model.states import State
 
 PROGRAM = "attaching"
@@ -46,21 +51,15 @@ def hold(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
         volumes.hold(sandbox.id, sandbox.spec.volumes)
 
 
-def let_go(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
-    """Every process of a sandbox is gone."""
-    if volumes is not None and sandbox.spec.volumes:
-        volumes.release(sandbox.id)
-
-
-def show_volumes(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Callable[[Sandbox], Coroutine[Any, Any, None]] | None:
-    """What is done in a sandbox that answers, so that its volumes are in their places; None where they are.
+def mount_steps(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Sequence[SetupStep]:
+    """Return the setup step that mounts volumes inside a sandbox. Empty if there is nothing to mount or to unmount.
 
     Args:
-        gone: What the memory that it goes on from had.
-        there: What it has.
+        gone: Volumes whose mount points the restored memory still has; unmounted first.
+        there: Volumes of the sandbox.
     """
     if not gone and not there:
-        return None
+        return ()
 
     async def show(sandbox: Sandbox) -> None:
         hub = None if sandbox.instance is None else sandbox.instance.hub
@@ -69,7 +68,7 @@ def show_volumes(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> C
         places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(there)]
         await ask(sandbox, gone=[mount.path for mount in gone], there=places)
 
-    return show
+    return (show,)
 
 
 async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
@@ -201,7 +200,7 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
         if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
             raise sandbox.suspended_error()
         await sandbox.resume_operation(supervisor)
-    check_end(sandbox)
+    supervisor.check_end()
     await settle(supervisor)
     if sandbox.steady:
         raise ConflictError(
@@ -320,3 +319,81 @@ def _volumes(supervisor: SandboxSupervisor) -> VolumeManager:
     if supervisor.dependencies.volumes is None:
         raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED)
     return supervisor.dependencies.volumes
+
+
+class MountManager:
+    """Attaches volumes to running sandboxes and detaches them.
+
+    Args:
+        registry: Sandboxes of this service.
+        drivers: Drivers by isolation name.
+        volumes: Volumes of this node.
+    """
+
+    def __init__(self, registry: SandboxRegistry, drivers: Drivers, volumes: VolumeManager) -> None:
+        self._registry = registry
+        self._drivers = drivers
+        self._volumes = volumes
+
+    async def attach(self, sandbox_id: str, principal: Principal, mount: VolumeMount) -> Sandbox:
+        """Let a sandbox have a volume from now on; one that rests is resumed for it. What it has so already, it has.
+
+        Args:
+            sandbox_id: Its id.
+            principal: Who asks. The volume is one of the sandbox's owner.
+            mount: The volume, by its name or id, and where it is to be.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``; ``volume_not_found``.
+            UnsupportedError: Its isolation cannot; or the image has no such place for it.
+            ConflictError: The place is another volume's, it has the volume elsewhere, or as many as it may; it is being forked or written to a
+                snapshot; ``sandbox_paused``.
+            HostError: The host cannot, or it cannot be recorded; nothing is attached.
+            SandboxEndedError: It has ended.
+        """
+        sandbox = self._registry.find(sandbox_id, principal)
+        owner = principal if sandbox.owner == principal.owner else replace(principal, owner=sandbox.owner, operator=False)
+        self._volumes.resolve(owner, (mount,))  # before anything is resumed for it
+        await self._check(sandbox)
+        await self._ordered(sandbox, functools.partial(attach, principal=owner, mount=mount))
+        return sandbox
+
+    async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
+        """Take a volume away from a sandbox; what is in it stays. One that rests is resumed for it.
+
+        Args:
+            sandbox_id: Its id.
+            principal: Who asks.
+            which: Where it is: a path; or the volume's name or id.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``; ``volume_not_found``: it has none there.
+            UnsupportedError: Its isolation cannot.
+            ConflictError: Something inside uses it; it is being forked or written to a snapshot; ``sandbox_paused``.
+            HostError: The host cannot, or it cannot be recorded; it stays attached.
+            SandboxEndedError: It has ended.
+        """
+        sandbox = self._registry.find(sandbox_id, principal)
+        await self._check(sandbox)
+        found(sandbox, which)
+        await self._ordered(sandbox, functools.partial(detach, which=which))
+        return sandbox
+
+    async def _check(self, sandbox: Sandbox) -> None:
+        if sandbox.end_requested.is_set() or sandbox.ended.is_set():
+            raise sandbox.ended_error()
+        can = await self._drivers.capabilities(sandbox.spec.isolation)
+        for ability in (DriverCapability.VOLUMES, DriverCapability.CONFIGURE_VOLUMES):
+            if not can.can(ability):
+                raise UnsupportedError(
+                    f"The volumes of a sandbox that runs cannot be changed with the isolation {sandbox.spec.isolation!r}: {can.why_not(ability)}.",
+                    code=ErrorCode.UNSUPPORTED,
+                    hint="Say which volumes it has when it is created.",
+                    fields={"ability": str(ability)},
+                )
+
+    async def _ordered(self, sandbox: Sandbox, work: Operation[None]) -> None:
+        await sandbox.wait_reachable()
+        async with sandbox.change_lock:
+            await sandbox.operations.submit(work)
+        sandbox.activity.touch()

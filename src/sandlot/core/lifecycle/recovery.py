@@ -21,9 +21,9 @@ import structlog
 
 from sandlot.core.execution import helpers
 from sandlot.core.lifecycle import mounts, suspend
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies, SandboxSupervisor, driver_step, extend_deadline, start_slot
 from sandlot.core.lifecycle.start import reconnect_guest, wait_first_response
-from sandlot.core.lifecycle.supervisor import serve, state_after
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, state_after
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.ports import Driver, Exit, ExitReason, Instance
@@ -39,11 +39,11 @@ SWEEP_PAUSE_S = 60.0
 USE_WORD, ONE_RUN = "sandlot.use", "oneshot"
 """In the metadata of a sandbox that is for one run alone: nobody would ever hear of it again."""
 
-FORSAKEN = "the service that made it for one run ended"
-AWAY = "it ended while no service ran"
+CLIENT_LOST = "the service that made it for one run ended"
+ENDED_UNATTENDED = "it ended while no service ran"
 EXPIRED = "its timeout passed"
-UNBORN = "the service ended while it was created"
-UNFINISHED = "the service ended while it was removed"
+NOT_CREATED = "the service ended while it was created"
+NOT_REMOVED = "the service ended while it was removed"
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -56,74 +56,69 @@ def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noq
         now_expired: Whether its time is up.
     """
     if record.state is State.CREATING:
-        return Exit(ExitReason.CRASHED, UNBORN), State.FAILED
+        return Exit(ExitReason.CRASHED, NOT_CREATED), State.FAILED
     if record.exit_reason is not None:
-        known = Exit(ExitReason(record.exit_reason), record.exit_detail or UNFINISHED)
+        known = Exit(ExitReason(record.exit_reason), record.exit_detail or NOT_REMOVED)
         return known, state_after(known)
     if record.state is State.STOPPING:
-        return Exit(ExitReason.KILLED, UNFINISHED), State.STOPPED
+        return Exit(ExitReason.KILLED, NOT_REMOVED), State.STOPPED
     if now_expired:
         return Exit(ExitReason.KILLED, EXPIRED), State.STOPPED
-    return Exit(ExitReason.CRASHED, AWAY), State.FAILED
+    return Exit(ExitReason.CRASHED, ENDED_UNATTENDED), State.FAILED
 
 
-async def recover(supervisor: SandboxSupervisor) -> Exit:
-    """Take a sandbox over that lives or sleeps, and keep it until it ends.
+async def recover(supervisor: SandboxSupervisor) -> None:
+    """Recover a sandbox that an earlier service left, running or hibernated.
 
     Raises:
-        SandlotError: It is there, but cannot be taken over.
-        Left: The service leaves.
+        SupervisionEndedError: The sandbox ended while no service ran.
+        SandlotError: The sandbox exists but cannot be recovered.
+        SupervisionDetachedError: The service stops.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     recovery = LIFECYCLE[sandbox.state].recovery
     if recovery is Recovery.STAY_HIBERNATED:
-        return await _sleep_on(supervisor)
-    async with start_slot(sandbox, dependencies.turns):
+        await _keep_hibernated(supervisor)
+        return
+    async with supervisor.start_slot():
         try:
-            instance = await _adopt(sandbox, dependencies)
+            instance = await _adopt(supervisor)
         except NotFoundError:
             if recovery is Recovery.ADOPT_ELSE_HIBERNATED:
-                return await _sleep_on(supervisor)
+                await _keep_hibernated(supervisor)
+                return
             has_expired = sandbox.deadline_monotonic_s <= dependencies.clock.monotonic_s()
-            return Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, AWAY)
-        supervisor.holdings.append(instance)
-        sandbox.instance = instance
-    if instance.limits != sandbox.spec.limits:  # a change of them was cut in half, and its driver has settled it
+            exit_ = Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, ENDED_UNATTENDED)
+            raise SupervisionEndedError(exit_) from None
+        supervisor.take_instance(instance)
+    if instance.limits != sandbox.spec.limits:  # an update was cut in half, and the driver's record has what holds
         sandbox.spec = replace(sandbox.spec, limits=instance.limits)
-        dependencies.promised(sandbox)
-    exits = supervisor.exits = asyncio.ensure_future(instance.wait())
-    try:
-        if sandbox.state is State.PAUSED:
-            await driver_step("pause", instance.pause())  # a resume may have been cut in half
-        else:
-            await driver_step("resume", instance.resume())
-            # Without a turn: a guest that keeps silent must not keep the others from being taken over, or from being created.
-            sandbox.link = await wait_first_response(sandbox, reconnect_guest(sandbox, dependencies, instance), exits)
-            if sandbox.state is State.SNAPSHOTTING:  # of a paused one, nobody knows how long it had
-                extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
-            if sandbox.state is not State.RUNNING:
-                sandbox.become(State.RUNNING)
-            await dependencies.images.remove(sandbox.id)  # half an image, or one that is older than what runs
-            sandbox.spawn(_end_programs(sandbox))
-        sandbox.activity.touch()
-        sandbox.spawn(_settled(sandbox))  # before anything else that is asked of it
-        sandbox.recovered.set()
-        _log.info("sandbox.adopted", sandbox=sandbox.id)
-        if sandbox.metadata.get(USE_WORD) == ONE_RUN:
-            sandbox.request_end(Exit(ExitReason.KILLED, FORSAKEN))
-        sandbox.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
-        return await serve(supervisor)
-    finally:
-        if supervisor.exits is not None:
-            supervisor.exits.cancel()
+        supervisor.reserve_limits()
+    if sandbox.state is State.PAUSED:
+        await driver_step("pause", instance.pause())  # a resume may have been cut in half
+    else:
+        await driver_step("resume", instance.resume())
+        # Without a start slot: a silent guest must not delay other recoveries and creates.
+        sandbox.link = await wait_first_response(supervisor, reconnect_guest(supervisor, instance))
+        if sandbox.state is State.SNAPSHOTTING:  # if the sandbox was paused, its remaining time is not known
+            supervisor.extend_deadline(sandbox.spec.timeout_s)
+        if sandbox.state is not State.RUNNING:
+            sandbox.become(State.RUNNING)
+        await dependencies.memory_images.remove(sandbox.id)  # an incomplete image, or one older than the running sandbox
+        sandbox.spawn(_end_helpers(sandbox))
+    sandbox.activity.touch()
+    sandbox.spawn(_settle_mounts(sandbox))  # submitted before any operation of a client
+    sandbox.recovered.set()
+    _log.info("sandbox.adopted", sandbox=sandbox.id)
+    if sandbox.metadata.get(USE_WORD) == ONE_RUN:
+        sandbox.request_end(Exit(ExitReason.KILLED, CLIENT_LOST))
+    sandbox.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
 
 
-async def _sleep_on(supervisor: SandboxSupervisor) -> Exit:
-    """It is what its image holds."""
+async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
     await suspend.keep_hibernated(supervisor)
     supervisor.sandbox.recovered.set()
     supervisor.sandbox.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
-    return await serve(supervisor)
 
 
 async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
@@ -147,28 +142,28 @@ async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver
             return
 
 
-async def _adopt(sandbox: Sandbox, dependencies: LifecycleDependencies) -> Instance:
+async def _adopt(supervisor: SandboxSupervisor) -> Instance:
     for left in reversed(range(TRIES)):
         try:
-            return await dependencies.driver.adopt(sandbox.ref or "")
+            return await supervisor.driver.adopt(supervisor.sandbox.ref or "")
         except NotFoundError:
             raise
         except (SandlotError, OSError) as error:
             if not left:
                 raise
-            _log.warning("sandbox.not_adopted_yet", sandbox=sandbox.id, error=str(error))
+            _log.warning("sandbox.not_adopted_yet", sandbox=supervisor.sandbox.id, error=str(error))
             await asyncio.sleep(PAUSE_S)
     raise AssertionError
 
 
-async def _settled(sandbox: Sandbox) -> None:
+async def _settle_mounts(sandbox: Sandbox) -> None:
     """Finish what the service before had begun with its volumes."""
     if any(mount.moving for mount in sandbox.spec.volumes):
         with contextlib.suppress(SandlotError):
             await sandbox.operations.submit(mounts.settle)
 
 
-async def _end_programs(sandbox: Sandbox) -> None:
+async def _end_helpers(sandbox: Sandbox) -> None:
     """End what the service before ran inside for itself; nobody waits for it any more."""
     with contextlib.suppress(SandlotError):
         await helpers.end_leftovers(sandbox)

@@ -1,204 +1,355 @@
-"""How a sandbox comes to its first answer: it boots, or goes on from an image; and how its guest is reached and woken.
+"""Start of a sandbox: strategies that are tried in order, and the steps that connect to its guest and wake the guest.
 
-Laws:
-- What was taken of the host is in the holdings before anything else is done with it.
-- Nothing that is restored answers anything before it was woken as what it is now.
+====================  ========  =========================================================================================================
+strategy              path      what happens
+====================  ========  =========================================================================================================
+WarmStart             warm      a claimed warm sandbox is thawed, gets its identity in one message, and is recorded in one commit
+TemplateSnapshotStart prepared  a prepared sandbox of a pool is restored from the template snapshot
+TemplateSnapshotStart restored  the driver prepares a sandbox, which is restored from the template snapshot
+BootStart             booted    the sandbox boots from its root filesystem
+MemoryImageStart                a sandbox is restored from a snapshot image or a hibernation image
+====================  ========  =========================================================================================================
+
+Invariants:
+- The supervisor owns whatever the driver made before anything else is done with it.
+- If a strategy fails, all that the strategy took is released before the next strategy, and the request still succeeds, only later. If the store
+  refuses a record, or the sandbox was asked to end, no other strategy is tried.
+- A warm sandbox that was claimed has had no other owner, and a warm sandbox that failed is given to no other request.
+- A claim is recorded once, before the response. If the service is killed before the commit, the next service removes the warm sandbox like any
+  leftover. If the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the guest is still asleep.
+- A restored guest receives no request before it was woken with its own identity.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from sandlot.core.lifecycle.dependencies import (
-    LifecycleDependencies,
-    SupervisionEndedError,
-    check_end,
-    driver_step,
-    guest_deadline_s,
-    left_s,
-    start_slot,
-    until_end,
-)
+import structlog
+
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s, remaining_s
+from sandlot.core.node.drivers import STEP_TIMEOUT_S, driver_step
+from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
+from sandlot.core.pools.manager import PoolClaim
+from sandlot.core.pools.models import StartPath
+from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link
 from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Attachment, Exit, ExitReason, Instance, PreparedSandbox
-from sandlot.model.specs import SandboxSpec, Shape, VolumeMount
+from sandlot.model.ports import Change, ExitReason, Instance
+from sandlot.model.specs import Shape
+from sandlot.model.states import State
 
-LAST_WORD_S = 3.0
-"""How long a driver may take to say how a sandbox ended whose link broke."""
+_MAX_GUEST_MESSAGE_CHARS: Final = 500
+"""Characters of a guest's own message that an error quotes."""
 
-_SAID_CHARS = 500
-"""Of what a guest says of itself, in an error."""
+_log = structlog.get_logger("sandlot.core")
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A sandbox that answers.
+class StartStrategyError(Exception):
+    """A strategy failed, and the next strategy may be tried.
 
     Args:
-        instance: It, as its driver knows it.
-        link: To its guest, awake.
-        exits: Resolved when its processes end.
-        recorded: Whether it is recorded already that it runs.
+        cause: Reason for logs.
+        release_wait_s: Seconds to wait until the resources of the failed strategy are destroyed.
     """
 
-    instance: Instance
-    link: Link
-    exits: asyncio.Future[Exit]
-    recorded: bool = False
+    def __init__(self, cause: str, *, release_wait_s: float = 0.0) -> None:
+        super().__init__(cause)
+        self.release_wait_s = release_wait_s
 
 
-Start = Callable[[Sandbox, LifecycleDependencies, list[PreparedSandbox | Instance]], Coroutine[Any, Any, Started]]
-"""How a sandbox comes to its first answer. It records the intent first, where a kill in the middle could leave what nobody else removes, and puts
-what it takes into the list."""
+class StartStrategy(Protocol):
+    """Brings a sandbox to the first response of its guest.
 
+    A strategy records the intent first if a kill of the service could otherwise leave resources that no later service finds.
+    """
 
-class Prepare(Protocol):
-    """Makes blank sandboxes: a driver's ``prepare``, or what has some made ahead."""
+    async def start(self, supervisor: SandboxSupervisor) -> bool:
+        """Start the sandbox. Return whether the sandbox is already recorded as running.
 
-    def __call__(self, shape: Shape, *, snapshot: Path | None = None) -> Coroutine[Any, Any, PreparedSandbox]:
-        """One of a shape; ``snapshot`` is what it is going to be restored from."""
+        Raises:
+            StartStrategyError: The strategy failed; the next one may be tried.
+            SandlotError: The start failed for good.
+            SupervisionEndedError: The sandbox was asked to end, or has ended.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StartSource:
-    """What a new sandbox goes on from, in place of a template.
+    """Source of a new sandbox other than a template.
 
     Args:
-        word: What it is, for metrics: ``snapshot`` or ``fork``.
-        start: How it comes to its first answer.
-        spec: What it was taken of. The new one is of the same template, isolation and root, and has its environment below its own.
-        restored: What of a snapshot it goes on from: ``memory`` or ``files``.
-        inject: What is done in it first, before its client is told that it runs.
-        digest: Of the request, where what is asked for does not say all of it.
-        volumes: What the memory that it goes on from has in places that are to be taken away.
-        shares: Whether it has the volumes of what it goes on from, in their places.
+        strategies: Start strategies, in the order in which they are tried.
+        constraints: Properties that the new sandbox takes from the source.
+        setup: Steps between the guest's first response and the response to the client.
+        batch: Key of the batch reservation from which the new sandbox draws its resources. None: it reserves its own.
+        digest: Digest of the create request, if the request's own fields do not say all of it. None: the digest of its fields.
     """
 
-    word: str
-    start: Start
-    spec: SandboxSpec
-    restored: str = ""
-    inject: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
+    strategies: Sequence[StartStrategy]
+    constraints: StartSourceConstraints
+    setup: Sequence[SetupStep] = ()
+    batch: str | None = None
     digest: str | None = None
-    volumes: tuple[VolumeMount, ...] = ()
-    shares: bool = False
 
 
-async def boot(sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
-    """From a template, as a machine starts."""
-    await dependencies.recorder.save(sandbox)
-    base = await resolved_template(sandbox, dependencies)
-    async with start_slot(sandbox, dependencies.turns):
-        prepared = await driver_step("prepare", dependencies.driver.prepare(shape_of(sandbox, base)))
-        holdings.append(prepared)
-        check_end(sandbox)
-        await attach(sandbox, dependencies, prepared)
-        instance = await driver_step("start", prepared.boot(sandbox.spec))
-        return await connect_guest(sandbox, dependencies, holdings, instance, base)
+def template_strategies(admitted: Admitted, *, has_setup: bool) -> Sequence[StartStrategy]:
+    """Return the strategies for a sandbox that starts from its template.
+
+    Args:
+        admitted: The admitted sandbox.
+        has_setup: True if setup steps follow: a claim is recorded after them.
+    """
+    claim = admitted.claim
+    if claim is None:
+        return [BootStart()]
+    strategies: list[StartStrategy] = [TemplateSnapshotStart(claim), BootStart(claim)]
+    if claim.warm is not None:
+        strategies.insert(0, WarmStart(claim, claim.warm, records=not has_setup))
+    return strategies
+
+
+async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrategy], setup: Sequence[SetupStep]) -> None:
+    """Start a sandbox and announce it.
+
+    Args:
+        supervisor: Supervisor of the sandbox.
+        strategies: Start strategies. The last one never raises ``StartStrategyError``.
+        setup: Steps between the guest's first response and the response to the client.
+
+    Raises:
+        SandlotError: The sandbox could not be started.
+        SupervisionEndedError: The sandbox was asked to end, or has ended.
+    """
+    sandbox = supervisor.sandbox
+    is_recorded = False
+    for strategy in strategies:
+        try:
+            is_recorded = await strategy.start(supervisor)
+        except StartStrategyError as failure:
+            await supervisor.release(wait_s=failure.release_wait_s)
+        else:
+            break
+    sandbox.become(State.RUNNING)
+    for step in setup:
+        await supervisor.until_end(step(sandbox))
+    if not is_recorded:
+        await supervisor.save_running()
+    supervisor.check_end()
+    sandbox.ready.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Turns a warm sandbox into the sandbox of a request.
+
+    Args:
+        claim: Claim of the request.
+        warm: The claimed warm sandbox.
+        records: True if the commit that records the sandbox overlaps the guest's wake-up. False if setup steps follow.
+    """
+
+    claim: PoolClaim
+    warm: WarmSandbox
+    records: bool
+
+    async def start(self, supervisor: SandboxSupervisor) -> bool:
+        """Thaw the warm sandbox and give its guest an identity; see :meth:`StartStrategy.start`."""
+        sandbox, warm = supervisor.sandbox, self.warm
+        sandbox.spec = replace(sandbox.spec, root=warm.template.root.digest)
+        supervisor.take_instance(warm.instance, link=warm.link, exited=warm.exited)
+        warm.link.offer(supervisor.services())
+        saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
+        try:
+            await supervisor.until_end(driver_step("answer", self._wake(supervisor)))
+        except BaseException as error:
+            if saving is not None:
+                await asyncio.wait({saving})  # saves of one sandbox never overlap
+                if saving.exception() is not None:
+                    raise  # the store refused the record: no other strategy helps
+            if not isinstance(error, SandlotError | SupervisionEndedError):
+                raise
+            supervisor.check_end()
+            _log.warning("pool.spoilt", sandbox=sandbox.id, ref=warm.instance.ref, error=str(error))
+            supervisor.dependencies.pools.claim_failed()
+            raise StartStrategyError(str(error)) from error
+        if saving is not None:
+            await asyncio.shield(saving)
+        supervisor.dependencies.pools.started(StartPath.WARM, self.claim, sandbox.spec.template)
+        return saving is not None
+
+    async def _wake(self, supervisor: SandboxSupervisor) -> None:
+        sandbox, instance, link = supervisor.sandbox, self.warm.instance, self.warm.link
+        await instance.resume()
+        if volumes := await supervisor.mount_volumes():
+            await instance.configure(Change(volumes=volumes))
+        await wake_guest(supervisor, link, self.warm.template)
+        if sandbox.spec.limits.pids != self.warm.spec.limits.pids:
+            await instance.configure(Change(pids=sandbox.spec.limits.pids))
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSnapshotStart:
+    """Restores the sandbox from the snapshot of its template.
+
+    Args:
+        claim: Claim of the request.
+    """
+
+    claim: PoolClaim
+
+    async def start(self, supervisor: SandboxSupervisor) -> bool:
+        """Restore the template snapshot; see :meth:`StartStrategy.start`."""
+        sandbox, pools = supervisor.sandbox, supervisor.dependencies.pools
+        snapshot = pools.current_snapshot(self.claim.spec)
+        if snapshot is None:
+            raise StartStrategyError("the template has no snapshot")
+        # Outside of the `try`: a store that refuses the record says nothing about the snapshot, and would refuse the boot as well.
+        await supervisor.dependencies.recorder.save(sandbox)
+        try:
+            was_prepared = await _restore(supervisor, snapshot.image)
+        except SandlotError as error:
+            supervisor.check_end()
+            _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
+            pools.discard_snapshot(snapshot, str(error))
+            raise StartStrategyError(str(error), release_wait_s=STEP_TIMEOUT_S) from error
+        pools.started(StartPath.PREPARED if was_prepared else StartPath.RESTORED, self.claim, sandbox.spec.template)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryImageStart:
-    """From an image of memory and files.
+    """Restores the sandbox from a snapshot image or from its own hibernation image.
 
     Args:
-        image: The folder that a driver wrote.
+        image: Folder that the driver wrote.
     """
 
     image: Path
 
-    async def __call__(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
-        """Go on from it, as another sandbox, or as the same one."""
-        await dependencies.recorder.save(sandbox)
-        return await restore(self.image, sandbox, dependencies, holdings)
+    async def start(self, supervisor: SandboxSupervisor) -> bool:
+        """Restore the image; see :meth:`StartStrategy.start`."""
+        await supervisor.dependencies.recorder.save(supervisor.sandbox)
+        await _restore(supervisor, self.image)
+        return False
 
 
-async def restore(image: Path, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
-    """Start a sandbox from an image of memory and files. The caller has recorded the intent."""
-    base = await resolved_template(sandbox, dependencies)
-    async with start_slot(sandbox, dependencies.turns):
-        prepared = await driver_step("prepare", dependencies.prepare(shape_of(sandbox, base), snapshot=image))
-        holdings.append(prepared)
-        check_end(sandbox)
-        await attach(sandbox, dependencies, prepared)
-        instance = await driver_step("restore", prepared.restore(image, sandbox.spec))
-        return await connect_guest(sandbox, dependencies, holdings, instance, base)
-
-
-async def attach(sandbox: Sandbox, dependencies: LifecycleDependencies, to: PreparedSandbox) -> None:
-    """Let a sandbox have its volumes, before anything of it runs."""
-    if volumes := await mounted(sandbox, dependencies):
-        await driver_step("attach a volume to", to.attach(volumes))
-
-
-async def mounted(sandbox: Sandbox, dependencies: LifecycleDependencies) -> tuple[Attachment, ...]:
-    """Its volumes, mounted on the host; they are let go of when it is gone."""
-    if not sandbox.spec.volumes or dependencies.volumes is None:
-        return ()
-    return await driver_step("attach a volume to", dependencies.volumes.attach(sandbox.id, sandbox.spec.volumes))
-
-
-async def connect_guest(
-    sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance], instance: Instance, base: ResolvedTemplate
-) -> Started:
-    """Reach the guest of what was just started, and wake it.
+@dataclass(frozen=True, slots=True)
+class BootStart:
+    """Boots the sandbox from its root filesystem image.
 
     Args:
-        sandbox: The sandbox.
-        dependencies: What its life is made with.
-        holdings: What it has; the instance takes the place of its blank.
-        instance: It.
-        base: What it was started from.
+        claim: Claim of the request, whose pools count the start. None: no pool is asked.
+    """
+
+    claim: PoolClaim | None = None
+
+    async def start(self, supervisor: SandboxSupervisor) -> bool:
+        """Boot the sandbox; see :meth:`StartStrategy.start`. Never raises ``StartStrategyError``."""
+        sandbox = supervisor.sandbox
+        await supervisor.dependencies.recorder.save(sandbox)
+        template = await supervisor.resolve_template()
+        async with supervisor.start_slot():
+            prepared = await driver_step("prepare", supervisor.driver.prepare(shape_of(sandbox, template)))
+            supervisor.take(prepared)
+            supervisor.check_end()
+            if volumes := await supervisor.mount_volumes():
+                await driver_step("attach a volume to", prepared.attach(volumes))
+            await connect_and_wake(supervisor, await driver_step("start", prepared.boot(sandbox.spec)), template)
+        if self.claim is not None:
+            supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim, sandbox.spec.template)
+        return False
+
+
+async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:
+    """Restore the sandbox from an image. Return whether a pool had the prepared sandbox. The caller has recorded the intent."""
+    sandbox, driver = supervisor.sandbox, supervisor.driver
+    template = await supervisor.resolve_template()
+    async with supervisor.start_slot():
+        volumes, shape = await supervisor.mount_volumes(), shape_of(sandbox, template)
+        prepared = supervisor.dependencies.pools.take_prepared(sandbox.spec.isolation, shape)
+        instance = await restore_image(supervisor, driver, image, shape, sandbox.spec, volumes, prepared=prepared)
+        await connect_and_wake(supervisor, instance, template)
+    return prepared is not None
+
+
+def shape_of(sandbox: Sandbox, template: ResolvedTemplate) -> Shape:
+    """Return what a driver has to know to prepare a sandbox."""
+    return Shape(root=template.root, limits=sandbox.spec.limits, network=sandbox.spec.network)
+
+
+async def connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, template: ResolvedTemplate) -> None:
+    """Connect to the guest of a started instance and give the guest its identity.
 
     Raises:
-        InvalidRequestError: It has too little memory to start.
-        HostError: It died; says how.
-        Ended: It was asked to end.
+        InvalidRequestError: The sandbox has too little memory to start.
+        HostError: The sandbox ended, or its guest refused its identity.
+        SupervisionEndedError: The sandbox was asked to end.
     """
-    holdings[:] = [instance]
-    sandbox.instance = instance
-    sandbox.ref = instance.ref
-    exits = asyncio.ensure_future(instance.wait())
+    supervisor.take_instance(instance)
+    supervisor.sandbox.link = await wait_first_response(supervisor, _connect_and_wake(supervisor, instance, template))
+
+
+async def _connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, template: ResolvedTemplate) -> Link:
+    link = await _connect(supervisor, instance)
     try:
-        link = sandbox.link = await wait_first_response(sandbox, _open(sandbox, dependencies, instance, base), exits)
-    except BaseException:
-        exits.cancel()
+        await wake_guest(supervisor, link, template)
+    except BaseException as error:
+        await link.aclose()
+        if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):
+            # Whatever the guest says: the client requested a sandbox, so the guest's refusal is no refusal of the request.
+            raise _bad_guest(f"its guest refused to begin: {error.message[:_MAX_GUEST_MESSAGE_CHARS]}") from None
         raise
-    return Started(instance, link, exits)
+    return link
 
 
-async def wake(sandbox: Sandbox, dependencies: LifecycleDependencies, link: Link, base: ResolvedTemplate) -> None:
-    """Make a guest that is asleep this sandbox's."""
+async def _connect(supervisor: SandboxSupervisor, instance: Instance) -> Link:
+    exited = supervisor.exited or asyncio.ensure_future(instance.wait())
+    try:
+        return await connect_guest(instance, exited, supervisor.dependencies.link_factory, supervisor.services())
+    finally:
+        if exited is not supervisor.exited:
+            exited.cancel()
+
+
+async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:
+    """Give a guest that is asleep the identity, environment, limits and deadline of the sandbox."""
+    sandbox = supervisor.sandbox
+    timeout_s = remaining_s(sandbox, supervisor.dependencies.clock) if sandbox.is_announced else sandbox.spec.timeout_s
     await link.wake(
         identity=sandbox.id,
         hostname=sandbox.id,
-        env={**base.env, **sandbox.spec.env},
+        env={**template.env, **sandbox.spec.env},
         pids=sandbox.spec.limits.pids,
         memory_bytes=sandbox.spec.limits.memory_bytes,
-        deadline_s=guest_deadline_s(left_s(sandbox, dependencies.clock) if sandbox.is_announced else sandbox.spec.timeout_s),
+        deadline_s=guest_deadline_s(timeout_s),
     )
 
 
-async def reconnect_guest(sandbox: Sandbox, dependencies: LifecycleDependencies, instance: Instance) -> Link:
-    """A link to a guest that runs already, and woken where it is asleep: what an earlier service was doing with it is over."""
-    link = await dependencies.greet(await instance.connect(), services=dependencies.services(sandbox))
+async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> Link:
+    """Connect to a guest that an earlier service, or an earlier link, has left. A guest that is asleep is woken.
+
+    Raises:
+        SandlotError: The guest cannot be reached.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    link = await _connect(supervisor, instance)
     try:
         if link.asleep:
-            await wake(sandbox, dependencies, link, await dependencies.base(sandbox.spec))
+            await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))
         else:
-            # Said again, also that there is none: of a change that was cut in half, what is recorded holds.
-            await link.set_deadline(guest_deadline_s(left_s(sandbox, dependencies.clock)))
-            with suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
+            # Also without a deadline: after an update that was cut in half, the recorded deadline counts.
+            await link.set_deadline(guest_deadline_s(remaining_s(sandbox, dependencies.clock)))
+            with suppress(ConflictError):  # more processes run than the limit allows; the host's limits hold all the same
                 await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)
     except BaseException:
         await link.aclose()
@@ -206,70 +357,39 @@ async def reconnect_guest(sandbox: Sandbox, dependencies: LifecycleDependencies,
     return link
 
 
-async def wait_first_response(sandbox: Sandbox, opening: Coroutine[Any, Any, Link], exits: asyncio.Future[Exit]) -> Link:
-    """The link to a guest that was just started.
+async def wait_first_response(supervisor: SandboxSupervisor, connecting: Coroutine[Any, Any, Link]) -> Link:
+    """Return the link to the guest of a sandbox that was just started or adopted.
 
     Raises:
-        InvalidRequestError: It has too little memory to start.
-        HostError: It died; says how.
+        InvalidRequestError: The sandbox has too little memory to start.
+        HostError: The sandbox ended; the message says how.
+        SupervisionEndedError: The sandbox was asked to end.
     """
+    sandbox = supervisor.sandbox
     try:
-        return await until_end(sandbox, driver_step("answer", opening), exits)
+        return await supervisor.until_end(driver_step("answer", connecting))
     except SandboxEndedError as error:
-        died = await exit_after_link_lost(exits, LinkLost(LostReason.EOF, error.message))
-    except SupervisionEndedError:
-        if not exits.done():
+        exit_ = await supervisor.exit_after_link_lost(LinkLost(LostReason.EOF, error.message))
+    except ExitedError as error:
+        exit_ = error.exit
+    except SupervisionEndedError as error:
+        if not supervisor.has_exited:
             raise
-        died = exits.result()
-    detail = f"{died.reason}: {died.detail}" if died.detail else str(died.reason)
-    if died.reason is ExitReason.OOM:
+        exit_ = error.exit
+    detail = f"{exit_.reason}: {exit_.detail}" if exit_.detail else str(exit_.reason)
+    if exit_.reason is ExitReason.OOM:
         raise InvalidRequestError(
-            f"{sandbox.spec.limits.memory_bytes} bytes of memory are too few for this sandbox to start ({detail}).",
+            f"The sandbox ran out of memory while it was starting ({detail}): limits.memory_bytes is {sandbox.spec.limits.memory_bytes}.",
             hint="Raise limits.memory_bytes.",
             fields={"field": "limits.memory_bytes"},
         )
-    raise _bad_guest(detail, died.reason)
-
-
-async def exit_after_link_lost(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
-    """How a sandbox ended whose link is gone: the driver's word, or, where it still lives, what became of the link."""
-    if lost.reason is not LostReason.VIOLATION:
-        await asyncio.wait({exits}, timeout=LAST_WORD_S)
-    if exits.done():
-        return exits.result()
-    broke = "its guest broke the laws of the link" if lost.reason is LostReason.VIOLATION else "the link to its guest is gone"
-    return Exit(ExitReason.CRASHED, f"{broke}: {lost.detail}" if lost.detail else broke)
-
-
-async def resolved_template(sandbox: Sandbox, dependencies: LifecycleDependencies) -> ResolvedTemplate:
-    """What a sandbox is started from; its spec says which that was, from now on."""
-    base = await until_end(sandbox, dependencies.base(sandbox.spec))
-    sandbox.spec = replace(sandbox.spec, root=base.root.digest)
-    return base
-
-
-def shape_of(sandbox: Sandbox, base: ResolvedTemplate) -> Shape:
-    """What a driver has to know of a sandbox before it is anyone's. Pure."""
-    return Shape(root=base.root, limits=sandbox.spec.limits, network=sandbox.spec.network)
-
-
-async def _open(sandbox: Sandbox, dependencies: LifecycleDependencies, instance: Instance, base: ResolvedTemplate) -> Link:
-    link = await dependencies.greet(await instance.connect(), services=dependencies.services(sandbox))
-    try:
-        await wake(sandbox, dependencies, link, base)
-    except BaseException as error:
-        await link.aclose()
-        if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):
-            # Whatever it says: the client asked for a sandbox, and its guest is not one to answer with a refusal.
-            raise _bad_guest(f"its guest refused to begin: {error.message[:_SAID_CHARS]}") from None
-        raise
-    return link
+    raise _bad_guest(detail, exit_.reason)
 
 
 def _bad_guest(detail: str, reason: ExitReason = ExitReason.CRASHED) -> HostError:
     return HostError(
         f"The sandbox ended while it was starting ({detail}).",
         code=ErrorCode.HOST_NOT_READY,
-        hint="'sandlot doctor' checks the host and names every fix.",
+        hint="Run 'sandlot doctor' to check the host.",
         fields={"reason": str(reason)},
     )

@@ -1,207 +1,503 @@
-"""The life of one sandbox, as one coroutine that owns everything it has: from nothing, or from an earlier service, to nothing.
+"""Supervisor of one sandbox: one task that owns everything that the sandbox has on the host, from start to end.
 
-Laws:
-- Whatever happens on the way, what was taken is given back, in reverse order, by this coroutine and nobody else.
-- An end that is asked for while it is being created is honoured at the next step; no step of the driver is cut in half.
-- What is asked of it (:mod:`sandlot.core.operations`) is done by this coroutine, one after the other; so is what its timeout makes of it.
-- A guest that breaks the laws of the link, or closes it, loses its own sandbox; nobody else notices.
-- Its state is recorded before it is told (:mod:`sandlot.core.records.sandboxes`), so that whatever moment the service is killed at, the next one
-  takes over what a client knows of, and removes what nobody does.
-- A service that leaves lets go of it, and it goes on.
-- Kill is answered when the processes are dead. Giving back the rest may take longer and is accounted until it is done.
-- Where nothing ran yet, or the driver cannot tell, nobody waits longer for what fails than the time of one step: it is tried again
-  by itself.
+Invariants:
+- Whatever fails, all resources that the driver made are released by this task, and by no other.
+- An end that is requested during a start takes effect at the next step. No step of the driver is cut in half.
+- Operations on the sandbox (:mod:`sandlot.core.operations`) run in this task, one at a time, and so does what its timeout causes.
+- A guest that violates the protocol of the link, or closes the link, loses its own sandbox and affects no other.
+- A state is recorded before a client is told of the state. Whenever the service is killed, the next service therefore recovers every sandbox that a
+  client knows, and removes all others.
+- When the service detaches, the sandbox goes on.
+- The response to a kill is sent when the processes are dead. Releasing the rest may take longer, and the resources stay reserved meanwhile. If no
+  process ran yet, or the driver cannot tell, the response waits at most until the first failed release or for ``STEP_TIMEOUT_S``.
+- The end of a sandbox waits at most ``RECORD_TIMEOUT_S`` for the store, and saves of one sandbox never overlap.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from sandlot.core.lifecycle import suspend
-from sandlot.core.lifecycle.dependencies import (
-    LifecycleDependencies,
-    SandboxSupervisor,
-    SupervisionDetachedError,
-    SupervisionEndedError,
-    check_end,
-    extend_deadline,
-    until_end,
-)
-from sandlot.core.lifecycle.start import exit_after_link_lost
-from sandlot.core.lifecycle.teardown import RECORD_PATIENCE_S, destroy, detach, record_end, wait_processes_dead
-from sandlot.core.ports import Clock
+from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.execution.packages import services_of
+from sandlot.core.lifecycle.memory_images import MemoryImages
+from sandlot.core.node.disposer import Disposer
+from sandlot.core.node.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
+from sandlot.core.node.reservations import Reservations
+from sandlot.core.operations import Operation
+from sandlot.core.pools.manager import PoolManager
+from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, ResolvedTemplate
+from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import LinkLost
+from sandlot.core.scheduler import Scheduler
+from sandlot.core.volumes import VolumeManager
+from sandlot.link.client import Link
+from sandlot.link.services import Service
+from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import InternalError, SandlotError
-from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.specs import OnTimeout
-from sandlot.model.states import SUSPENDED, State
+from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Instance, PreparedSandbox, Resources
+from sandlot.model.states import State
 
-AGAIN_S = 60.0
-"""How much longer a sandbox runs on that could neither be hibernated nor paused when its timeout passed: nothing of it is to be lost."""
+GUEST_GRACE_S: Final = 60.0
+"""Seconds by which the guest's deadline is later than the service's: the guest ends its sandbox only if no service did."""
+RECORD_TIMEOUT_S: Final = 1.0
+"""Seconds for which the end of a sandbox waits for the store: a slow disk or database must not keep a sandbox alive."""
+EXIT_TIMEOUT_S: Final = 3.0
+"""Seconds that a driver has to report how a sandbox ended whose link was lost."""
+
+ResultT = TypeVar("ResultT")
 
 _log = structlog.get_logger("sandlot.core")
 
 
-def state_after(why: Exit) -> State:
-    """The state that a sandbox ends in. Pure."""
-    return State.STOPPED if why.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
+class SupervisionEndedError(Exception):
+    """The sandbox was asked to end, or has ended."""
+
+    def __init__(self, exit_: Exit) -> None:
+        super().__init__(exit_.detail)
+        self.exit = exit_
 
 
-Course = Callable[[SandboxSupervisor], Coroutine[Any, Any, Exit]]
-"""How a sandbox comes to run and how it ended; what it takes of the host goes into the list of its life."""
+class SupervisionDetachedError(Exception):
+    """The service stops, and the sandbox goes on without it."""
 
 
-async def supervise(sandbox: Sandbox, dependencies: LifecycleDependencies, course: Course) -> None:
-    """Create a sandbox, or take it over, keep it until it ends, and remove it; or leave it when the service does.
+@dataclass(frozen=True, slots=True)
+class LifecycleDependencies:
+    """Parts of the service that all supervisors share.
 
-    ``sandbox.ready`` is resolved when it runs, or gets the error that prevented it; ``sandbox.ended`` is set when its processes are
-    dead; the coroutine returns when every trace of it is gone, or it was left.
+    Args:
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        recorder: Records of sandboxes.
+        reservations: Reservations of this node.
+        disposer: Destroys resources of the host.
+        scheduler: Readmits hibernated sandboxes and checks quotas.
+        pools: Pools of warm sandboxes.
+        volumes: Volumes of this node. None: none.
+        memory_images: Folders of hibernation images.
+        packages: Package indexes for guests. None: none.
+        link_factory: Makes a link to a guest.
+        clock: Clock of the service.
+        policy: Decisions of the operator.
+        start_slots: One for each sandbox that may start or be recovered at once.
+        on_timeout: Operation that runs when the deadline of a sandbox has passed.
+        on_wake: Listeners, called when a sandbox runs again after a rest.
     """
-    supervisor = SandboxSupervisor(sandbox, dependencies, [])
-    failure: SandlotError | None = None
-    try:
-        why = await course(supervisor)
-    except SupervisionDetachedError:
-        sandbox.operations.close(sandbox.stopping_error)
-        await detach(sandbox)
-        return
-    except SupervisionEndedError as end:
-        why = end.why
-    except SandlotError as error:
-        failure, why = error, Exit(ExitReason.CRASHED, error.message)
-    except Exception as error:  # noqa: BLE001 - a defect must not leave a sandbox behind
-        _log.exception("sandbox.defect", sandbox=sandbox.id)
-        failure = InternalError(f"Sandbox {sandbox.id} failed by a defect in Sandlot.", hint="The service's log has the details.")
-        why = Exit(ExitReason.CRASHED, type(error).__name__)
-    if sandbox.requested_exit is not None:
-        why = sandbox.requested_exit
-    sandbox.requested_exit = why
-    sandbox.end_requested.set()
-    sandbox.recovered.set()
-    sandbox.become(State.STOPPING)
-    if not sandbox.is_announced:
-        sandbox.idempotency_key = None  # whoever asked is told that it failed, and may ask again
-    recorded = asyncio.ensure_future(dependencies.recorder.save_eventually(sandbox))
-    await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
-    failed = asyncio.Event()
-    removal = asyncio.ensure_future(destroy(sandbox, supervisor.holdings, dependencies.disposer, failed))
-    try:
-        await wait_processes_dead(sandbox, removal, failed)
-    finally:
-        sandbox.exit = why
-        sandbox.ended_at = dependencies.clock.now()
-        sandbox.become(state_after(why))
-        recorded = asyncio.ensure_future(record_end(sandbox, dependencies.recorder, recorded))
-        await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
-        sandbox.ended.set()
-        sandbox.operations.close(sandbox.ended_error)
-        if not sandbox.ready.done():
-            sandbox.ready.set_exception(failure or sandbox.ended_error())
-            sandbox.ready.exception()  # whoever created it may be gone; then nobody fetches it
-    _log.info("sandbox.ended", sandbox=sandbox.id, reason=str(why.reason), detail=why.detail)
-    await detach(sandbox)
-    await removal
-    await asyncio.gather(*supervisor.going)
-    await recorded
-    await dependencies.images.remove(sandbox.id)
+
+    drivers: Drivers
+    templates: Templates
+    recorder: SandboxRecorder
+    reservations: Reservations
+    disposer: Disposer
+    scheduler: Scheduler
+    pools: PoolManager
+    volumes: VolumeManager | None
+    memory_images: MemoryImages
+    packages: PackageIndex | None
+    link_factory: GuestLinkFactory
+    clock: Clock
+    policy: AdmissionPolicy
+    start_slots: asyncio.Semaphore
+    on_timeout: Operation[None]
+    on_wake: tuple[Callable[[Sandbox], None], ...] = ()
 
 
-async def create(supervisor: SandboxSupervisor) -> Exit:
-    """From nothing to running to how it ended."""
-    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    started = await dependencies.start(sandbox, dependencies, supervisor.holdings)
-    supervisor.exits = started.exits
-    try:
-        sandbox.become(State.RUNNING)
-        if dependencies.inject is not None:
-            await until_end(sandbox, dependencies.inject(sandbox), supervisor.exits)
-        if not started.recorded:
-            extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
-            await dependencies.recorder.save_running(sandbox)
-        check_end(sandbox)
-        sandbox.ready.set_result(None)
-        return await serve(supervisor)
-    finally:
-        if supervisor.exits is not None:
-            supervisor.exits.cancel()
+class SandboxSupervisor:
+    """Owner of one sandbox's resources on the host.
 
+    Args:
+        sandbox: The sandbox.
+        dependencies: Parts of the service.
 
-async def serve(supervisor: SandboxSupervisor) -> Exit:
-    """Let it live, and do what it is asked for, until it ends by itself, breaks a law, expires, or is asked to; how it ended.
-
-    Raises:
-        Left: The service leaves.
+    Attributes:
+        driver: Driver of the sandbox.
+        exited: Done when the processes of the sandbox have ended. None while the sandbox has no processes.
     """
-    sandbox = supervisor.sandbox
-    wanted = asyncio.ensure_future(sandbox.end_requested.wait())
-    leaving = asyncio.ensure_future(sandbox.detaching.wait())
-    try:
-        while True:
-            lost = asyncio.ensure_future(_lost(supervisor))
-            expiry = asyncio.ensure_future(_expiry(sandbox, supervisor.dependencies.clock))
-            moved = asyncio.ensure_future(sandbox.deadline_changed.wait())
-            asked = asyncio.ensure_future(sandbox.operations.there.wait())
-            waiting: set[asyncio.Future[Any]] = {lost, expiry, moved, asked}
-            ends: set[asyncio.Future[Any]] = {wanted, leaving} if supervisor.exits is None else {wanted, leaving, supervisor.exits}
-            try:
-                await asyncio.wait(waiting | ends, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                expired, broken = expiry.done() and not moved.done(), lost.done()
-                for each in waiting:
-                    each.cancel()
-            sandbox.deadline_changed.clear()
-            if sandbox.requested_exit is not None:
-                return sandbox.requested_exit
-            if supervisor.exits is not None and supervisor.exits.done():
-                return supervisor.exits.result()
-            if leaving.done():
+
+    def __init__(self, sandbox: Sandbox, dependencies: LifecycleDependencies) -> None:
+        self.sandbox = sandbox
+        self.dependencies = dependencies
+        self.driver: Driver = dependencies.drivers[sandbox.spec.isolation]
+        self.exited: asyncio.Future[Exit] | None = None
+        self._resource: PreparedSandbox | Instance | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+        """Releases of earlier resources: of a start that failed, or of the time before a hibernation."""
+
+    # Run ------------------------------------------------------------------------------------------------------------------
+
+    async def run(self, begin: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Start or recover the sandbox, serve it until its end, and remove it; or detach from it when the service stops.
+
+        ``sandbox.ready`` is resolved when the sandbox runs, or gets the error that prevented this. ``sandbox.ended`` is set when its processes are
+        dead. The method returns when nothing of the sandbox is left on the host, or after the service has detached.
+
+        Args:
+            begin: Brings the sandbox to its running state; called with this supervisor and ``args``.
+            args: Further arguments of ``begin``.
+        """
+        sandbox = self.sandbox
+        failure: SandlotError | None = None
+        try:
+            await begin(self, *args)
+            exit_ = await self.serve()
+        except SupervisionDetachedError:
+            sandbox.operations.close(sandbox.stopping_error)
+            await self._detach()
+            return
+        except SupervisionEndedError as end:
+            exit_ = end.exit
+        except SandlotError as error:
+            failure, exit_ = error, Exit(ExitReason.CRASHED, error.message)
+        except Exception as error:  # noqa: BLE001 - a defect must not leave a sandbox behind
+            _log.exception("sandbox.defect", sandbox=sandbox.id)
+            failure = InternalError(f"Sandbox {sandbox.id} failed because of a defect in Sandlot.", hint="Report the traceback in the service's log.")
+            exit_ = Exit(ExitReason.CRASHED, type(error).__name__)
+        finally:
+            self._stop_watching()
+        await self._end(sandbox.requested_exit or exit_, failure)
+
+    async def serve(self) -> Exit:
+        """Run operations until the sandbox ends by itself, loses its link, expires or is asked to end. Return how it ended.
+
+        Raises:
+            SupervisionDetachedError: The service stops.
+        """
+        sandbox = self.sandbox
+        requested = asyncio.ensure_future(sandbox.end_requested.wait())
+        detaching = asyncio.ensure_future(sandbox.detaching.wait())
+        try:
+            while True:
+                lost = asyncio.ensure_future(self._wait_link_lost())
+                expiry = asyncio.ensure_future(self._wait_deadline())
+                moved = asyncio.ensure_future(sandbox.deadline_changed.wait())
+                submitted = asyncio.ensure_future(sandbox.operations.there.wait())
+                waiting: set[asyncio.Future[Any]] = {lost, expiry, moved, submitted}
+                ends: set[asyncio.Future[Any]] = {requested, detaching} if self.exited is None else {requested, detaching, self.exited}
+                try:
+                    await asyncio.wait(waiting | ends, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    has_expired, is_lost = expiry.done() and not moved.done(), lost.done()
+                    for each in waiting:
+                        each.cancel()
+                sandbox.deadline_changed.clear()
+                if sandbox.requested_exit is not None:
+                    return sandbox.requested_exit
+                if self.exited is not None and self.exited.done():
+                    return self.exited.result()
+                if detaching.done():
+                    raise SupervisionDetachedError
+                if is_lost:
+                    return await self.exit_after_link_lost(lost.result())
+                await (self.dependencies.on_timeout(self) if has_expired else sandbox.operations.run_next(self))
+        finally:
+            requested.cancel()
+            detaching.cancel()
+
+    # Steps ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_exited(self) -> bool:
+        """True once the processes of the sandbox have ended."""
+        return self.exited is not None and self.exited.done()
+
+    def check_end(self) -> None:
+        """Stop the current work if the sandbox was asked to end.
+
+        Raises:
+            SupervisionEndedError: The sandbox was asked to end.
+        """
+        if self.sandbox.requested_exit is not None:
+            raise SupervisionEndedError(self.sandbox.requested_exit)
+
+    async def until_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return the result of some work; cancel the work if the sandbox ends or the service detaches.
+
+        The method waits until cancelled work has ended, and prefers a result that arrived at the same time: otherwise a start slot could be lost.
+
+        Raises:
+            SupervisionEndedError: The sandbox was asked to end, or has ended.
+            SupervisionDetachedError: The service stops.
+        """
+        sandbox = self.sandbox
+        task = asyncio.ensure_future(work)
+        requested = asyncio.ensure_future(sandbox.end_requested.wait())
+        detaching = asyncio.ensure_future(sandbox.detaching.wait())
+        others: set[asyncio.Future[Any]] = {requested, detaching} if self.exited is None else {requested, detaching, self.exited}
+        try:
+            await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            requested.cancel()
+            detaching.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            self.check_end()
+            if sandbox.detaching.is_set():
                 raise SupervisionDetachedError
-            if broken:
-                return await _told(supervisor, lost.result())
-            await (_expired(supervisor) if expired else sandbox.operations.run_next(supervisor))
-    finally:
-        for each in (wanted, leaving):
-            each.cancel()
+            if self.exited is not None and self.exited.done():
+                raise SupervisionEndedError(self.exited.result())
+        return task.result()
 
+    @asynccontextmanager
+    async def start_slot(self) -> AsyncIterator[None]:
+        """Wait for a start slot and hold the slot; see :meth:`until_end`."""
+        slots = self.dependencies.start_slots
+        await self.until_end(slots.acquire())
+        try:
+            self.check_end()
+            yield
+        finally:
+            slots.release()
 
-async def _lost(supervisor: SandboxSupervisor) -> LinkLost:
-    """Why its link is over; never, while it has none."""
-    if supervisor.sandbox.link is None:
-        await asyncio.Event().wait()
-        raise AssertionError
-    return await supervisor.sandbox.link.wait_lost()
+    async def resolve_template(self) -> ResolvedTemplate:
+        """Return the build that the sandbox starts from, and write its digest into the spec."""
+        sandbox = self.sandbox
+        template = await self.until_end(self.dependencies.templates.resolve_for(sandbox.spec))
+        sandbox.spec = replace(sandbox.spec, root=template.root.digest)
+        return template
 
+    async def mount_volumes(self) -> tuple[Attachment, ...]:
+        """Mount the volumes of the sandbox on the host. They are unmounted after its removal."""
+        sandbox, volumes = self.sandbox, self.dependencies.volumes
+        if not sandbox.spec.volumes or volumes is None:
+            return ()
+        return await driver_step("attach a volume to", volumes.attach(sandbox.id, sandbox.spec.volumes))
 
-async def _told(supervisor: SandboxSupervisor, lost: LinkLost) -> Exit:
-    return Exit(ExitReason.CRASHED, lost.detail) if supervisor.exits is None else await exit_after_link_lost(supervisor.exits, lost)
+    def services(self) -> Mapping[str, Service]:
+        """Return the services of the host that the guest may use, by name."""
+        return services_of(self.dependencies.packages, self.sandbox)
 
+    def extend_deadline(self, timeout_s: float | None) -> None:
+        """Move the deadline of the sandbox to ``timeout_s`` seconds from now. None removes the deadline."""
+        extend_deadline(self.sandbox, self.dependencies.clock, timeout_s)
 
-async def _expiry(sandbox: Sandbox, clock: Clock) -> None:
-    if sandbox.deadline_monotonic_s == math.inf:
-        await asyncio.Event().wait()
-    await clock.sleep_until(sandbox.deadline_monotonic_s)
+    async def save_running(self) -> None:
+        """Start the timeout of the sandbox and record that it runs.
 
+        Raises:
+            SandlotError: The store refused the record.
+        """
+        self.extend_deadline(self.sandbox.spec.timeout_s)
+        await self.dependencies.recorder.save_running(self.sandbox)
 
-async def _expired(supervisor: SandboxSupervisor) -> None:
-    """What becomes of a sandbox whose deadline has passed."""
-    sandbox = supervisor.sandbox
-    works = {OnTimeout.HIBERNATE: (suspend.hibernate, suspend.pause), OnTimeout.PAUSE: (suspend.pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
-    if sandbox.state in SUSPENDED:
-        sandbox.request_end(Exit(ExitReason.KILLED, "it rested for as long as it may"))
-    elif not works:
-        sandbox.request_end(Exit(ExitReason.KILLED, "its timeout passed"))
-    else:
-        for work in works:
-            try:
-                await work(supervisor)
-            except SandlotError as error:
-                _log.warning("sandbox.rests_not", sandbox=sandbox.id, on_timeout=str(sandbox.spec.on_timeout), error=str(error))
-            else:
+    async def exit_after_link_lost(self, lost: LinkLost) -> Exit:
+        """Return how a sandbox ended whose link was lost: as the driver reports, or by the loss of the link if the driver reports nothing in time."""
+        if self.exited is None:
+            return Exit(ExitReason.CRASHED, lost.detail)
+        if lost.reason is not LostReason.VIOLATION:
+            await asyncio.wait({self.exited}, timeout=EXIT_TIMEOUT_S)
+        if self.exited.done():
+            return self.exited.result()
+        reason = "its guest broke the laws of the link" if lost.reason is LostReason.VIOLATION else "the link to its guest is gone"
+        return Exit(ExitReason.CRASHED, f"{reason}: {lost.detail}" if lost.detail else reason)
+
+    # Resources ------------------------------------------------------------------------------------------------------------
+
+    def take(self, resource: PreparedSandbox) -> None:
+        """Own a prepared sandbox from now on, in place of an earlier one."""
+        self._resource = resource
+
+    def take_instance(self, instance: Instance, *, link: Link | None = None, exited: asyncio.Future[Exit] | None = None) -> None:
+        """Own an instance from now on, in place of the prepared sandbox that the instance was started from.
+
+        Args:
+            instance: The instance.
+            link: Link to the guest, if there is one.
+            exited: Done when the processes of the instance have ended. None: the driver is asked.
+        """
+        sandbox = self.sandbox
+        self._resource = instance
+        sandbox.instance, sandbox.ref, sandbox.link = instance, instance.ref, link
+        self.exited = exited or asyncio.ensure_future(instance.wait())
+
+    def reserve_limits(self) -> None:
+        """Record the reservation of what the sandbox may use by its current limits."""
+        self.dependencies.reservations.record(self.sandbox.id, self.driver.max_resources(self.sandbox.spec.limits))
+
+    def reserve_disk_only(self, disk_bytes: int) -> None:
+        """Shrink the reservation to the hibernation image, and release the volumes: the sandbox has no processes.
+
+        Args:
+            disk_bytes: Size of the image.
+        """
+        self.dependencies.reservations.record(self.sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
+        release_volumes(self.dependencies.volumes, self.sandbox)
+
+    async def release(self, *, wait_s: float) -> None:
+        """Release what a failed start has made, so that another start can be tried.
+
+        The resources have a reservation of their own until they are destroyed.
+
+        Args:
+            wait_s: Seconds to wait until the resources are destroyed. The attempts go on afterwards.
+        """
+        sandbox, reservations = self.sandbox, self.dependencies.reservations
+        limits = sandbox.spec.limits if sandbox.instance is None else sandbox.instance.limits
+        release = await self._begin_release()
+        sandbox.ref = None
+        if release is None:
+            return
+        key = f"failed-{sandbox.id}"
+        reservations.record(key, self.driver.max_resources(limits))
+        release.add_done_callback(lambda _: reservations.release(key))
+        await asyncio.wait({release}, timeout=wait_s)
+
+    async def release_memory(self, disk_bytes: int) -> None:
+        """Begin to release everything but the hibernation image. The caller does not wait for the end.
+
+        Args:
+            disk_bytes: Size of the image, which stays reserved.
+        """
+        release = await self._begin_release()
+        if release is None:
+            self.reserve_disk_only(disk_bytes)
+        else:
+            release.add_done_callback(lambda _: self.reserve_disk_only(disk_bytes))
+
+    async def wait_released(self) -> None:
+        """Wait until all resources of earlier starts and hibernations are destroyed."""
+        if self._releases:
+            await asyncio.wait(self._releases)
+
+    async def _begin_release(self) -> asyncio.Task[None] | None:
+        sandbox, resource = self.sandbox, self._resource
+        self._stop_watching()
+        self._resource = None
+        link, sandbox.link, sandbox.instance = sandbox.link, None, None
+        if link is not None:
+            await link.aclose()
+        if resource is None:
+            return None
+        release = asyncio.create_task(self.dependencies.disposer.destroy(resource, sandbox=sandbox.id))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
+        return release
+
+    def _stop_watching(self) -> None:
+        if self.exited is not None:
+            self.exited.cancel()
+            self.exited = None
+
+    # End ------------------------------------------------------------------------------------------------------------------
+
+    async def _end(self, exit_: Exit, failure: SandlotError | None) -> None:
+        sandbox, recorder = self.sandbox, self.dependencies.recorder
+        sandbox.requested_exit = exit_
+        sandbox.end_requested.set()
+        sandbox.recovered.set()
+        sandbox.become(State.STOPPING)
+        if not sandbox.is_announced:
+            sandbox.idempotency_key = None  # the request failed and may be sent again
+        saving = asyncio.ensure_future(recorder.save_eventually(sandbox))
+        await asyncio.wait({saving}, timeout=RECORD_TIMEOUT_S)
+        failed = asyncio.Event()
+        removal = asyncio.ensure_future(self._remove(failed))
+        try:
+            await self._wait_processes_dead(removal, failed)
+        finally:
+            sandbox.exit = exit_
+            sandbox.ended_at = self.dependencies.clock.now()
+            sandbox.become(state_after(exit_))
+            saving = asyncio.ensure_future(self._record_end(saving))
+            await asyncio.wait({saving}, timeout=RECORD_TIMEOUT_S)
+            sandbox.ended.set()
+            sandbox.operations.close(sandbox.ended_error)
+            if not sandbox.ready.done():
+                sandbox.ready.set_exception(failure or sandbox.ended_error())
+                sandbox.ready.exception()  # the client that created the sandbox may have disconnected
+        _log.info("sandbox.ended", sandbox=sandbox.id, reason=str(exit_.reason), detail=exit_.detail)
+        await self._detach()
+        await removal
+        await asyncio.gather(*self._releases)
+        await saving
+        await self.dependencies.memory_images.remove(sandbox.id)
+
+    async def _record_end(self, before: asyncio.Future[None]) -> None:
+        await before  # saves of one sandbox never overlap
+        await self.dependencies.recorder.save_end(self.sandbox)
+
+    async def _remove(self, failed: asyncio.Event) -> None:
+        if self._resource is not None:
+            await self.dependencies.disposer.destroy(self._resource, on_failure=failed.set, sandbox=self.sandbox.id)
+
+    async def _wait_processes_dead(self, removal: asyncio.Future[None], failed: asyncio.Event) -> None:
+        """Return when the processes are dead: before all resources are destroyed, if the driver can tell.
+
+        Args:
+            removal: Destroys all resources.
+            failed: Set after a failed attempt.
+        """
+        instance = self.sandbox.instance
+        if instance is not None:
+            exited = asyncio.ensure_future(instance.wait())
+            ends: set[asyncio.Future[Any]] = {removal, exited}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if exited.cancel() or exited.exception() is None:
                 return
-        extend_deadline(sandbox, supervisor.dependencies.clock, AGAIN_S)
+            _log.error("sandbox.end_unknown", sandbox=self.sandbox.id, error=str(exited.exception()))
+        has_failed = asyncio.ensure_future(failed.wait())
+        attempts: set[asyncio.Future[Any]] = {removal, has_failed}
+        await asyncio.wait(attempts, timeout=STEP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        has_failed.cancel()
+
+    async def _detach(self) -> None:
+        """Close the link; no more requests are sent to the guest."""
+        sandbox = self.sandbox
+        if sandbox.link is not None:
+            await sandbox.link.aclose()
+        sandbox.tasks.cancel()
+        sandbox.recovered.set()
+        if not sandbox.ready.done():
+            sandbox.ready.cancel()
+
+    async def _wait_link_lost(self) -> LinkLost:
+        if self.sandbox.link is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        return await self.sandbox.link.wait_lost()
+
+    async def _wait_deadline(self) -> None:
+        if self.sandbox.deadline_monotonic_s == math.inf:
+            await asyncio.Event().wait()
+        await self.dependencies.clock.sleep_until(self.sandbox.deadline_monotonic_s)
+
+
+def state_after(exit_: Exit) -> State:
+    """Return the state that a sandbox ends in."""
+    return State.STOPPED if exit_.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
+
+
+def release_volumes(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
+    """Release the volumes of a sandbox whose processes are all gone."""
+    if volumes is not None and sandbox.spec.volumes:
+        volumes.release(sandbox.id)
+
+
+def extend_deadline(sandbox: Sandbox, clock: Clock, timeout_s: float | None) -> None:
+    """Move a sandbox's deadline to ``timeout_s`` seconds from now. None removes the deadline."""
+    if timeout_s is None:
+        sandbox.deadline_monotonic_s, sandbox.expires_at = math.inf, None
+    else:
+        sandbox.deadline_monotonic_s = clock.monotonic_s() + timeout_s
+        sandbox.expires_at = clock.now() + timedelta(seconds=timeout_s)
+    sandbox.activity.touch()
+    sandbox.deadline_changed.set()
+
+
+def guest_deadline_s(timeout_s: float | None) -> float | None:
+    """Return the timeout of the guest itself for a sandbox's timeout."""
+    return None if timeout_s is None else timeout_s + GUEST_GRACE_S
+
+
+def remaining_s(sandbox: Sandbox, clock: Clock) -> float | None:
+    """Return the seconds until a sandbox's deadline. None: the sandbox has no deadline."""
+    return None if sandbox.expires_at is None else max(0.0, sandbox.deadline_monotonic_s - clock.monotonic_s())

@@ -17,34 +17,29 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from sandlot.core.lifecycle import mounts
-from sandlot.core.lifecycle.dependencies import (
-    SandboxSupervisor,
-    SupervisionDetachedError,
-    SupervisionEndedError,
-    check_end,
-    driver_step,
-    extend_deadline,
-    guest_deadline_s,
-    left_s,
-)
-from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake
-from sandlot.core.lifecycle.teardown import destroy
+from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake_guest
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionDetachedError, SupervisionEndedError, guest_deadline_s, remaining_s
+from sandlot.core.node.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance
-from sandlot.model.states import LIFECYCLE, State
+from sandlot.model.specs import OnTimeout
+from sandlot.model.states import LIFECYCLE, SUSPENDED, State
 
 REST_TIMEOUT_S = 30.0
 """How long a guest may take to come to rest; a full pipe without a reader is no reason to wait longer."""
 
 WRITE_TIMEOUT_S = 600.0
 """For writing an image: of many GiB to a slow disk (a disk of 100 MB/s writes 60 GB in it)."""
+
+EXPIRY_RETRY_S: Final = 60.0
+"""Seconds that a sandbox goes on which could neither be hibernated nor paused when its deadline passed."""
 
 SAME = -1.0
 """In place of a timeout: what it had."""
@@ -67,7 +62,7 @@ async def pause(supervisor: SandboxSupervisor) -> None:
     await _intend(supervisor, State.PAUSING)
     before = sandbox.expires_at, sandbox.deadline_monotonic_s
     try:
-        extend_deadline(sandbox, dependencies.clock, dependencies.keep_resting_s)
+        supervisor.extend_deadline(dependencies.policy.max_suspended_s)
         await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
     except BaseException as error:
         sandbox.expires_at, sandbox.deadline_monotonic_s = before
@@ -120,31 +115,31 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
     instance, was = _instance(sandbox), sandbox.state
     await _intend(supervisor, State.HIBERNATING)
-    await dependencies.images.remove(sandbox.id)  # from here on an image that is there is the one that is written here
+    await dependencies.memory_images.remove(sandbox.id)  # from here on an image that is there is the one that is written here
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
         await (await _linked(supervisor, instance)).quiesce(REST_TIMEOUT_S)
-        into = await dependencies.images.make(sandbox.id)
+        into = await dependencies.memory_images.make(sandbox.id)
         size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, SandboxEndedError) and sandbox.link is not None:
             raise  # the life notices it by the link
         if was is State.PAUSED:
-            extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)  # it runs, until it is paused again
-        if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.images.image(sandbox.id).is_dir):
-            await dependencies.images.remove(sandbox.id)
+            supervisor.extend_deadline(sandbox.spec.timeout_s)  # it runs, until it is paused again
+        if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.memory_images.image(sandbox.id).is_dir):
+            await dependencies.memory_images.remove(sandbox.id)
             if was is State.PAUSED:
                 with contextlib.suppress(SandlotError):
                     await pause(supervisor)
             raise
         # It took longer than anybody waits, and was done all the same: the image is all that there is of it.
-        size_bytes = await asyncio.to_thread(_size, dependencies.images.image(sandbox.id))
-    extend_deadline(sandbox, dependencies.clock, dependencies.keep_resting_s)
+        size_bytes = await asyncio.to_thread(_size, dependencies.memory_images.image(sandbox.id))
+    supervisor.extend_deadline(dependencies.policy.max_suspended_s)
     sandbox.become(State.HIBERNATED)
     # Where this fails it is found as what was intended, with an image that is whole: it sleeps.
     await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
-    await _give_back(supervisor, size_bytes)
+    await supervisor.release_memory(size_bytes)
     _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
 
 
@@ -165,7 +160,7 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     await _require(supervisor, DriverCapability.SNAPSHOT, "be written to a snapshot")
     if sandbox.state is State.HIBERNATED:
-        return await dependencies.images.copy(dependencies.images.image(sandbox.id), into)
+        return await dependencies.memory_images.copy(dependencies.memory_images.image(sandbox.id), into)
     instance, was = _instance(sandbox), sandbox.state
     await _intend(supervisor, State.SNAPSHOTTING)
     try:
@@ -174,7 +169,7 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
         async with _armed(await _linked(supervisor, instance), stays=was is State.PAUSED):
             return await driver_step("write", instance.snapshot(into, keep_running=True, durable=durable), WRITE_TIMEOUT_S)
     finally:
-        if not (supervisor.exits is not None and supervisor.exits.done()):
+        if not supervisor.has_exited:
             if was is State.PAUSED:
                 await _pause_again(supervisor, instance)
             else:
@@ -190,12 +185,34 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
         ConflictError: It has no image, so that nothing is left of it.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    image = dependencies.images.image(sandbox.id)
+    image = dependencies.memory_images.image(sandbox.id)
     if not await asyncio.to_thread(image.is_dir):
         raise ConflictError(f"Sandbox {sandbox.id} cannot be woken: its image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     if sandbox.state is not State.HIBERNATED:
         sandbox.become(State.HIBERNATED)
-    dependencies.rested(sandbox, await asyncio.to_thread(_size, image))
+    supervisor.reserve_disk_only(await asyncio.to_thread(_size, image))
+
+
+async def expire(supervisor: SandboxSupervisor) -> None:
+    """Do what the sandbox's ``on_timeout`` says, now that its deadline has passed.
+
+    A sandbox that rests is ended. A sandbox that can neither be hibernated nor paused gets ``EXPIRY_RETRY_S`` more, so that nothing of it is lost.
+    """
+    sandbox = supervisor.sandbox
+    operations = {OnTimeout.HIBERNATE: (hibernate, pause), OnTimeout.PAUSE: (pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
+    if sandbox.state in SUSPENDED:
+        sandbox.request_end(Exit(ExitReason.KILLED, "it rested for as long as it may"))
+    elif not operations:
+        sandbox.request_end(Exit(ExitReason.KILLED, "its timeout passed"))
+    else:
+        for operation in operations:
+            try:
+                await operation(supervisor)
+            except SandlotError as error:
+                _log.warning("sandbox.rests_not", sandbox=sandbox.id, on_timeout=str(sandbox.spec.on_timeout), error=str(error))
+            else:
+                return
+        supervisor.extend_deadline(EXPIRY_RETRY_S)
 
 
 async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> None:
@@ -204,14 +221,14 @@ async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> Non
     A sandbox that cannot be frozen must not be shown as paused: its processes run, while its guest counts no time and its timeout stands
     still. It is resumed instead, with its timeout anew, and its owner gets the event of a resume.
     """
-    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    sandbox = supervisor.sandbox
     try:
         await driver_step("pause", instance.pause())
     except SandboxEndedError:
         return
     except SandlotError as error:
         _log.warning("sandbox.not_paused_again", sandbox=sandbox.id, error=str(error))
-        extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+        supervisor.extend_deadline(sandbox.spec.timeout_s)
         await _go_on(supervisor, instance, "sandbox.resumed")
         await mounts.settle(supervisor)
     else:
@@ -225,7 +242,7 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
     await driver_step("resume", instance.resume())
     try:
         link = await _linked(supervisor, instance)
-        extend_deadline(sandbox, dependencies.clock, sandbox.spec.timeout_s)
+        supervisor.extend_deadline(sandbox.spec.timeout_s)
         await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
     except BaseException as error:
         sandbox.expires_at, sandbox.deadline_monotonic_s = before
@@ -240,15 +257,13 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
 
 async def _wake(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    image = dependencies.images.image(sandbox.id)
-    if supervisor.going:
-        await asyncio.wait(supervisor.going)
-    await dependencies.claim(sandbox)
+    image = dependencies.memory_images.image(sandbox.id)
+    await supervisor.wait_released()
+    await dependencies.scheduler.readmit(sandbox)
     before = sandbox.expires_at, sandbox.deadline_monotonic_s
     sandbox.become(State.WAKING)
     try:
-        started = await MemoryImageStart(image)(sandbox, dependencies, supervisor.holdings)
-        supervisor.exits = started.exits
+        await MemoryImageStart(image).start(supervisor)
         await _say_deadline(supervisor)
         await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)
     except (SupervisionEndedError, SupervisionDetachedError):
@@ -256,17 +271,17 @@ async def _wake(supervisor: SandboxSupervisor) -> None:
     except BaseException:
         sandbox.expires_at, sandbox.deadline_monotonic_s = before
         sandbox.become(State.HIBERNATED)
-        await _give_back(supervisor, await asyncio.to_thread(_size, image))
+        await supervisor.release_memory(await asyncio.to_thread(_size, image))
         await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
-    _tell_woken(sandbox)
-    await dependencies.images.remove(sandbox.id)
+    _notify_wake(supervisor)
+    await dependencies.memory_images.remove(sandbox.id)
     _log.info("sandbox.woken", sandbox=sandbox.id)
 
 
 async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, what: str) -> None:
-    can = await supervisor.dependencies.can(ability)
+    can = await supervisor.dependencies.drivers.capabilities_for(supervisor.sandbox.spec.isolation, ability)
     if not can.can(ability):
         reason = can.why_not(ability)
         raise UnsupportedError(
@@ -285,10 +300,10 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
         Ended: It was asked to end.
     """
     sandbox = supervisor.sandbox
-    check_end(sandbox)
+    supervisor.check_end()
     if LIFECYCLE[state].recovery is not LIFECYCLE[sandbox.state].recovery:
         await supervisor.dependencies.recorder.save(sandbox, state=state)
-        check_end(sandbox)
+        supervisor.check_end()
     sandbox.become(state)
 
 
@@ -330,14 +345,14 @@ async def _say_deadline(supervisor: SandboxSupervisor) -> None:
     """Begin its timeout anew, in its guest first."""
     sandbox = supervisor.sandbox
     await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(sandbox.spec.timeout_s)))
-    extend_deadline(sandbox, supervisor.dependencies.clock, sandbox.spec.timeout_s)
+    supervisor.extend_deadline(sandbox.spec.timeout_s)
 
 
 async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
     """Its link; made where it has none, because an earlier service of this node froze it."""
     sandbox = supervisor.sandbox
     if sandbox.link is None or sandbox.link.closed:
-        sandbox.link = await driver_step("answer", reconnect_guest(sandbox, supervisor.dependencies, instance))
+        sandbox.link = await driver_step("answer", reconnect_guest(supervisor, instance))
     return sandbox.link
 
 
@@ -356,12 +371,12 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
     try:
         await driver_step("resume", instance.resume())
         if sandbox.link is not None and sandbox.link.asleep:
-            await driver_step("answer", wake(sandbox, dependencies, sandbox.link, await dependencies.base(sandbox.spec)))
+            await driver_step("answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve_for(sandbox.spec)))
         else:
             try:
                 link = await _linked(supervisor, instance)
                 await driver_step("go on", link.checkpoint(armed=False))
-                await driver_step("go on", link.set_deadline(guest_deadline_s(left_s(sandbox, dependencies.clock))))
+                await driver_step("go on", link.set_deadline(guest_deadline_s(remaining_s(sandbox, dependencies.clock))))
             except UnavailableError:  # it did not come to rest in time, and this link takes no calls any more
                 if sandbox.link is not None:
                     await sandbox.link.aclose()
@@ -374,31 +389,15 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
         sandbox.request_end(Exit(ExitReason.CRASHED, f"it could not be made to run again: {error.message}"))
         return True
     sandbox.become(State.RUNNING)
-    _tell_woken(sandbox)
+    _notify_wake(supervisor)
     sandbox.deadline_changed.set()
     await dependencies.recorder.save_eventually(sandbox, event)
     return True
 
 
-async def _give_back(supervisor: SandboxSupervisor, size_bytes: int) -> None:
-    """Give back all that it has of the host, off the path of who waits; what it keeps is so many bytes on the disk."""
-    sandbox, holdings = supervisor.sandbox, supervisor.holdings[:]
-    supervisor.holdings.clear()
-    if supervisor.exits is not None:
-        supervisor.exits.cancel()
-        supervisor.exits = None
-    link, sandbox.link, sandbox.instance = sandbox.link, None, None
-    if link is not None:
-        await link.aclose()
-    task = asyncio.ensure_future(destroy(sandbox, holdings, supervisor.dependencies.disposer, asyncio.Event()))
-    supervisor.going.add(task)
-    task.add_done_callback(supervisor.going.discard)
-    task.add_done_callback(lambda _: supervisor.dependencies.rested(sandbox, size_bytes))
-
-
-def _tell_woken(sandbox: Sandbox) -> None:
-    if sandbox.woken is not None:
-        sandbox.woken()
+def _notify_wake(supervisor: SandboxSupervisor) -> None:
+    for listener in supervisor.dependencies.on_wake:
+        listener(supervisor.sandbox)
 
 
 def _instance(sandbox: Sandbox) -> Instance:

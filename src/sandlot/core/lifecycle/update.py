@@ -23,21 +23,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+import math
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.lifecycle.dependencies import SandboxSupervisor, extend_deadline, guest_deadline_s
-from sandlot.core.node.reservations import Reservations, grown_amounts
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, extend_deadline, guest_deadline_s, remaining_s
+from sandlot.core.node.reservations import grown_amounts
 from sandlot.core.ports import Clock
-from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.ports import Capabilities, Change, Driver, Instance, Usage
+from sandlot.model.ports import Capabilities, Change, Instance, Usage
 from sandlot.model.specs import Limits, OnTimeout, SandboxSpec
 from sandlot.model.states import SUSPENDED, State
 
@@ -80,54 +80,6 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
                 hint="Create a sandbox with the limits it needs.",
                 fields={"ability": str(ability)},
             )
-
-
-@asynccontextmanager
-async def changed(sandbox: Sandbox, change: Change, driver: Driver, reservations: Reservations, check: Callable[[], None]) -> AsyncIterator[None]:
-    """Change a sandbox's limits, and change them back where the body fails. One change of a sandbox at a time.
-
-    In the body it has the new ones.
-
-    Args:
-        sandbox: It runs.
-        change: What the driver is able to change.
-        driver: Its own.
-        reservations: Where its promise is.
-        check: Refuses what its owner may not have; does not wait.
-
-    Raises:
-        InvalidRequestError: Out of bounds, or it can never fit on this node.
-        UnavailableError: ``busy``: the node has not so much now.
-        ConflictError: It uses more than it would be allowed.
-        LimitError: ``quota_exceeded``.
-        SandboxEndedError: It has ended.
-    """
-    before, after = sandbox.spec.limits, change.over(sandbox.spec.limits)
-    if after == before:
-        check()
-        yield
-        return
-    takes = driver.max_resources(after)
-    check()  # what is refused makes nothing else go
-    reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), ignoring=sandbox.id)
-    sandbox.require_link()  # it may have ended meanwhile, and then nothing is promised to it
-    check()
-    with reservations.resize(sandbox.id, takes, reading) as resize:
-        keepers = _Keepers(host=before, guest_pids=before.pids)
-        sandbox.reserved_limits = _most(before, after)
-        try:
-            try:
-                await _move(sandbox, keepers, after)
-                sandbox.spec = replace(sandbox.spec, limits=after)  # what the body records is what holds from now on
-                yield
-            except BaseException:
-                await _back(sandbox, keepers, before)
-                raise
-        finally:
-            resize.actual = driver.max_resources(keepers.host)
-            sandbox.spec = replace(sandbox.spec, limits=keepers.host)
-            sandbox.reserved_limits = None
-    _log.info("sandbox.limits", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 
 async def used(sandbox: Sandbox) -> Used:
@@ -283,87 +235,138 @@ class UpdateSandboxParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
-    """What a change is made with.
+class SandboxUpdate:
+    """One update of one sandbox.
 
     Args:
-        driver: The sandbox's.
-        can: What it is able to.
-        reservations: Where the promises are.
-        recorder: Where it is recorded.
-        clock: The time.
-        check: Refuses what the owner's quota does not allow; asked where nobody comes between it and the change.
+        sandbox: The sandbox.
+        principal: Caller, whose quota counts.
+        params: The changes.
+        dependencies: Parts of the service.
     """
 
-    driver: Driver
-    can: Capabilities
-    reservations: Reservations
-    recorder: SandboxRecorder
-    clock: Clock
-    check: Callable[[], None]
+    sandbox: Sandbox
+    principal: Principal
+    params: UpdateSandboxParams
+    dependencies: LifecycleDependencies
 
+    async def run(self) -> None:
+        """Apply all changes or none.
 
-async def update(sandbox: Sandbox, what: UpdateSandboxParams, hands: Hands) -> None:
-    """Change it.
+        Raises:
+            InvalidRequestError: A value is out of bounds.
+            UnsupportedError: A limit cannot be changed while the sandbox runs.
+            ConflictError: The sandbox uses more than the new limits allow, or is still being created.
+            UnavailableError: ``busy``: the node has not enough resources now.
+            LimitError: ``quota_exceeded``.
+            SandboxEndedError: The sandbox has ended.
+            HostError: The changes cannot be recorded.
+        """
+        sandbox, params = self.sandbox, self.params
+        if params.timeout_s is not None:
+            replace(sandbox.spec, timeout_s=params.timeout_s)  # refuses a timeout that is out of bounds
+        can = await self.dependencies.drivers.capabilities(sandbox.spec.isolation)
+        await sandbox.recovered.wait()
+        if sandbox.state in SUSPENDED and params.limits == Change() and await sandbox.operations.submit(self._while_resting):
+            return
+        await sandbox.wait_reachable()
+        sandbox.require_link()
+        async with sandbox.change_lock:
+            sandbox.require_link()  # again: the sandbox may have ended while this update waited for its turn
+            admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
+            check_able(params.limits, sandbox.spec.limits, can)
+            await self._while_running()
 
-    Raises:
-        InvalidRequestError: Out of bounds.
-        UnsupportedError: A limit that cannot be changed while it runs.
-        ConflictError: It uses more than it would be allowed, or is still being created.
-        UnavailableError: ``busy``: the node has not so much to give now.
-        LimitError: ``quota_exceeded``.
-        SandboxEndedError: It has ended.
-        HostError: It cannot be recorded; everything is as it was.
-    """
-    if what.timeout_s is not None:
-        replace(sandbox.spec, timeout_s=what.timeout_s)  # refuses what is out of bounds
-    await sandbox.recovered.wait()
-    if (
-        sandbox.state in SUSPENDED
-        and what.limits == Change()
-        and await sandbox.operations.submit(functools.partial(_while_it_rests, what=what, hands=hands))
-    ):
-        return
-    await sandbox.wait_reachable()
-    sandbox.require_link()
-    async with sandbox.change_lock:
-        sandbox.require_link()  # again: it may have ended while this waited for its turn
-        admission.check_reserved_names(what.metadata or {}, sandbox.metadata)
-        check_able(what.limits, sandbox.spec.limits, hands.can)
+    def check_quota(self) -> None:
+        """Refuse changes that the caller's quota does not allow. Call it in the step in which a change is made.
+
+        Raises:
+            LimitError: ``quota_exceeded``.
+        """
+        timeout_s = math.inf if self.params.persistent else self.params.timeout_s
+        self.dependencies.scheduler.check_update(self.sandbox, self.principal, timeout_s, self.params.limits)
+
+    async def _while_running(self) -> None:
+        sandbox, params = self.sandbox, self.params
         before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name, sandbox.expires_at, sandbox.deadline_monotonic_s
-        async with changed(sandbox, what.limits, hands.driver, hands.reservations, hands.check):
+        async with changed(self):
             try:
-                if what.moves_deadline:
+                if params.moves_deadline:
                     async with sandbox.connection() as link:
-                        await link.set_deadline(guest_deadline_s(what.timeout_s))
-                    extend_deadline(sandbox, hands.clock, what.timeout_s)
-                _apply(sandbox, what)
-                await hands.recorder.save_update(sandbox, *what.names())
+                        await link.set_deadline(guest_deadline_s(params.timeout_s))
+                    extend_deadline(sandbox, self.dependencies.clock, params.timeout_s)
+                _apply(sandbox, params)
+                await self.dependencies.recorder.save_update(sandbox, *params.names())
             except BaseException:
                 _take_back(sandbox, *before[:4])
                 sandbox.expires_at, sandbox.deadline_monotonic_s = before[4:]
                 sandbox.deadline_changed.set()
-                if what.moves_deadline:
-                    sandbox.spawn(_say_again(sandbox, hands.clock))
+                if params.moves_deadline:
+                    sandbox.spawn(_restore_guest_deadline(sandbox, self.dependencies.clock))
                 raise
 
+    async def _while_resting(self, _supervisor: SandboxSupervisor) -> bool:
+        """Apply the changes to a resting sandbox. Return False if the sandbox runs by now, or another update waits until the sandbox runs."""
+        sandbox, params = self.sandbox, self.params
+        if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
+            return False
+        async with sandbox.change_lock:
+            admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
+            self.check_quota()
+            before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
+            try:
+                _apply(sandbox, params)
+                await self.dependencies.recorder.save_update(sandbox, *params.names())
+            except BaseException:
+                _take_back(sandbox, *before)
+                raise
+        return True
 
-async def _while_it_rests(supervisor: SandboxSupervisor, *, what: UpdateSandboxParams, hands: Hands) -> bool:
-    """Change it while it rests; whether that was possible: it may run again by now, or be changed by somebody who waits for that."""
-    sandbox = supervisor.sandbox
-    if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
-        return False
-    async with sandbox.change_lock:
-        admission.check_reserved_names(what.metadata or {}, sandbox.metadata)
-        hands.check()
-        before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
+
+@asynccontextmanager
+async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
+    """Change a sandbox's limits around a body, and change them back if the body fails. The body sees the new limits.
+
+    Only one update of a sandbox changes limits at a time.
+
+    Args:
+        update: The update.
+
+    Raises:
+        InvalidRequestError: A limit is out of bounds, or the limits can never fit on this node.
+        UnavailableError: ``busy``: the node has not enough resources now.
+        ConflictError: The sandbox uses more than the new limits allow.
+        LimitError: ``quota_exceeded``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    sandbox, reservations = update.sandbox, update.dependencies.reservations
+    driver = update.dependencies.drivers[sandbox.spec.isolation]
+    before, after = sandbox.spec.limits, update.params.limits.over(sandbox.spec.limits)
+    if after == before:
+        update.check_quota()
+        yield
+        return
+    takes = driver.max_resources(after)
+    update.check_quota()  # an update that is refused evicts nothing
+    reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), ignoring=sandbox.id)
+    sandbox.require_link()  # the sandbox may have ended meanwhile; then nothing is reserved
+    update.check_quota()
+    with reservations.resize(sandbox.id, takes, reading) as resize:
+        keepers = _Keepers(host=before, guest_pids=before.pids)
+        sandbox.reserved_limits = _most(before, after)
         try:
-            _apply(sandbox, what)
-            await hands.recorder.save_update(sandbox, *what.names())
-        except BaseException:
-            _take_back(sandbox, *before)
-            raise
-    return True
+            try:
+                await _move(sandbox, keepers, after)
+                sandbox.spec = replace(sandbox.spec, limits=after)  # the body records these limits
+                yield
+            except BaseException:
+                await _back(sandbox, keepers, before)
+                raise
+        finally:
+            resize.actual = driver.max_resources(keepers.host)
+            sandbox.spec = replace(sandbox.spec, limits=keepers.host)
+            sandbox.reserved_limits = None
+    _log.info("sandbox.limits", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 
 def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
@@ -388,8 +391,7 @@ def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str],
     sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 
-async def _say_again(sandbox: Sandbox, clock: Clock) -> None:
-    """Tell the guest the deadline that holds; where it cannot be told, the service's own ends the sandbox on time all the same."""
-    left_s = None if sandbox.expires_at is None else max(0.0, sandbox.deadline_monotonic_s - clock.monotonic_s())
+async def _restore_guest_deadline(sandbox: Sandbox, clock: Clock) -> None:
+    """Send the guest the deadline that holds. If the guest cannot be reached, the service's own deadline still ends the sandbox in time."""
     async with sandbox.connection() as link:
-        await link.set_deadline(guest_deadline_s(left_s))
+        await link.set_deadline(guest_deadline_s(remaining_s(sandbox, clock)))

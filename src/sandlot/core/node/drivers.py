@@ -1,47 +1,59 @@
-"""What sandboxes are made of: templates and drivers, probed and built once however many ask."""
+"""Drivers and templates of a service: what sandboxes are made with and from.
+
+Invariants:
+- However many callers wait for a probe of a driver or the build of a template, one thread works on it.
+- A step of a driver is never cut in half because a sandbox ends. Only its timeout cancels it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate, Template, Templates
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
+from sandlot.core.ports import ResolvedTemplate, Template, TemplateStore
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
 from sandlot.model.specs import SandboxSpec
+
+STEP_TIMEOUT_S: Final = 60.0
+"""Timeout of one step of a driver, and of the guest's first response. Measured: 0.05 to 0.5 s; several seconds on a busy host."""
+
+ResultT = TypeVar("ResultT")
 
 _log = structlog.get_logger("sandlot.core")
 
 
-class Supply:
-    """Drivers and templates of one service.
+class Drivers(Mapping[str, Driver]):
+    """Drivers by isolation name, and what each of them can do on this host.
 
     Args:
         drivers: Isolation name -> driver.
-        templates: What sandboxes start from.
     """
 
-    def __init__(self, drivers: Mapping[str, Driver], templates: Templates) -> None:
-        self.drivers = drivers
-        self._templates = templates
+    def __init__(self, drivers: Mapping[str, Driver]) -> None:
+        self._drivers = drivers
         self._probes: dict[str, asyncio.Task[Capabilities]] = {}
-        self._building: dict[str, asyncio.Task[ResolvedTemplate]] = {}
 
-    def names(self) -> Collection[str]:
-        """What a sandbox can be started from, by name."""
-        return self._templates.names()
+    def __getitem__(self, isolation: str) -> Driver:
+        return self._drivers[isolation]
 
-    async def templates(self) -> list[Template]:
-        """What a sandbox can be started from."""
-        return list(await asyncio.to_thread(self._templates.all))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._drivers)
+
+    def __len__(self) -> int:
+        return len(self._drivers)
 
     async def capabilities(self, isolation: str) -> Capabilities:
-        """What a driver can do here. A driver that can start sandboxes is probed once; one that cannot, whenever it is asked for."""
+        """Return what a driver can do on this host.
+
+        A driver that can start sandboxes is probed once. A driver that cannot is probed again by each call.
+        """
         probe = self._probes.get(isolation)
         if probe is None:
-            probe = self._probes[isolation] = asyncio.create_task(asyncio.to_thread(self.drivers[isolation].probe))
+            probe = self._probes[isolation] = asyncio.create_task(asyncio.to_thread(self._drivers[isolation].probe))
         try:
             found = await asyncio.shield(probe)
         except Exception:
@@ -51,61 +63,116 @@ class Supply:
             self._probes.pop(isolation, None)
         return found
 
-    async def able(self, isolation: str, ability: DriverCapability) -> Capabilities:
-        """The same, where somebody needs one ability: a driver that has said no to it is asked anew, and looks again when it sees fit."""
+    async def capabilities_for(self, isolation: str, capability: DriverCapability) -> Capabilities:
+        """Return what a driver can do, and probe it again first if it lacked a capability in its last probe."""
         found = await self.capabilities(isolation)
-        if not found.can(ability):
+        if not found.can(capability):
             self._probes.pop(isolation, None)
             found = await self.capabilities(isolation)
         return found
 
     async def all_capabilities(self) -> list[Capabilities]:
-        """What every driver can do here."""
-        return [await self.capabilities(name) for name in self.drivers]
+        """Return what every driver can do on this host."""
+        return [await self.capabilities(isolation) for isolation in self._drivers]
 
-    async def base(self, template: str) -> ResolvedTemplate:
-        """What a template gives; however many wait for its build, they take one thread."""
-        task = self._building.get(template)
-        if task is None:
-            task = self._building[template] = asyncio.create_task(asyncio.to_thread(self._templates.base, template))
-            task.add_done_callback(lambda done: self._built(template, done))
-        return await asyncio.shield(task)
 
-    async def base_of(self, spec: SandboxSpec) -> ResolvedTemplate:
-        """What a sandbox is started from: its template's, or, where it is known which that was, that very one.
+class Templates:
+    """Templates of a service and their root file systems.
 
-        Raises:
-            ConflictError: ``snapshot_unusable``: that is not there any more.
-        """
-        if not spec.root:
-            return await self.base(spec.template)
-        found = await asyncio.to_thread(self._templates.at, spec.template, spec.root)
-        if found is None:
-            raise ConflictError(
-                f"The root file system of this {spec.template!r} is not there any more.",
-                code=ErrorCode.SNAPSHOT_UNUSABLE,
-                hint="The template was built anew since, and the old one was removed: start from the template, or from a snapshot of files.",
-                fields={"template": spec.template, "root": spec.root},
-            )
-        return found
+    Args:
+        store: Builds and keeps the root file systems.
+    """
 
-    def check_template(self, name: str) -> None:
-        """Refuse a template that is none.
+    def __init__(self, store: TemplateStore) -> None:
+        self._store = store
+        self._builds: dict[str, asyncio.Task[ResolvedTemplate]] = {}
+
+    def names(self) -> Collection[str]:
+        """Return the names of all templates."""
+        return self._store.names()
+
+    async def list(self) -> list[Template]:
+        """Return all templates and the state of their builds."""
+        return list(await asyncio.to_thread(self._store.all))
+
+    def require(self, name: str) -> None:
+        """Refuse the name of a template that does not exist.
 
         Raises:
             NotFoundError: ``template_not_found``.
         """
-        names = self._templates.names()
+        names = self._store.names()
         if name not in names:
             raise NotFoundError(
                 f"There is no template {name[:64]!r}.",
                 code=ErrorCode.TEMPLATE_NOT_FOUND,
-                hint=f"There are: {', '.join(sorted(names))}.",
+                hint=f"Use one of: {', '.join(sorted(names))}.",
                 fields={"template": name[:64]},
             )
 
-    def _built(self, template: str, task: asyncio.Task[ResolvedTemplate]) -> None:
-        del self._building[template]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Whoever waited for it has been told; but they may all have gone away.
-            _log.warning("template.failed", template=template, error=str(error))
+    async def resolve(self, name: str) -> ResolvedTemplate:
+        """Return the current build of a template; build the template first if it has none.
+
+        Raises:
+            SandlotError: The template cannot be built.
+        """
+        build = self._builds.get(name)
+        if build is None:
+            build = self._builds[name] = asyncio.create_task(asyncio.to_thread(self._store.base, name))
+            build.add_done_callback(lambda done: self._finish_build(name, done))
+        return await asyncio.shield(build)
+
+    async def resolve_for(self, spec: SandboxSpec) -> ResolvedTemplate:
+        """Return the build that a sandbox starts from: the one whose digest is in its spec, otherwise the current one.
+
+        Raises:
+            ConflictError: ``snapshot_unusable``: that build has been removed.
+            SandlotError: The template cannot be built.
+        """
+        if not spec.root:
+            return await self.resolve(spec.template)
+        found = await asyncio.to_thread(self._store.at, spec.template, spec.root)
+        if found is None:
+            raise ConflictError(
+                f"The snapshot needs an earlier build of template {spec.template!r}, which has been removed.",
+                code=ErrorCode.SNAPSHOT_UNUSABLE,
+                hint="Start from the template, or from a snapshot of kind `files`.",
+                fields={"template": spec.template, "root": spec.root},
+            )
+        return found
+
+    def _finish_build(self, name: str, build: asyncio.Task[ResolvedTemplate]) -> None:
+        del self._builds[name]
+        if not build.cancelled() and (error := build.exception()) is not None:
+            # All callers that waited for the build may have disconnected; then only the log has the error.
+            _log.warning("template.failed", template=name, error=str(error))
+
+
+async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:
+    """Await one step of a driver or of the link, and turn its timeout and errors of the kernel into errors of the model.
+
+    Args:
+        what: Verb for error messages, for example ``start``.
+        work: The step.
+        timeout_s: Seconds until the step is cancelled. None is :data:`STEP_TIMEOUT_S`.
+
+    Raises:
+        TimeoutExceededError: The step took longer than its timeout.
+        HostError: The kernel refused the step.
+    """
+    limit_s = STEP_TIMEOUT_S if timeout_s is None else timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        raise TimeoutExceededError(
+            f"The sandbox took longer than {limit_s:g} s to {what}.",
+            code=ErrorCode.TIMEOUT,
+            hint="Run 'sandlot doctor' to check the host; the host may be overloaded.",
+        ) from None
+    except OSError as error:
+        raise HostError(
+            f"The host failed to {what} the sandbox: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Run 'sandlot doctor' to check the host.",
+        ) from error

@@ -370,6 +370,15 @@ class Reservations:
         """Refuse if the host is short of a resource that the amount includes; see :func:`check_pressure`."""
         check_pressure(needed, reading, self._overcommit)
 
+    async def check_disk_pressure(self) -> None:
+        """Refuse to write more to the host's disk while the host is short of disk space.
+
+        Raises:
+            UnavailableError: ``busy``: less than half of the reserve is free on the disk.
+            HostError: The host cannot be read.
+        """
+        self.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self.read_host())
+
     def reserve(self, key: str, needed: Resources, reading: HostReading) -> None:
         """Make a new reservation.
 
@@ -416,6 +425,33 @@ class Reservations:
         if combine(max, self._reserved[key], amount) != self._reserved[key]:
             raise InternalError(f"{to} needs more than {key} has reserved.")
         del self._reserved[key]
+        self._reserved[to] = amount
+
+    def draw(self, key: str, to: str, amount: Resources) -> None:
+        """Move a part of a reservation to a new key. A reservation that is used up is removed.
+
+        Args:
+            key: Key of the existing reservation.
+            to: New key; must not exist yet.
+            amount: Amount to move; no resource may exceed the existing reservation.
+
+        Raises:
+            InternalError: One of these conditions does not hold. Nothing is changed.
+        """
+        if to in self._reserved or key not in self._reserved:
+            raise InternalError(f"{to} cannot draw from the reservation of {key}.")
+        before = self._reserved[key]
+        if combine(max, before, amount) != before:
+            raise InternalError(f"{to} needs more than {key} has reserved.")
+        rest = Resources(
+            memory_bytes=before.memory_bytes - amount.memory_bytes,
+            disk_bytes=before.disk_bytes - amount.disk_bytes,
+            pids=before.pids - amount.pids,
+        )
+        if any((rest.memory_bytes, rest.disk_bytes, rest.pids)):
+            self._reserved[key] = rest
+        else:
+            del self._reserved[key]
         self._reserved[to] = amount
 
     def release(self, key: str) -> None:

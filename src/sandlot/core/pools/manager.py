@@ -17,13 +17,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
 from sandlot.core import admission
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import ownership
 from sandlot.core.pools.config_file import PoolConfigFile
@@ -31,7 +30,6 @@ from sandlot.core.pools.models import PoolConfig, PoolId, PoolSizes, PoolSpec, S
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.pools.pool import Pool, WarmSandbox, pool_gauges
 from sandlot.core.pools.refill import PoolRefiller
-from sandlot.core.pools.starts import Lent, TemplateSnapshotStart, WarmStart
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot, TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock, GuestLinkFactory
@@ -40,10 +38,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, PreparedSandbox
-from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, Shape
-
-if TYPE_CHECKING:
-    from sandlot.core.lifecycle.start import Start
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, Shape
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -74,10 +69,12 @@ class PoolClaim:
     """Result of a claim.
 
     Args:
+        spec: Spec of the request.
         warm: Warm sandbox, removed from its pool for good. None: no pool had one.
         tried: Pools that were tried, in order. The start path of the request is counted for each of them.
     """
 
+    spec: PoolSpec
     warm: WarmSandbox | None
     tried: tuple[Pool, ...]
 
@@ -90,7 +87,8 @@ class PoolManager:
         cache_dir: Cache directory with the template snapshots.
         data_dir: Data directory with ``pools.json``.
         version: Version of Sandlot.
-        supply: Drivers and templates.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
         reservations: Reservations of the node.
         policy: Admission policy of the operator.
         link_factory: Connects to guests.
@@ -108,7 +106,8 @@ class PoolManager:
         cache_dir: Path,
         data_dir: Path,
         version: str,
-        supply: Supply,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
         policy: AdmissionPolicy,
         link_factory: GuestLinkFactory,
@@ -119,7 +118,8 @@ class PoolManager:
         owners: PoolOwners,
     ) -> None:
         self._owners = owners
-        self._supply = supply
+        self._drivers = drivers
+        self._templates = templates
         self._reservations = reservations
         self._policy = policy
         self._clock = clock
@@ -133,7 +133,8 @@ class PoolManager:
         self._pools = {pool.id: pool for pool in pools}
         self._snapshots = TemplateSnapshotManager(
             cache=TemplateSnapshotCache(cache_dir),
-            supply=supply,
+            drivers=drivers,
+            templates=templates,
             reservations=reservations,
             link_factory=link_factory,
             clock=clock,
@@ -146,7 +147,8 @@ class PoolManager:
             # An operator who sets no pools wants no template snapshot either.
             extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if self._from_settings else [],
             snapshots=self._snapshots,
-            supply=supply,
+            drivers=drivers,
+            templates=templates,
             reservations=reservations,
             link_factory=link_factory,
             clock=clock,
@@ -156,7 +158,6 @@ class PoolManager:
             enforce_ownership=self._enforce_ownership,
             owners=owners,
         )
-        reservations.add_evictor(self)
         metrics.count_pools(lambda: pool_gauges(self._pools.values()))
 
     async def run(self) -> None:
@@ -191,8 +192,8 @@ class PoolManager:
         for pool in ownership.serving_pools(self._pools.values(), spec, owner):
             tried.append(pool)
             if (warm := pool.take(self._clock.monotonic_s())) is not None:
-                return PoolClaim(warm, tuple(tried))
-        return PoolClaim(None, tuple(tried))
+                return PoolClaim(spec, warm, tuple(tried))
+        return PoolClaim(spec, None, tuple(tried))
 
     def started(self, path: StartPath, claim: PoolClaim, template: str) -> None:
         """Count a sandbox that has started, for the metrics and for the pools that were tried."""
@@ -215,46 +216,14 @@ class PoolManager:
         """Return the template snapshot from which a sandbox of a spec can be restored now, if there is one."""
         return self._snapshots.current(TemplateSnapshotSpec.of(spec))
 
-    def discard_warm(self, warm: WarmSandbox) -> None:
-        """Remove a warm sandbox whose claim failed. It has a reservation until nothing of it is left."""
-        self._reservations.record(warm.reservation_key, self._supply.drivers[warm.spec.isolation].max_resources(warm.spec.limits))
-        self._refiller.remove(warm)
+    def claim_failed(self) -> None:
+        """Refill the pools: a claimed warm sandbox did not work. Its supervisor removes the sandbox."""
         self._refiller.notify()
 
     def discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
         """Stop using a template snapshot that could not be restored. A new one is made."""
         self._snapshots.discard(snapshot, reason)
         self._refiller.notify()
-
-    def choose_start(self, spec: SandboxSpec, owner: OwnerId) -> Start:
-        """Choose how to start a sandbox from its template. Waits for nothing.
-
-        A ``WarmStart`` has taken a warm sandbox. The caller transfers its reservation (``WarmStart.member.reservation_key``) to the sandbox.
-
-        Args:
-            spec: Spec of the sandbox.
-            owner: Owner of the sandbox.
-        """
-        requested = PoolSpec(spec.template, spec.isolation, spec.limits)
-        snapshot, claim = self.current_snapshot(requested), self.claim(requested, owner)
-        without_warm = TemplateSnapshotStart(snapshot, lambda path: self.started(path, claim, spec.template), self.discard_snapshot)
-        if claim.warm is None:
-            return without_warm
-        return WarmStart(claim.warm, without_warm, lambda: self.started(StartPath.WARM, claim, spec.template), self.discard_warm)
-
-    async def prepare(self, isolation: str, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
-        """Prepare a sandbox, or take a prepared one out of a pool.
-
-        Args:
-            isolation: Name of the driver.
-            shape: Shape of the sandbox.
-            snapshot: Snapshot to restore into the sandbox. None: none, and no prepared sandbox is taken out of a pool.
-        """
-        driver = self._supply.drivers[isolation]
-        prepared = None if snapshot is None else self.take_prepared(isolation, shape)
-        if prepared is not None:
-            return Lent(prepared, lambda: driver.prepare(shape, snapshot=snapshot))
-        return await driver.prepare(shape, snapshot=snapshot)
 
     async def evict_one(self) -> bool:
         """Evict one entry, or cancel one fill, and return True when its resources are free. Return False if there is none.
@@ -321,16 +290,16 @@ class PoolManager:
             LimitError: ``quota_exceeded``: the quota allows no more pools, or fewer sandboxes than would always be warm.
             ConflictError: The owner has a pool of this spec.
         """
-        self._supply.check_template(template)
-        driver = admission.resolve_isolation(isolation, self._policy, self._supply.drivers)
-        capabilities = await self._supply.capabilities(driver)
+        self._templates.require(template)
+        driver = admission.resolve_isolation(isolation, self._policy, self._drivers)
+        capabilities = await self._drivers.capabilities(driver)
         if not capabilities.can(DriverCapability.PAUSE):
             raise UnsupportedError(
                 f"Isolation {driver!r} has no pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
                 code=ErrorCode.UNSUPPORTED,
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
-        self._reservations.check_feasible(self._supply.drivers[driver].max_resources(limits), await self._reservations.read_host())
+        self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
         admission.check_metadata(metadata or {})
         config = PoolConfig(PoolSpec(template, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})
         async with self._config_lock:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.node.disposer import Disposer
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations, combine
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
@@ -55,7 +55,8 @@ class PoolRefiller:
         pools: Pool id -> pool. Each look reads the mapping again.
         extra_snapshots: Specs for which template snapshots are made beside those of the pools, if their images are built.
         snapshots: Template snapshots.
-        supply: Drivers and templates.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
         reservations: Reservations of the node.
         link_factory: Connects to guests.
         clock: Clock of the service.
@@ -72,7 +73,8 @@ class PoolRefiller:
         pools: Mapping[str, Pool],
         extra_snapshots: Iterable[PoolSpec],
         snapshots: TemplateSnapshotManager,
-        supply: Supply,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
         link_factory: GuestLinkFactory,
         clock: Clock,
@@ -85,7 +87,8 @@ class PoolRefiller:
         self._pools = pools
         self._extra_snapshots = tuple(extra_snapshots)
         self._snapshots = snapshots
-        self._supply = supply
+        self._drivers = drivers
+        self._templates = templates
         self._reservations = reservations
         self._link_factory = link_factory
         self._clock = clock
@@ -275,7 +278,7 @@ class PoolRefiller:
 
     async def _make_snapshot(self, spec: TemplateSnapshotSpec, *, is_shared: bool) -> None:
         before = self._snapshots.current(spec)
-        if spec.isolation in self._supply.drivers and await self._snapshots.ensure(spec, room=self if is_shared else None) is not before:
+        if spec.isolation in self._drivers and await self._snapshots.ensure(spec, room=self if is_shared else None) is not before:
             self.notify()
 
     def _snapshots_made(self, task: asyncio.Task[None]) -> None:
@@ -284,7 +287,7 @@ class PoolRefiller:
             _log.error("pools.defect", exc_info=error)
 
     async def _is_built(self, template: str) -> bool:
-        return any(each.name == template and each.digest is not None for each in await self._supply.templates())
+        return any(each.name == template and each.digest is not None for each in await self._templates.list())
 
     # One pool ----------------------------------------------------------------------------------------------------------
 
@@ -318,9 +321,9 @@ class PoolRefiller:
 
     async def _can_fill(self, pool: Pool) -> bool:
         """Return whether the driver can freeze sandboxes and, if the driver has snapshots, the template snapshot is ready."""
-        if pool.spec.isolation not in self._supply.drivers:
+        if pool.spec.isolation not in self._drivers:
             return False
-        capabilities = await self._supply.capabilities(pool.spec.isolation)
+        capabilities = await self._drivers.capabilities(pool.spec.isolation)
         if not capabilities.can(DriverCapability.PAUSE):
             pool.fill_impossible(f"Warm sandboxes cannot be frozen: {capabilities.why_not(DriverCapability.PAUSE)}.")
             return False
@@ -388,9 +391,9 @@ class PoolRefiller:
             snapshot: Template snapshot that is used; None for a boot.
             make: Makes the entry and adds it to the pool.
         """
-        driver, spec, began_s = self._supply.drivers[pool.spec.isolation], pool.spec, self._clock.monotonic_s()
+        driver, spec, began_s = self._drivers[pool.spec.isolation], pool.spec, self._clock.monotonic_s()
         try:
-            template = await self._supply.base(spec.template)
+            template = await self._templates.resolve(spec.template)
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
             needed = combine(sum, max_resources, max_resources)  # room for one more sandbox must remain

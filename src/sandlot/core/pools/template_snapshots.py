@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from sandlot.core.node.drivers import Supply
+from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.pools import models, policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
@@ -97,7 +97,8 @@ class TemplateSnapshotManager:
 
     Args:
         cache: Snapshots on disk.
-        supply: Drivers and templates.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
         reservations: Reservations of the node.
         link_factory: Connects to guests.
         clock: Clock of the service.
@@ -110,7 +111,8 @@ class TemplateSnapshotManager:
         self,
         *,
         cache: TemplateSnapshotCache,
-        supply: Supply,
+        drivers: Drivers,
+        templates: Templates,
         reservations: Reservations,
         link_factory: GuestLinkFactory,
         clock: Clock,
@@ -119,7 +121,8 @@ class TemplateSnapshotManager:
         version: str,
     ) -> None:
         self._cache = cache
-        self._supply = supply
+        self._drivers = drivers
+        self._templates = templates
         self._reservations = reservations
         self._link_factory = link_factory
         self._clock = clock
@@ -186,7 +189,7 @@ class TemplateSnapshotManager:
         now_s = self._clock.monotonic_s()
         if state.snapshot is not None and now_s - state.checked_s < CHECK_S:
             return state.snapshot
-        if now_s < state.not_before_s or not (await self._supply.able(spec.isolation, DriverCapability.SNAPSHOT)).can(DriverCapability.SNAPSHOT):
+        if now_s < state.not_before_s or not await self._can_snapshot(spec.isolation):
             return None
         try:
             async with asyncio.timeout(PRIVATE_MAKE_S if state.is_private else None):
@@ -204,9 +207,13 @@ class TemplateSnapshotManager:
         for state in self._states.values():
             state.release()
 
+    async def _can_snapshot(self, isolation: str) -> bool:
+        capabilities = await self._drivers.capabilities_for(isolation, DriverCapability.SNAPSHOT)
+        return capabilities.can(DriverCapability.SNAPSHOT)
+
     async def _renew(self, spec: TemplateSnapshotSpec, state: _State, room: RoomMaker | None) -> None:
-        driver = self._supply.drivers[spec.isolation]
-        template = await self._supply.base(spec.template)
+        driver = self._drivers[spec.isolation]
+        template = await self._templates.resolve(spec.template)
         fingerprint = await asyncio.to_thread(driver.fingerprint)
         inputs = models.snapshot_inputs(spec, template, fingerprint, self._version)
         key = models.snapshot_key(inputs)

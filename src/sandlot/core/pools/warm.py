@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sandlot.core.lifecycle.dependencies import driver_step
+from sandlot.core.node.drivers import driver_step
+from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
@@ -77,8 +78,12 @@ class WarmSandboxFactory:
         Raises:
             SandlotError: The sandbox could not be restored. Nothing of it is left.
         """
-        prepared = await driver_step("prepare", self.driver.prepare(self.shape, snapshot=image))
-        instance = await _destroy_on_error(prepared, driver_step("restore", prepared.restore(image, self._sandbox_spec(id_))))
+        owner = _Owner()
+        try:
+            instance = await restore_image(owner, self.driver, image, self.shape, self._sandbox_spec(id_))
+        except BaseException:
+            await asyncio.shield(owner.destroy())
+            raise
         warm = await self._connect(id_, instance, snapshot_key)
         if not warm.link.asleep:
             await asyncio.shield(warm.destroy())
@@ -126,24 +131,15 @@ class WarmSandboxFactory:
 
     async def _connect(self, id_: SandboxId, instance: Instance, snapshot_key: str = "") -> WarmSandbox:
         exited = asyncio.ensure_future(instance.wait())
-        greeting = asyncio.ensure_future(self._greet(instance))
-        ends: set[asyncio.Future[Any]] = {exited, greeting}
         try:
-            async with asyncio.timeout(_STEP_TIMEOUT_S):
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not greeting.done():
-                raise _ended_early(exited.result())  # noqa: TRY301 - the handler below cleans up after every failure
-            return WarmSandbox(id_, self.spec, self.template, instance, greeting.result(), exited, self.clock.monotonic_s(), snapshot_key)
-        except BaseException:
+            link = await connect_guest(instance, exited, self.link_factory, {}, timeout_s=_STEP_TIMEOUT_S)
+        except BaseException as error:
             exited.cancel()
-            greeting.cancel()
-            with contextlib.suppress(BaseException):
-                await (await greeting).aclose()
             await asyncio.shield(instance.destroy())
+            if isinstance(error, ExitedError):
+                raise _ended_early(error.exit) from None
             raise
-
-    async def _greet(self, instance: Instance) -> Link:
-        return await self.link_factory(await instance.connect(), services={})
+        return WarmSandbox(id_, self.spec, self.template, instance, link, exited, self.clock.monotonic_s(), snapshot_key)
 
     def _sandbox_spec(self, id_: SandboxId) -> SandboxSpec:
         return SandboxSpec(
@@ -155,6 +151,25 @@ class WarmSandboxFactory:
             isolation=self.driver.name,
             root=self.template.root.digest,
         )
+
+
+class _Owner:
+    """Owner of a prepared sandbox that no supervisor owns."""
+
+    def __init__(self) -> None:
+        self._prepared: PreparedSandbox | None = None
+
+    def take(self, resource: PreparedSandbox) -> None:
+        """Own a prepared sandbox from now on."""
+        self._prepared = resource
+
+    def check_end(self) -> None:
+        """Do nothing: the task that makes a warm sandbox is cancelled instead."""
+
+    async def destroy(self) -> None:
+        """Destroy the prepared sandbox, if there is one."""
+        if self._prepared is not None:
+            await self._prepared.destroy()
 
 
 async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> None:

@@ -36,13 +36,9 @@ OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "sig
 
 
 class Metrics:
-    """All metrics of one service, in a registry of their own.
+    """All metrics of one service, in a registry of their own."""
 
-    Args:
-        states: Returns the states of all current sandboxes.
-    """
-
-    def __init__(self, states: Callable[[], Iterable[State]] = tuple) -> None:
+    def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._creates = Counter("sandlot_creates", "Create requests for sandboxes.", ["source", "isolation", "outcome"], registry=registry)
         self._create_s = Histogram(
@@ -64,8 +60,15 @@ class Metrics:
         self._refills = Counter("sandlot_pool_failures", "Sandboxes that could not be made for a pool.", ["isolation"], registry=registry)
         self._evicted = Counter("sandlot_pool_evictions", "Pooled sandboxes that were removed for a request that needed room.", registry=registry)
         self._written = Counter("sandlot_template_snapshots", "Template snapshots: made, failed, or unusable.", ["outcome"], registry=registry)
-        registry.register(_Live(states))
         ProcessCollector(registry=registry)
+
+    def count_sandboxes(self, states: Callable[[], Iterable[State]]) -> None:
+        """Report the number of sandboxes by state from now on.
+
+        Args:
+            states: Returns the states of all current sandboxes.
+        """
+        self._registry.register(_Live(states))
 
     def created(self, isolation: str, seconds: float, *, source: str = "template") -> None:
         """Count a create that succeeded.

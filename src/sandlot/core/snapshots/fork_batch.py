@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from sandlot.core.lifecycle.dependencies import LifecycleDependencies, check_end, driver_step, start_slot, until_end
-from sandlot.core.lifecycle.start import MemoryImageStart, Started, attach, connect_guest, resolved_template, shape_of
+from sandlot.core.lifecycle.start import MemoryImageStart, connect_and_wake, shape_of
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor
+from sandlot.core.node.drivers import driver_step
+from sandlot.core.node.start_steps import restore_image
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError, UnsupportedError
-from sandlot.model.ports import Instance, PreparedSandbox
+from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError, UnsupportedError
 
 
 class ForkBatch:
@@ -76,16 +77,17 @@ class ForkBatch:
             self._written.exception()  # no child may wait for the image, and asyncio would log an exception that nobody retrieved
         self.admitted.set()
 
-    async def start(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
-        """Start a child from the image, as its start strategy. The child is admitted when this is called."""
+    async def start(self, supervisor: SandboxSupervisor) -> bool:
+        """Start a child from the image, as its start strategy (``StartStrategy.start``). The child is admitted when this is called."""
         self._missing -= 1
         if self._missing == 0:
             self.admitted.set()
         if self._ahead > 0:
             self._ahead -= 1
-            return await self._start_ahead(sandbox, dependencies, holdings)
-        await self._wait_image(sandbox)
-        return await MemoryImageStart(self._image)(sandbox, dependencies, holdings)
+            await self._start_ahead(supervisor)
+            return False
+        await self._wait_image(supervisor)
+        return await MemoryImageStart(self._image).start(supervisor)
 
     async def wait_all_ready(self, _sandbox: Sandbox) -> None:
         """Wait until all children are ready, as the last step before a child is announced.
@@ -100,35 +102,26 @@ class ForkBatch:
         if self._failure is not None:
             raise self._failure
 
-    async def _start_ahead(self, sandbox: Sandbox, dependencies: LifecycleDependencies, holdings: list[PreparedSandbox | Instance]) -> Started:
-        await dependencies.recorder.save(sandbox)
-        base = await resolved_template(sandbox, dependencies)
-        async with start_slot(sandbox, dependencies.turns):
-            prepared = await driver_step("prepare", dependencies.driver.prepare(shape_of(sandbox, base)))
-            holdings.append(prepared)
-            check_end(sandbox)
-            await attach(sandbox, dependencies, prepared)
+    async def _start_ahead(self, supervisor: SandboxSupervisor) -> None:
+        sandbox, driver = supervisor.sandbox, supervisor.driver
+        await supervisor.dependencies.recorder.save(sandbox)
+        template = await supervisor.resolve_template()
+        shape = shape_of(sandbox, template)
+        async with supervisor.start_slot():
+            prepared = await driver_step("prepare", driver.prepare(shape))
+            supervisor.take(prepared)
+            supervisor.check_end()
+            volumes = await supervisor.mount_volumes()
             with contextlib.suppress(UnsupportedError):
                 await driver_step("start", prepared.warm())
-        await self._wait_image(sandbox)  # without a start slot: the parent may need one to be written, if it is being woken or recovered
-        async with start_slot(sandbox, dependencies.turns):
-            try:
-                instance = await driver_step("restore", prepared.restore(self._image, sandbox.spec))
-            except ConflictError as error:
-                if error.code is not ErrorCode.SNAPSHOT_UNUSABLE:
-                    raise
-                # The parent runs on an older build of the runtime than the prepared sandbox, which has the newest.
-                await driver_step("remove", prepared.destroy())
-                holdings.clear()
-                prepared = await driver_step("prepare", dependencies.prepare(shape_of(sandbox, base), snapshot=self._image))
-                holdings.append(prepared)
-                check_end(sandbox)
-                await attach(sandbox, dependencies, prepared)
-                instance = await driver_step("restore", prepared.restore(self._image, sandbox.spec))
-            return await connect_guest(sandbox, dependencies, holdings, instance, base)
+        await self._wait_image(supervisor)  # without a start slot: the parent may need one to be written, if it is being woken or recovered
+        async with supervisor.start_slot():
+            # If the parent runs on an older build of the runtime than the prepared sandbox, another sandbox is prepared instead.
+            instance = await restore_image(supervisor, driver, self._image, shape, sandbox.spec, volumes, prepared=prepared)
+            await connect_and_wake(supervisor, instance, template)
 
-    async def _wait_image(self, sandbox: Sandbox) -> None:
+    async def _wait_image(self, supervisor: SandboxSupervisor) -> None:
         async def written() -> None:
             await asyncio.shield(self._written)
 
-        await until_end(sandbox, written())
+        await supervisor.until_end(written())

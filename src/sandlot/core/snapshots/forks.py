@@ -34,15 +34,18 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.scheduler import Scheduler, StartSourceConstraints
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.restore import MEMORY
-from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
-from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
 from sandlot.model.specs import SnapshotKind
@@ -54,8 +57,6 @@ DEEPEST: Final = 10_000
 """Maximum number of generations that are followed upwards to find the root of a tree."""
 SAME: Final = suspend.SAME
 """Value of ``timeout_s`` for the parent's timeout."""
-WORD: Final = "fork"
-"""Name of this way to start, for metrics."""
 _ROUNDS: Final = 3
 """Times that a promote looks for siblings that were created meanwhile."""
 _log = structlog.get_logger("sandlot.core")
@@ -176,21 +177,39 @@ class ForkManager:
     """All forks of this node.
 
     Args:
-        manager: Has the parents, and creates the children.
+        manager: Creates the children.
         store: Records of the sandboxes.
         images: Folders for the images of parents.
         node: Id of this node.
         clock: Clock of the service.
         events: Feed for the events of forks.
+        registry: Sandboxes of this service.
+        scheduler: Reserves the resources of all children together.
+        reservations: Reservations of this node.
     """
 
-    def __init__(self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, events: EventFeed) -> None:
+    def __init__(
+        self,
+        manager: SandboxManager,
+        store: Store,
+        images: MemoryImages,
+        node: NodeId,
+        clock: Clock,
+        events: EventFeed,
+        *,
+        registry: SandboxRegistry,
+        scheduler: Scheduler,
+        reservations: Reservations,
+    ) -> None:
         self._manager = manager
         self._sandboxes = store.sandboxes
         self._images = images
         self._node = node
         self._clock = clock
         self._events = events
+        self._registry = registry
+        self._scheduler = scheduler
+        self._reservations = reservations
         self._idempotency = Idempotency()
         self._tasks = TaskSet("fork.defect")
 
@@ -217,7 +236,7 @@ class ForkManager:
             HostError: The image could not be written or a child could not be started. No child is kept.
             SandboxEndedError: The parent has ended.
         """
-        parent = await self._manager.load(sandbox_id, principal)
+        parent = await self._registry.load(sandbox_id, principal)
         await parent.recovered.wait()
         owner = replace(principal, owner=parent.owner)
         if key is None:
@@ -240,8 +259,8 @@ class ForkManager:
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        sandbox = await self._manager.load(sandbox_id, principal)
-        known = {each.id: each for each in (sandbox, *self._manager.list(principal, ended=True))}
+        sandbox = await self._registry.load(sandbox_id, principal)
+        known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
         top = sandbox
         for _ in range(DEEPEST):
             parent = top.spec.parent
@@ -265,7 +284,7 @@ class ForkManager:
             ConflictError: The sandbox is not a fork.
             SandboxEndedError: The sandbox has ended; its siblings keep running.
         """
-        sandbox = self._manager.find(sandbox_id, principal)
+        sandbox = self._registry.find(sandbox_id, principal)
         if sandbox.spec.parent is None:
             raise ConflictError(
                 f"Sandbox {sandbox.id} is not a fork, so it has no siblings.",
@@ -279,7 +298,7 @@ class ForkManager:
         failed: dict[SandboxId, str] = {}
         for _ in range(_ROUNDS):
             # Ended siblings are included, because their descendants may still run.
-            known = self._manager.list(principal, ended=True)
+            known = self._registry.list(principal, ended=True)
             roots = [other.id for other in siblings(sandbox, known, among or {})]
             to_end = [other for other in below(roots, known) if not other.ended.is_set() and other.id not in failed]
             if not to_end:
@@ -303,29 +322,48 @@ class ForkManager:
             _check_volumes(parent, params)
             children = child_params(parent, params)
             image = new_snapshot_id(self._node)
-            scheduler = self._manager.scheduler
-            await scheduler.admit_batch(image, children[0], owner, params.count, lambda: self._manager.list(OPERATOR))
-            scheduler.reservations.release(image)  # each child reserves its own part
-            batch = ForkBatch(await self._images.make(image), params.count, max(1, (os.cpu_count() or 1) // 2))
-            tasks = self._create_children(parent, owner, children, batch, attempt)
+            key = f"fork-{image}"
+            await self._scheduler.admit_batch(key, children[0], owner, params.count)
             try:
-                await batch.admitted.wait()
-                if not batch.has_failed:
-                    async with writer.room(self._manager, parent, image, SnapshotKind.MEMORY):
-                        await writer.image(parent, self._images.image(image), durable=False)
-                    batch.image_written()
-                created = await asyncio.gather(*tasks)
-            except BaseException as error:
-                await asyncio.shield(_end_batch(tasks, batch, error))
-                raise
+                created = await self._start_children(parent, owner, children, image, key, attempt)
             finally:
-                self._tasks.spawn(self._images.remove(image))
+                self._reservations.release(key)  # the part that no child has drawn
         self._tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
         _log.info("sandbox.forked", sandbox=parent.id, children=len(created))
         return created
 
+    async def _start_children(
+        self,
+        parent: Sandbox,
+        owner: Principal,
+        children: Sequence[CreateSandboxParams],
+        image: SnapshotId,
+        reservation_key: str,
+        attempt: _Attempt | None,
+    ) -> Sequence[Sandbox]:
+        batch = ForkBatch(await self._images.make(image), len(children), max(1, (os.cpu_count() or 1) // 2))
+        tasks = self._create_children(parent, owner, children, batch, reservation_key, attempt)
+        try:
+            await batch.admitted.wait()
+            if not batch.has_failed:
+                async with writer.room(self._reservations, parent, image, SnapshotKind.MEMORY):
+                    await writer.image(parent, self._images.image(image), durable=False)
+                batch.image_written()
+            return await asyncio.gather(*tasks)
+        except BaseException as error:
+            await asyncio.shield(_end_batch(tasks, batch, error))
+            raise
+        finally:
+            self._tasks.spawn(self._images.remove(image))
+
     def _create_children(
-        self, parent: Sandbox, owner: Principal, children: Sequence[CreateSandboxParams], batch: ForkBatch, attempt: _Attempt | None
+        self,
+        parent: Sandbox,
+        owner: Principal,
+        children: Sequence[CreateSandboxParams],
+        batch: ForkBatch,
+        reservation_key: str,
+        attempt: _Attempt | None,
     ) -> list[asyncio.Task[Sandbox]]:
         def fail_batch(task: asyncio.Task[Sandbox]) -> None:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -334,7 +372,8 @@ class ForkManager:
 
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if attempt is None else attempt.request.digest
-        source = StartSource(WORD, batch.start, spec, restored=MEMORY, inject=batch.wait_all_ready, digest=digest, shares=True)
+        constraints = StartSourceConstraints(spec, restored=MEMORY, shares_volumes=True)
+        source = StartSource([batch], constraints, setup=[batch.wait_all_ready], batch=reservation_key, digest=digest)
         tasks = []
         for number, params in enumerate(children):
             key = None if attempt is None else attempt.key_of(number)
@@ -350,12 +389,12 @@ class ForkManager:
             return None
         for record in records:
             attempt.request.check(record.request_digest)
-        return [await self._manager.load(record.id, owner) for record in records]
+        return [await self._registry.load(record.id, owner) for record in records]
 
     async def _load_forgotten(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
         """Return a sandbox that ended so long ago that only its record is left; None if the record is gone too."""
         try:
-            return await self._manager.load(id_, principal)
+            return await self._registry.load(id_, principal)
         except SandlotError:
             return None
 

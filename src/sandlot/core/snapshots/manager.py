@@ -29,11 +29,15 @@ from sandlot.core.concurrency import TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
-from sandlot.core.lifecycle.start import MemoryImageStart, StartSource, boot
+from sandlot.core.lifecycle.start import BootStart, MemoryImageStart, StartSource
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.scheduler import StartSourceConstraints
 from sandlot.core.snapshots import restore, writer
 from sandlot.core.snapshots.verify import SnapshotVerifier
 from sandlot.model.access import OwnerId, Principal
@@ -100,18 +104,35 @@ class SnapshotManager:
     """All snapshots of this node.
 
     Args:
-        manager: Has the sandboxes that snapshots are taken of, and creates sandboxes from snapshots.
+        manager: Creates sandboxes from snapshots.
         store: Records of the snapshots.
         images: Folders of the snapshots.
         node: Id of this node.
         clock: Clock of the service.
         events: Feed to notify of committed events.
+        registry: Sandboxes of this service.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
 
     Attributes:
         verifier: Verifies new snapshots in the background.
     """
 
-    def __init__(self, manager: SandboxManager, store: Store, images: MemoryImages, node: NodeId, clock: Clock, events: EventFeed) -> None:
+    def __init__(
+        self,
+        manager: SandboxManager,
+        store: Store,
+        images: MemoryImages,
+        node: NodeId,
+        clock: Clock,
+        events: EventFeed,
+        *,
+        registry: SandboxRegistry,
+        drivers: Drivers,
+        templates: Templates,
+        reservations: Reservations,
+    ) -> None:
         self._manager = manager
         self._store = store
         self._table = store.snapshots
@@ -119,12 +140,16 @@ class SnapshotManager:
         self._node = node
         self._clock = clock
         self._events = events
+        self._registry = registry
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
         self._idempotency = Idempotency()
         self._admission_lock = asyncio.Lock()
         self._tasks = TaskSet("snapshot.defect")
         self._verification = TaskSet("snapshot.defect")
         self._leases = FolderLeases(images, self._tasks)
-        self.verifier = SnapshotVerifier(manager, images, self)
+        self.verifier = SnapshotVerifier(manager, images, self, drivers=drivers, templates=templates, reservations=reservations)
 
     async def open(self) -> Collection[str]:
         """Remove the records of unfinished snapshots, queue unverified ones, and return the ids whose folders must stay.
@@ -180,7 +205,7 @@ class SnapshotManager:
         """
         if name is not None:
             check_name(name)
-        sandbox = await self._manager.load(sandbox_id, principal)
+        sandbox = await self._registry.load(sandbox_id, principal)
         request = None if key is None else IdempotencyKey(key, parts_digest("snapshot", sandbox.id, name or "", kind))
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
@@ -211,9 +236,9 @@ class SnapshotManager:
             if request is None or earlier is None:
                 raise
             request.check(earlier.request_digest)  # the sandbox was created, and the snapshot was deleted since
-            return await self._manager.load(earlier.id, principal)
+            return await self._registry.load(earlier.id, principal)
         async with self._source_of(record.id, principal) as found:
-            source, spec = replace(found, digest=digest), found.spec
+            source, spec = replace(found, digest=digest), found.constraints.spec
             full = replace(
                 params,
                 template=spec.template,
@@ -286,12 +311,12 @@ class SnapshotManager:
         """
         plan = restore.choose(record, await self._restore_facts(record))
         if plan.restored == restore.MEMORY:
-            start = MemoryImageStart(self._images.image(record.id))
-            return StartSource(restore.WORD, start, plan.spec, restored=plan.restored, volumes=plan.spec.volumes)
+            strategy = MemoryImageStart(self._images.image(record.id))
+            return StartSource([strategy], StartSourceConstraints(plan.spec, restored=plan.restored, volumes=plan.spec.volumes))
         if record.kind is SnapshotKind.MEMORY:
             _log.warning("snapshot.files_only", snapshot=record.id, reason=plan.reason)
-        inject = functools.partial(overlay.apply_layer, layer=self._images.layer(record.id))
-        return StartSource(restore.WORD, boot, plan.spec, restored=plan.restored, inject=inject)
+        setup = [functools.partial(overlay.apply_layer, layer=self._images.layer(record.id))]
+        return StartSource([BootStart()], StartSourceConstraints(plan.spec, restored=plan.restored), setup=setup)
 
     async def save_verified(self, record: SnapshotRecord) -> None:
         """Save the result of a verification, unless the snapshot was deleted meanwhile."""
@@ -309,7 +334,7 @@ class SnapshotManager:
             yield await self.start_source(record)
 
     async def _restore_facts(self, record: SnapshotRecord) -> restore.RestoreFacts:
-        driver = self._manager.supply.drivers.get(record.spec.isolation)
+        driver = self._drivers.get(record.spec.isolation)
         memory = None
         if driver is not None and restore.uses_memory(record):
             memory = await asyncio.to_thread(driver.restorable, self._images.image(record.id))
@@ -320,7 +345,7 @@ class SnapshotManager:
         if not spec.root:
             return True
         try:
-            await self._manager.supply.base_of(spec)
+            await self._templates.resolve_for(spec)
         except ConflictError:
             return False
         return True
@@ -358,7 +383,7 @@ class SnapshotManager:
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
-            async with writer.room(self._manager, sandbox, intent.id, kind), pin_mounts(sandbox):
+            async with writer.room(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             count, total_bytes = await self._table.totals(sandbox.owner)
             quotas.check_snapshots(principal.quota, count - 1, total_bytes, size_bytes)
@@ -376,7 +401,7 @@ class SnapshotManager:
     async def _write(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
-            base = await self._manager.supply.base_of(sandbox.spec)
+            base = await self._templates.resolve_for(sandbox.spec)
             return await overlay.pack_layer(sandbox, self._images.layer(record.id), base.root.path)
         return await writer.image(sandbox, into, durable=True)
 

@@ -20,9 +20,6 @@ MEMORY: Final = "memory"
 FILES: Final = "files"
 """The part of a snapshot that a sandbox starts from: values of ``SandboxSpec.restored``."""
 
-WORD: Final = "snapshot"
-"""Name of this way to start, for metrics."""
-
 
 @dataclass(frozen=True, slots=True)
 class RestoreFacts:

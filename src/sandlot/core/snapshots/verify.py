@@ -26,6 +26,8 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
+from sandlot.core.node.drivers import Drivers, Templates
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import OPERATOR
@@ -90,15 +92,30 @@ class SnapshotVerifier:
         manager: Starts the copies.
         images: Folders of the snapshots.
         snapshots: Records and leases of the snapshots.
+        drivers: Drivers by isolation name.
+        templates: Templates and their builds.
+        reservations: Reservations of this node.
 
     Attributes:
         idle: Set while no snapshot waits to be verified.
     """
 
-    def __init__(self, manager: SandboxManager, images: MemoryImages, snapshots: VerifiableSnapshots) -> None:
+    def __init__(
+        self,
+        manager: SandboxManager,
+        images: MemoryImages,
+        snapshots: VerifiableSnapshots,
+        *,
+        drivers: Drivers,
+        templates: Templates,
+        reservations: Reservations,
+    ) -> None:
         self._manager = manager
         self._images = images
         self._snapshots = snapshots
+        self._drivers = drivers
+        self._templates = templates
+        self._reservations = reservations
         self._queue: deque[tuple[SnapshotId, int]] = deque()
         self._submitted = asyncio.Event()
         self.idle = asyncio.Event()
@@ -167,7 +184,7 @@ class SnapshotVerifier:
             source = await self._snapshots.start_source(record)
         except ConflictError:
             return record  # known without a restore, and reported to every client that uses the snapshot
-        if source.restored != MEMORY:
+        if source.constraints.restored != MEMORY:
             return record
         await self._check_room(record)
         params = CreateSandboxParams(
@@ -182,7 +199,7 @@ class SnapshotVerifier:
         self._running = record.id, sandbox
         try:
             layer = self._images.layer(record.id)
-            base = await self._manager.supply.base_of(sandbox.spec)
+            base = await self._templates.resolve_for(sandbox.spec)
             size_bytes = await overlay.pack_layer(sandbox, layer, base.root.path)
         except SandlotError as error:
             # The memory was restored. A failure to pack the files makes the snapshot no worse.
@@ -201,7 +218,6 @@ class SnapshotVerifier:
         Raises:
             UnavailableError: ``busy``.
         """
-        reservations = self._manager.scheduler.reservations
-        needed = self._manager.supply.drivers[record.spec.isolation].max_resources(record.spec.limits)
-        if not reservations.fits(needed, await reservations.read_host()):
+        needed = self._drivers[record.spec.isolation].max_resources(record.spec.limits)
+        if not self._reservations.fits(needed, await self._reservations.read_host()):
             raise UnavailableError(f"There is no room to restore snapshot {record.id} now.", code=ErrorCode.BUSY)

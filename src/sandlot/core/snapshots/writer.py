@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from sandlot.core.lifecycle import suspend
-from sandlot.core.manager import SandboxManager
+from sandlot.core.node.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
 from sandlot.model.ports import Resources, Usage
@@ -37,11 +37,11 @@ def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 
 @asynccontextmanager
-async def room(manager: SandboxManager, sandbox: Sandbox, key: str, kind: SnapshotKind) -> AsyncIterator[None]:
+async def room(reservations: Reservations, sandbox: Sandbox, key: str, kind: SnapshotKind) -> AsyncIterator[None]:
     """Reserve the disk space for writing a sandbox while the block runs, and report a full disk as `disk_full`.
 
     Args:
-        manager: Has the reservations of this node.
+        reservations: Reservations of this node.
         sandbox: Sandbox that is written.
         key: Key of the reservation.
         kind: Kind of the snapshot.
@@ -52,7 +52,6 @@ async def room(manager: SandboxManager, sandbox: Sandbox, key: str, kind: Snapsh
         LimitError: ``disk_full``: the disk became full while the block ran.
     """
     usage = None if sandbox.instance is None else await sandbox.instance.usage()
-    reservations = manager.scheduler.reservations
     needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
     reservations.reserve(key, needed, await reservations.make_room(needed))
     try:

@@ -44,7 +44,7 @@ def find(core: Core, principal: Principal, session: str) -> Sandbox:
     """
     sandbox: Sandbox | None = None
     with suppress(NotFoundError):
-        sandbox = core.manager.find(session, principal)
+        sandbox = core.registry.find(session, principal)
     if sandbox is None or not translate.is_session(sandbox):
         raise translate.no_session(session)
     if translate.is_over(sandbox):
@@ -54,7 +54,7 @@ def find(core: Core, principal: Principal, session: str) -> Sandbox:
 
 def listing(core: Core, principal: Principal) -> list[Sandbox]:
     """All sessions that somebody has, oldest first."""
-    return [sandbox for sandbox in core.manager.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
+    return [sandbox for sandbox in core.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
 
 
 async def create(core: Core, principal: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:

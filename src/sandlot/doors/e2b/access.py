@@ -114,7 +114,7 @@ def box_of(request: HTTPConnection) -> Sandbox:
             fields={"field": "E2b-Sandbox-Id"},
         )
     try:
-        box = core_of(request).manager.find(sandbox, principal_of(request))
+        box = core_of(request).registry.find(sandbox, principal_of(request))
     except NotFoundError:
         raise gone(sandbox) from None
     if box.ended.is_set() or box.end_requested.is_set():

@@ -36,7 +36,7 @@ def find(core: Core, principal: Principal, sandbox: str) -> Sandbox:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
         SandboxEndedError: It has ended; says why.
     """
-    box = core.manager.find(sandbox, principal)
+    box = core.registry.find(sandbox, principal)
     if box.end_requested.is_set() or box.ended.is_set():
         raise box.ended_error()
     return box
@@ -52,14 +52,14 @@ async def create(core: Core, principal: Principal, body: CreateBody) -> SandboxA
     if params.snapshot is None:
         sandbox = await core.manager.create(params, principal)
     else:
-        core.manager.supply.check_template(params.template)
+        core.templates.require(params.template)
         sandbox = await core.snapshots.create_sandbox(params, principal)
     return translate.sandbox(sandbox, core.clock.monotonic_s() - began_s)
 
 
 def listing(core: Core, principal: Principal) -> list[SandboxAnswer]:
     """All sandboxes that somebody has, oldest first."""
-    return [translate.sandbox(sandbox) for sandbox in core.manager.list(principal) if not sandbox.end_requested.is_set()]
+    return [translate.sandbox(sandbox) for sandbox in core.registry.list(principal) if not sandbox.end_requested.is_set()]
 
 
 def lifecycle(core: Core, principal: Principal, sandbox: str) -> LifecycleAnswer:

@@ -77,7 +77,7 @@ async def delete_session(sandbox: str, context: str, request: Request) -> Respon
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """What its runs wrote, or follow what they write; it may have ended."""
     core, principal = core_of(request), principal_of(request)
-    box = await core.manager.load(sandbox, principal)
+    box = await core.registry.load(sandbox, principal)
     if query.follow:
         return inside.follow(core, principal, box, query.stream)
     return Response(await inside.logs(core, principal, box, query.stream), media_type="text/plain; charset=utf-8")

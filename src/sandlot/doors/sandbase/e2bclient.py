@@ -40,7 +40,7 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
     wanted = metadata_filter(query.metadata or "")
     found = [
         sandbox
-        for sandbox in reversed(core_of(request).manager.list(principal_of(request)))
+        for sandbox in reversed(core_of(request).registry.list(principal_of(request)))
         if translate.status(sandbox) in states and wanted.items() <= sandbox.metadata.items()
     ]
     if (after := cursors.understood(query.next_token)) is not None:

@@ -38,7 +38,7 @@ async def create(body: SandboxBody, request: Request) -> Response:
 async def made(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox, whoever's client asks for it."""
     core = core_of(request)
-    params = translate.new_sandbox(body, core.manager.supply.names())
+    params = translate.new_sandbox(body, core.templates.names())
     sandbox = await unless_gone(request, core.manager.create(params, principal_of(request)))
     return told(opened(core, sandbox), 201)
 
@@ -47,7 +47,7 @@ async def made(body: SandboxBody, request: Request) -> Response:
 async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Request) -> Response:
     """List sandboxes, newest first: those that live, or those of a status."""
     wanted = translate.statuses(query.status)
-    sandboxes = core_of(request).manager.list(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
+    sandboxes = core_of(request).registry.list(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
     found = [translate.sandbox(sandbox) for sandbox in reversed(sandboxes)]
     return told([each for each in found if each["status"] in wanted])
 
@@ -58,7 +58,7 @@ async def get(sandbox: str, request: Request) -> Response:
     core = core_of(request)
     if by_e2b(request):
         return told(opened(core, live(request, sandbox)))
-    box = await core.manager.load(sandbox, principal_of(request))
+    box = await core.registry.load(sandbox, principal_of(request))
     return told(translate.sandbox(box) if is_terminal(box.state) else opened(core, box))
 
 
@@ -78,7 +78,7 @@ async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) 
     box = live(request, sandbox)
     if by_e2b(request) and translate.status(box) == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await core.manager.supply.able(box.spec.isolation, DriverCapability.SNAPSHOT)
+    can = await core.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
     if can.can(DriverCapability.SNAPSHOT):
         await core.manager.hibernate(box.id, principal)
     else:
@@ -118,7 +118,7 @@ async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response
 @router.get("/templates")
 async def list_templates(request: Request) -> Response:
     """List what a sandbox can be started from."""
-    known = await core_of(request).manager.supply.templates()
+    known = await core_of(request).templates.list()
     return told([translate.template(name, about) for name, about in translate.templates(known)])
 
 
@@ -155,7 +155,7 @@ def live(request: Request, sandbox: str) -> Sandbox:
 
 
 async def _template(request: Request, asked: str) -> tuple[str, Template]:
-    known = await core_of(request).manager.supply.templates()
+    known = await core_of(request).templates.list()
     for name, about in translate.templates(known):
         if asked in {name, about.name}:
             return name, about

@@ -27,7 +27,7 @@ async def list_events(query: Annotated[EventsQuery, Query()], request: Request) 
 async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
     core, principal = core_of(request), principal_of(request)
-    box = await core.manager.load(sandbox, principal)
+    box = await core.registry.load(sandbox, principal)
     found = await core.events.latest(principal, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
     return told([events.event(record) for record in found])
 

@@ -30,7 +30,7 @@ def find(core: Core, principal: Principal, session: str) -> Sandbox:
     """
     sandbox: Sandbox | None = None
     with suppress(NotFoundError):
-        sandbox = core.manager.find(session, principal)
+        sandbox = core.registry.find(session, principal)
     if sandbox is None or not translate.is_session(sandbox) or translate.is_over(sandbox):
         raise translate.no_session(session)
     return sandbox
@@ -43,7 +43,7 @@ def told(core: Core, sandbox: Sandbox) -> SessionAnswer:
 
 def listing(core: Core, principal: Principal) -> list[SessionAnswer]:
     """All sessions that somebody has, oldest first."""
-    return [told(core, sandbox) for sandbox in core.manager.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
+    return [told(core, sandbox) for sandbox in core.registry.list(principal) if translate.is_session(sandbox) and not translate.is_over(sandbox)]
 
 
 async def create(core: Core, principal: Principal, body: SessionBody) -> SessionAnswer:

@@ -107,8 +107,8 @@ async def any_sandbox(request: Request, sandbox: str) -> Sandbox:
 async def found(core: Core, principal: Principal, sandbox: str) -> Sandbox:
     """As :func:`any_sandbox`."""
     if SANDBOX_ID.fullmatch(sandbox):
-        return await core.manager.load(sandbox, principal)
-    return core.manager.named(sandbox, principal)
+        return await core.registry.load(sandbox, principal)
+    return core.registry.named(sandbox, principal)
 
 
 def inside(connection: HTTPConnection) -> Sandbox:
@@ -121,8 +121,8 @@ def inside(connection: HTTPConnection) -> Sandbox:
     named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _of_host(connection.headers.get("host", ""))
     if not named:
         raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
-    manager, principal = core_of(connection).manager, principal_of(connection)
-    return manager.find(named, principal) if SANDBOX_ID.fullmatch(named) else manager.named(named, principal)
+    registry, principal = core_of(connection).registry, principal_of(connection)
+    return registry.find(named, principal) if SANDBOX_ID.fullmatch(named) else registry.named(named, principal)
 
 
 def _of_host(host: str) -> str:

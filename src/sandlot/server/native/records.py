@@ -77,7 +77,7 @@ async def get_execution(execution: str, request: Request) -> Response:
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
     core, principal = core_of(request), principal_of(request)
-    box, channels = await core.manager.load(sandbox, principal), log_stream.CHANNELS[query.stream]
+    box, channels = await core.registry.load(sandbox, principal), log_stream.CHANNELS[query.stream]
     if streams.wanted(request):
         return streams.events(request, _log_events(box.id, log_stream.follow(core.executions, box, principal, channels)), _nothing)
     entries, more = await log_stream.read(core.executions, box, principal, channels)

@@ -45,7 +45,7 @@ async def create(
 async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
     """List sandboxes: your own; for an operator everybody's."""
     after = cursors.understood(query.cursor)
-    page, more = await core_of(request).manager.page(principal_of(request), query.wanted(), after=after, limit=query.limit)
+    page, more = await core_of(request).registry.page(principal_of(request), query.wanted(), after=after, limit=query.limit)
     following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
     return reply(SandboxesAnswer(sandboxes=[SandboxAnswer.of(sandbox) for sandbox in page], next_cursor=following))
 
@@ -53,7 +53,7 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
 @router.get("/{sandbox}", responses=also(SandboxAnswer, "It."))
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox; also at one that ended, for as long as its record is kept."""
-    return reply(SandboxAnswer.of(await core_of(request).manager.load(sandbox, principal_of(request))))
+    return reply(SandboxAnswer.of(await core_of(request).registry.load(sandbox, principal_of(request))))
 
 
 @router.patch("/{sandbox}", responses=also(SandboxAnswer, "It, changed."))

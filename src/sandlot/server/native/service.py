@@ -61,7 +61,7 @@ async def version(request: Request) -> Response:
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
 async def templates(request: Request) -> Response:
     """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
-    found = await service_of(request).sandboxes.supply.templates()
+    found = await core_of(request).templates.list()
     return reply(
         TemplatesAnswer(
             templates=[
@@ -77,7 +77,7 @@ async def templates(request: Request) -> Response:
 @router.get("/v1/capabilities", responses=also(CapabilitiesAnswer, "Found by doing it."))
 async def capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
-    found = await service_of(request).sandboxes.supply.all_capabilities()
+    found = await core_of(request).drivers.all_capabilities()
     return reply(
         CapabilitiesAnswer(
             drivers=[
@@ -96,7 +96,7 @@ async def capabilities(request: Request) -> Response:
 async def capacity(request: Request) -> Response:
     """What this node may promise to sandboxes, what it has promised, and what is left."""
     service = service_of(request)
-    return reply(CapacityAnswer.of(await service.sandboxes.capacity(), service.settings.max_sandboxes))
+    return reply(CapacityAnswer.of(await service.core.reservations.capacity(), service.settings.max_sandboxes))
 
 
 @router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends; its sandboxes live on.", 202))
@@ -108,4 +108,4 @@ async def stop(request: Request) -> Response:
         )
     service = service_of(request)
     service.stop.set()
-    return reply(StoppingAnswer(pid=os.getpid(), sandboxes=service.sandboxes.held), 202)
+    return reply(StoppingAnswer(pid=os.getpid(), sandboxes=service.core.registry.count), 202)

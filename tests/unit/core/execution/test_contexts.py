@@ -88,7 +88,7 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
 
         await until(has_begun)
     async with serving(tmp_path, driver) as second:
-        again = second.sandboxes.find(sandbox.id, OPERATOR)
+        again = second.core.registry.find(sandbox.id, OPERATOR)
         assert (await contexts.get(again, mine)).state == "busy"
         follower = await code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
         await code.execute(again, CellSpec(OPEN))

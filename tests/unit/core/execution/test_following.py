@@ -74,7 +74,7 @@ async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path
         assert (done.status, done.stdout) == ("ok", "cell\nthree\n")
         assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
         assert (await ended(second, lost)).status in {"lost", "killed"}
-        again = second.sandboxes.find(sandbox.id, OPERATOR)
+        again = second.core.registry.find(sandbox.id, OPERATOR)
         await processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
         done = await ended(second, long)
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")

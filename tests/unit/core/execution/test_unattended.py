@@ -34,7 +34,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def found(service: Service, sandbox: Sandbox) -> Sandbox:
-    again = service.sandboxes.find(sandbox.id, OPERATOR)
+    again = service.core.registry.find(sandbox.id, OPERATOR)
     await again.wait_reachable()
     return again
 

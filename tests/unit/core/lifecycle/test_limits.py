@@ -308,7 +308,7 @@ class TestAFullNode:
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
 
     async def test_what_only_waits_gives_way_to_one_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
-        made = await at.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        made = await at.service.core.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
         assert (sandbox.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
@@ -316,7 +316,7 @@ class TestAFullNode:
     async def test_what_a_quota_refuses_makes_nothing_go(self, at: Bench) -> None:
         principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
         one = await at.sandboxes.create(replace(BASE, limits=LIMITS), principal)
-        made = await at.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        made = await at.service.core.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
         with pytest.raises(LimitError):
             await at.sandboxes.update(one.id, principal, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))

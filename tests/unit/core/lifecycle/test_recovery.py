@@ -13,8 +13,8 @@ from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code, processes
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.files import files
-from sandlot.core.lifecycle.recovery import AWAY, EXPIRED, FORSAKEN, ONE_RUN, UNBORN, UNFINISHED, USE_WORD, over
-from sandlot.core.registry import ENDED, LIVE, Wanted
+from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, ONE_RUN, USE_WORD, over
+from sandlot.core.registry import ENDED, LIVE, SandboxFilter
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
@@ -32,7 +32,7 @@ ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12),
 
 
 async def output(service: Service, id_: str, *argv: str) -> str:
-    sandbox = service.sandboxes.find(id_, OPERATOR)
+    sandbox = service.core.registry.find(id_, OPERATOR)
     return (await processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
 
 
@@ -47,7 +47,7 @@ async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: Mem
 
         await files.write(sandbox, "/workspace/a", content(), user=User.USER)
     async with serving(tmp_path, driver, keep=True) as second:
-        again = second.sandboxes.find(sandbox.id, ALICE)
+        again = second.core.registry.find(sandbox.id, ALICE)
         assert again is not sandbox
         assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, sandbox.created_at, ALICE.owner)
         assert (await code.execute(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
@@ -55,10 +55,10 @@ async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: Mem
         outcome, stdout, _ = await processes.kept(again, process, stdout_from=0, stderr_from=0)
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
-            second.sandboxes.find(sandbox.id, BOB)
+            second.core.registry.find(sandbox.id, BOB)
         await second.sandboxes.kill(sandbox.id, ALICE)
     async with serving(tmp_path, driver) as third:
-        assert third.sandboxes.list(OPERATOR) == []
+        assert third.core.registry.list(OPERATOR) == []
         with pytest.raises(SandboxEndedError):
             await output(third, sandbox.id, "true")
 
@@ -72,7 +72,7 @@ async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: Memor
         await driver.faults.reach("adopt")
         await asyncio.sleep(0.05)
         assert not call.done()
-        assert second.sandboxes.find(sandbox.id, ALICE).state is State.RUNNING
+        assert second.core.registry.find(sandbox.id, ALICE).state is State.RUNNING
         assert driver.kept_in_sweeps[1:] == [], "nothing is removed before everything is taken over"
         release.set()
         assert await call == "hi\n"
@@ -88,13 +88,13 @@ async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path
     clock.advance(101)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         for sandbox in (dead, late):
-            await second.sandboxes.find(sandbox.id, ALICE).ended.wait()
-        found, more = await second.sandboxes.page(ALICE, Wanted(states=ENDED), after=None, limit=10)
+            await second.core.registry.find(sandbox.id, ALICE).ended.wait()
+        found, more = await second.core.registry.page(ALICE, SandboxFilter(states=ENDED), after=None, limit=10)
         assert not more
         reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
-        assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, AWAY), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
+        assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, ENDED_UNATTENDED), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
         assert await output(second, lives.id, "echo", "still") == "still\n"
-        assert second.sandboxes.find(lives.id, ALICE).expires_at is None
+        assert second.core.registry.find(lives.id, ALICE).expires_at is None
 
 
 async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
@@ -102,7 +102,7 @@ async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver,
         sandbox = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
     clock.advance(60)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
-        again = second.sandboxes.find(sandbox.id, ALICE)
+        again = second.core.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.expires_at == sandbox.expires_at
         clock.advance(39)
@@ -152,7 +152,7 @@ async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Pa
         async with sandbox.connection() as link:
             await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
     async with serving(tmp_path, driver) as second:
-        await second.sandboxes.find(sandbox.id, ALICE).wait_reachable()
+        await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
         assert [call["deadline_s"] for call in driver.booted[0].guest.requests("guest.deadline")] == [1.0, None]
 
 
@@ -160,7 +160,7 @@ async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_pat
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
         await first.sandboxes.aclose(keep=True)
-        assert [each.id for each in first.sandboxes.list(ALICE)] == [sandbox.id]
+        assert [each.id for each in first.core.registry.list(ALICE)] == [sandbox.id]
         for call in (output(first, sandbox.id, "true"), first.sandboxes.kill(sandbox.id, ALICE)):
             with pytest.raises(UnavailableError) as told:
                 await call
@@ -183,7 +183,7 @@ async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_
     driver.faults.release("connect")
     assert driver.leftovers() == []
     async with serving(tmp_path, driver) as second:
-        assert second.sandboxes.list(OPERATOR) == []
+        assert second.core.registry.list(OPERATOR) == []
 
 
 async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_goes_on(tmp_path: Path, driver: MemoryDriver) -> None:
@@ -209,7 +209,7 @@ async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_p
         record = await first.store.sandboxes.get(sandbox.id)
         assert record is not None
     async with serving(tmp_path, driver, keep=True) as second:
-        await second.sandboxes.find(sandbox.id, ALICE).wait_reachable()
+        await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
         half = replace(
             record, spec=replace(record.spec, id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")), state=State.CREATING, ref=None, idempotency_key="k"
         )
@@ -217,12 +217,12 @@ async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_p
     async with serving(tmp_path, driver, keep=True) as third:
         settled = await third.store.sandboxes.get(half.id)
         assert settled is not None
-        assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, UNBORN, None)
+        assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, NOT_CREATED, None)
         await third.store.sandboxes.save(replace(record, state=State.STOPPING))
     async with serving(tmp_path, driver) as fourth:
-        ended = await fourth.sandboxes.load(sandbox.id, ALICE)
+        ended = await fourth.core.registry.load(sandbox.id, ALICE)
         assert ended.exit is not None
-        assert (ended.state, ended.exit.detail) == (State.STOPPED, UNFINISHED)
+        assert (ended.state, ended.exit.detail) == (State.STOPPED, NOT_REMOVED)
         assert ended.spec.env == {}
 
 
@@ -231,10 +231,10 @@ async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, dri
         sandbox = await first.sandboxes.create(BASE, ALICE)
     driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
     async with serving(tmp_path, driver) as second:
-        again = second.sandboxes.find(sandbox.id, ALICE)
+        again = second.core.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
         assert again.spec.limits == driver.booted[0].limits
-        assert (await second.sandboxes.capacity()).reserved.memory_bytes == GIB // 2
+        assert (await second.core.reservations.capacity()).reserved.memory_bytes == GIB // 2
         assert driver.booted[0].guest.pids == 30000
 
 
@@ -282,7 +282,7 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
         await settled(lambda: node.sandboxes.count == 0)
         ended = await node.sandboxes.load(sandbox.id, OPERATOR)
         assert ended.exit is not None
-        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, FORSAKEN)
+        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, CLIENT_LOST)
     assert state.driver.leftovers() == []
 
 
@@ -290,7 +290,7 @@ async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
     async with serving(tmp_path, driver) as second:
-        await second.sandboxes.find(sandbox.id, ALICE).wait_reachable()
+        await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
         await second.sandboxes.kill(sandbox.id, ALICE)
         told = await second.store.events.page(owner=ALICE.owner, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
@@ -300,12 +300,12 @@ async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver
 @pytest.mark.parametrize(
     "state, reason, expired, becomes, detail",
     [
-        (State.CREATING, None, False, State.FAILED, UNBORN),
-        (State.STOPPING, None, False, State.STOPPED, UNFINISHED),
+        (State.CREATING, None, False, State.FAILED, NOT_CREATED),
+        (State.STOPPING, None, False, State.STOPPED, NOT_REMOVED),
         (State.STOPPING, "oom", False, State.FAILED, "told"),
         (State.STOPPING, "killed", True, State.STOPPED, "told"),
         (State.RUNNING, None, True, State.STOPPED, EXPIRED),
-        (State.RUNNING, None, False, State.FAILED, AWAY),
+        (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
 def test_how_what_does_not_live_is_said_to_have_ended(state: State, reason: str | None, expired: bool, becomes: State, detail: str) -> None:  # noqa: FBT001

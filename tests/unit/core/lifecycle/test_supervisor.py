@@ -234,7 +234,7 @@ async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
 
 
 async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandlot.core.lifecycle.teardown.STEP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("sandlot.core.lifecycle.supervisor.STEP_TIMEOUT_S", 0.5)
     release = at.driver.faults.hold("destroy")
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
     async with asyncio.timeout(PATIENCE_S):

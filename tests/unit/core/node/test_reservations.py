@@ -135,3 +135,15 @@ async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualC
     reservations.reserve("sandbox", TEN, await reservations.make_room(TEN))
 
     assert waiting == ["pool-1"]
+
+
+async def test_draw_moves_a_part_and_removes_a_reservation_that_is_used_up(reservations: Reservations) -> None:
+    reservations.reserve("batch", replace(TEN, pids=20), await reservations.read_host())
+
+    reservations.draw("batch", "a", TEN)
+    with pytest.raises(InternalError):
+        reservations.draw("batch", "b", TEN)
+    assert await promised(reservations) == replace(TEN, pids=20)
+    reservations.draw("batch", "b", replace(NOTHING, pids=10))
+
+    assert (await reservations.capacity()).sandboxes == 2

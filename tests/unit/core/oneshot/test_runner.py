@@ -35,7 +35,7 @@ def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # 
 
 
 async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
-    return await execute(at.sandboxes, OPERATOR, shot(code, language, **more))
+    return await execute(at.service.core.manager, OPERATOR, shot(code, language, **more))
 
 
 async def test_empty_stdin_is_closed(at: Bench) -> None:
@@ -102,12 +102,12 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     async with serving(tmp_path, driver, keep=True) as service:
         stays = await service.sandboxes.create(BASE, OPERATOR)
         task = asyncio.create_task(execute(service.sandboxes, OPERATOR, shot("sleep 60", "bash")))
-        await until(lambda: sum(sandbox.is_announced for sandbox in service.sandboxes.list(OPERATOR)) == 2)
+        await until(lambda: sum(sandbox.is_announced for sandbox in service.core.registry.list(OPERATOR)) == 2)
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
     async with serving(tmp_path, driver) as service:
-        assert [sandbox.id for sandbox in service.sandboxes.list(OPERATOR)] == [stays.id]
-        await service.sandboxes.find(stays.id, OPERATOR).wait_reachable()
+        assert [sandbox.id for sandbox in service.core.registry.list(OPERATOR)] == [stays.id]
+        await service.core.registry.find(stays.id, OPERATOR).wait_reachable()
     assert driver.leftovers() == []
 
 
@@ -131,7 +131,7 @@ async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
         first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
         await until(lambda: here.sandboxes.held == 1)
         with pytest.raises(UnavailableError):
-            await execute(here.sandboxes, OPERATOR, shot("echo 2", "bash"), patience_s=0)
+            await execute(here.service.core.manager, OPERATOR, shot("echo 2", "bash"), patience_s=0)
         assert (await run(here, "echo 2", "bash")).stdout == "2\n"
         assert (await first).stdout == "1\n"
 
@@ -148,15 +148,15 @@ async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
     at.sandboxes.refuse()
     async with asyncio.timeout(60):
         with pytest.raises(UnavailableError) as refused:
-            await execute(at.sandboxes, OPERATOR, shot("echo 1", "bash"), patience_s=3600)
+            await execute(at.service.core.manager, OPERATOR, shot("echo 1", "bash"), patience_s=3600)
     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
 async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
-    assert (await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    assert (await execute(at.service.core.manager, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="30 seconds"):
-        await execute(at.sandboxes, principal, shot("echo 1", "bash", timeout_s=31))
+        await execute(at.service.core.manager, principal, shot("echo 1", "bash", timeout_s=31))
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
         await node.driver.faults.reach("prepare")
         assert await reserved_gib(node) == 3
 
-        assert await node.core.manager.pools.evict_one()
+        assert await node.core.pools.evict_one()
 
         assert await reserved_gib(node) == 0
         release.set()
@@ -171,7 +171,7 @@ async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(t
 
         shared = await shared_pool(node, warm=1, gib=7)
         node.clock.advance(1.0)
-        pools = node.core.manager.pools
+        pools = node.core.pools
         await settled(lambda: pools._snapshots.reservation_key != "" and not pools._refiller._snapshot_is_private)  # noqa: SLF001
 
         assert node.pools.find(shared.id, OPERATOR).error == ""

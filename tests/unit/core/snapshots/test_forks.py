@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
@@ -106,7 +107,7 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
             await fork(node, parent, 6)
         assert full.value.code is ErrorCode.BUSY
         assert full.value.fields["needed"] > full.value.fields["free"]
-        with pytest.raises(InvalidRequestError, match="7 of these at once are more than this node can ever hold") as never:
+        with pytest.raises(InvalidRequestError, match="7 of these sandboxes can never fit on this node together") as never:
             await fork(node, parent, 7)
         assert never.value.fields["field"] == "count"
         assert never.value.fields["needed"] > never.value.fields["capacity"]
@@ -114,6 +115,25 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
         assert live(node) == {parent.id}
         await no_image_is_left(state)
         assert parent.state is State.RUNNING
+
+
+async def test_create_that_comes_between_takes_no_room_of_the_children(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+    admit_batch, creates = Scheduler.admit_batch, []
+    async with open_node(state, memory_bytes=768 * MIB, memory_reserve_bytes=0) as node:
+        parent = await node.sandboxes.create(PARENT, OPERATOR)
+
+        async def admit_then_create(self: Scheduler, *args: Any) -> None:  # noqa: ANN401
+            await admit_batch(self, *args)
+            creates.append(asyncio.create_task(node.sandboxes.create(BASE, OPERATOR)))
+
+        monkeypatch.setattr(Scheduler, "admit_batch", admit_then_create)
+        children = await fork(node, parent, 2)
+
+        with pytest.raises(UnavailableError) as full:
+            await creates[0]
+        assert full.value.code is ErrorCode.BUSY
+        assert live(node) == {parent.id, *(child.id for child in children)}
+        assert (await node.reservations.reserved()).memory_bytes == 768 * MIB
 
 
 async def test_child_that_cannot_start_ends_its_siblings(node: Node, state: NodeState, parent: Sandbox) -> None:

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from sandlot.core.files import files
-from sandlot.core.manager import SandboxManager
+from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.model.access import OPERATOR
@@ -63,7 +63,7 @@ async def test_internal_error_has_the_vendors_format_and_no_details(http: httpx.
     def fails(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(SandboxManager, "list", fails)
+    monkeypatch.setattr(SandboxRegistry, "list", fails)
     with structlog.testing.capture_logs() as logged:
         message = refused(await http.get(f"{HERE}/v1/sessions"), 500)
     assert "secret" not in message

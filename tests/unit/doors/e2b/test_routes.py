@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core.lifecycle import dependencies
+from sandlot.core.node import drivers
 from sandlot.model.access import OPERATOR
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench, ok
@@ -111,7 +111,7 @@ async def test_failed_pause_leaves_the_sandbox_running(
     http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = at.sandboxes.find(made["sandboxID"], OPERATOR)
-    monkeypatch.setattr(dependencies, "STEP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(drivers, "STEP_TIMEOUT_S", 1.0)
     for asked, status in (({"requireHealthyGuest": True}, 503), ({}, 408)):
         assert sandbox.instance is not None
         await sandbox.instance.pause()  # behind the service's back: it answers nothing

@@ -60,7 +60,7 @@ def find(core: Core, principal: Principal, sandbox: str) -> Sandbox:
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
     """
-    box = core.manager.find(sandbox, principal)
+    box = core.registry.find(sandbox, principal)
     if not translate.is_there(box):
         raise absent(sandbox)
     return box
@@ -111,7 +111,7 @@ async def _create(body: CreateBody, request: Request, timeout_s: float, key: str
 async def _made(core: Core, principal: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
     """A sandbox from a template, or from the snapshot of that id or name."""
     try:
-        core.manager.supply.check_template(translate.ours(body.template_id))
+        core.templates.require(translate.ours(body.template_id))
     except NotFoundError:
         params = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
         network = translate.network_of(allow=body.allow_internet_access, network=body.network)
@@ -120,7 +120,7 @@ async def _made(core: Core, principal: Principal, body: CreateBody, timeout_s: f
         except NotFoundError as error:
             if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
                 raise
-            known = [each.name for each in await core.manager.supply.templates()]
+            known = [each.name for each in await core.templates.list()]
             raise translate.no_template(body.template_id, known) from None
     return await core.manager.create(translate.new_sandbox(body, timeout_s), principal, key=key)
 
@@ -169,7 +169,7 @@ async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> 
 
 def _all(request: Request) -> list[Sandbox]:
     """All that there are, oldest first."""
-    return [sandbox for sandbox in core_of(request).manager.list(principal_of(request)) if translate.is_there(sandbox)]
+    return [sandbox for sandbox in core_of(request).registry.list(principal_of(request)) if translate.is_there(sandbox)]
 
 
 @router.get("/sandboxes/{sandbox}")
@@ -217,7 +217,7 @@ async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -
         raise translate.without_memory("memory")
     if translate.STATES[box.state] == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
-    can = await core.manager.supply.able(box.spec.isolation, DriverCapability.SNAPSHOT)
+    can = await core.drivers.capabilities_for(box.spec.isolation, DriverCapability.SNAPSHOT)
     with unless_ended(sandbox), _strictly(asked):
         if can.can(DriverCapability.SNAPSHOT):
             await core.manager.hibernate(box.id, principal)

@@ -86,7 +86,7 @@ def _check_team(query: TeamQuery) -> None:
 
 
 async def _known(request: Request) -> Sequence[Template]:
-    return await core_of(request).manager.supply.templates()
+    return await core_of(request).templates.list()
 
 
 async def _find(request: Request, name: str) -> Template | SnapshotRecord:

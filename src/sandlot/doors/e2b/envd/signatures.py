@@ -60,7 +60,7 @@ def sandbox_for(scope: Mapping[str, Any], core: Core, among: str = "") -> Sandbo
     given, until = query.get("signature", ""), query.get("signature_expiration", "")
     operation = OPERATIONS.get(scope["method"], "")
     words = (query.get("path", ""), operation, query.get("username", ""))
-    sandboxes = (sandbox for sandbox in core.manager.list(OPERATOR) if among in {"", sandbox.id})
+    sandboxes = (sandbox for sandbox in core.registry.list(OPERATOR) if among in {"", sandbox.id})
     sandbox = _signer(sandboxes, core, given, words, until)
     if sandbox is None or not operation:
         raise _refused("This URL was not signed with the token of a sandbox that lives, or it was changed.")

@@ -35,7 +35,7 @@ _ONE = "/sandbox-pools/{pool}"
 @CONTROL.route("POST", _POOLS)
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready."""
-    pools, words = core_of(request).manager.pools, translate.pool_words(body)
+    pools, words = core_of(request).pools, translate.pool_words(body)
     asked = PoolSizes.with_defaults(body.warm_containers or 0, body.max_containers)
     told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
     return reply(PoolMadeAnswer(pool_id=told.pool.id, namespace=NAMESPACE))
@@ -44,19 +44,19 @@ async def create(body: PoolBody, request: Request) -> Response:
 @CONTROL.route("GET", _POOLS)
 async def list_pools(request: Request) -> Response:
     """One's own; an operator's are all of them."""
-    return reply(PoolsAnswer(pools=[translate.pool(told) for told in core_of(request).manager.pools.list(principal_of(request))]))
+    return reply(PoolsAnswer(pools=[translate.pool(told) for told in core_of(request).pools.list(principal_of(request))]))
 
 
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, core_of(request).manager.pools.find(pool, principal_of(request))))
+    return reply(_answer(request, core_of(request).pools.find(pool, principal_of(request))))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
-    pools, principal, words = core_of(request).manager.pools, principal_of(request), translate.pool_words(body)
+    pools, principal, words = core_of(request).pools, principal_of(request), translate.pool_words(body)
     there = pools.find(pool, principal).pool
     if translate.template(body.image) != there.spec.template or translate.limits(body.resources) != there.spec.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
@@ -69,7 +69,7 @@ async def change(pool: str, body: PoolBody, request: Request) -> Response:
 @CONTROL.route("DELETE", _ONE)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
-    pools, principal = core_of(request).manager.pools, principal_of(request)
+    pools, principal = core_of(request).pools, principal_of(request)
     told = pools.find(pool, principal)
     if claimed := _claimed(request, told):
         raise ConflictError(
@@ -86,7 +86,7 @@ async def remove(pool: str, request: Request) -> Response:
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
     core = core_of(request)
-    told = core.manager.pools.find_claimable(pool, principal_of(request))
+    told = core.pools.find_claimable(pool, principal_of(request))
     params = CreateSandboxParams(
         template=told.spec.template,
         isolation=told.spec.isolation,
@@ -101,7 +101,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
 
 
 def _claimed(request: Request, told: PoolStatus) -> list[Sandbox]:
-    return [sandbox for sandbox in core_of(request).manager.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.pool.id]
+    return [sandbox for sandbox in core_of(request).registry.list(principal_of(request)) if sandbox.metadata.get(POOL_WORD) == told.pool.id]
 
 
 def _answer(request: Request, told: PoolStatus) -> PoolAnswer:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
-from sandlot.core.registry import ENDED, Wanted
+from sandlot.core.registry import ENDED, SandboxFilter
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.doors.tensorlake import translate
@@ -59,7 +59,7 @@ async def create(body: CreateBody, request: Request) -> Response:
 @CONTROL.route("GET", SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
     """All that live, oldest first."""
-    sandboxes = core_of(request).manager.list(principal_of(request))
+    sandboxes = core_of(request).registry.list(principal_of(request))
     return reply(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
 
 
@@ -128,7 +128,7 @@ async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Reque
     if query.direction != "forward":
         raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
     after = cursors.understood(query.cursor)
-    page, more = await core_of(request).manager.page(principal_of(request), Wanted(states=ENDED), after=after, limit=query.limit)
+    page, more = await core_of(request).registry.page(principal_of(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
     following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
     return reply(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page], next_cursor=following))
 

@@ -82,7 +82,7 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
     token = headers.get(TOKEN_HEADER, b"").decode("latin-1") or next(iter(query.get("token", ())), "")
     sandbox = asked["sandbox"] or headers.get(SANDBOX_HEADER.lower().encode(), b"").decode("latin-1")
     try:
-        named = core.manager.find(sandbox, OPERATOR).id
+        named = core.registry.find(sandbox, OPERATOR).id
     except NotFoundError:
         return None
     return core.url_signer.bearer(token, named)

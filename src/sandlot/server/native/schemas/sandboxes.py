@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, CreateSandboxParams, check_reserved_names
 from sandlot.core.lifecycle.update import UpdateSandboxParams, Used
-from sandlot.core.registry import ENDED, LIVE, Wanted, states_of
+from sandlot.core.registry import ENDED, LIVE, SandboxFilter, states_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
@@ -258,7 +258,7 @@ class SandboxesQuery(Query):
     )
     name: Text | None = Field(default=None, description="Only those of this name.")
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> SandboxFilter:
         """What core makes of it."""
         entries: dict[str, str] = {}
         for entry in self.metadata:
@@ -271,7 +271,7 @@ class SandboxesQuery(Query):
             states = states_of(name.strip() for name in self.state.split(","))
         elif self.all:
             states = LIVE | ENDED
-        return Wanted(states=states, metadata=entries, name=self.name)
+        return SandboxFilter(states=states, metadata=entries, name=self.name)
 
 
 class UsageAnswer(Answer):

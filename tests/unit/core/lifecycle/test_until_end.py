@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lifecycle.dependencies import SupervisionEndedError, until_end
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
@@ -42,7 +42,7 @@ async def test_cancelled_work_has_ended_before_its_caller_continues(tmp_path: Pa
 
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await create(node)
-        caller = asyncio.create_task(until_end(sandbox, work()))
+        caller = asyncio.create_task(SandboxSupervisor(sandbox, node.core.manager._lifecycle).until_end(work()))  # noqa: SLF001 - no operation runs for so long
         await run_turns(10)
 
         sandbox.request_end(Exit(ExitReason.KILLED))

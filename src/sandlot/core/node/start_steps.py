@@ -1,0 +1,127 @@
+"""Steps of a start that pools and lifecycle share: restore a sandbox from an image, and connect to the guest of a started one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandlot.core.node.drivers import STEP_TIMEOUT_S, driver_step
+from sandlot.core.ports import GuestLinkFactory
+from sandlot.link.client import Link
+from sandlot.link.services import Service
+from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
+from sandlot.model.ports import Attachment, Driver, Exit, Instance, PreparedSandbox
+from sandlot.model.specs import SandboxSpec, Shape
+
+
+class ResourceOwner(Protocol):
+    """Owner of what a driver makes: destroys the resource if a later step fails."""
+
+    def take(self, resource: PreparedSandbox) -> None:
+        """Own a prepared sandbox from now on, in place of an earlier one."""
+        ...
+
+    def check_end(self) -> None:
+        """Raise if the sandbox was asked to end."""
+        ...
+
+
+class ExitedError(Exception):
+    """The processes of an instance ended before the guest was connected."""
+
+    def __init__(self, exit_: Exit) -> None:
+        super().__init__(exit_.detail)
+        self.exit = exit_
+
+
+async def restore_image(
+    owner: ResourceOwner,
+    driver: Driver,
+    image: Path,
+    shape: Shape,
+    spec: SandboxSpec,
+    volumes: Sequence[Attachment] = (),
+    *,
+    prepared: PreparedSandbox | None = None,
+) -> Instance:
+    """Restore a sandbox from an image of memory and files.
+
+    A prepared sandbox that was made ahead may be of another build of the runtime than the image. Such a sandbox is destroyed, and another one is
+    prepared for the image.
+
+    Args:
+        owner: Owner of the prepared sandbox.
+        driver: Driver of the sandbox.
+        image: Folder that the driver wrote.
+        shape: Shape of the sandbox.
+        spec: Spec of the sandbox.
+        volumes: Volumes of the sandbox, mounted on the host.
+        prepared: Prepared sandbox that was made ahead, not attached to volumes. None: the driver prepares one.
+
+    Raises:
+        SandlotError: The image cannot be restored. The owner still has the prepared sandbox.
+    """
+    if prepared is not None:
+        owner.take(prepared)
+        try:
+            return await _restore_into(owner, prepared, image, spec, volumes)
+        except SandboxEndedError:
+            raise
+        except SandlotError as error:
+            if error.code is not ErrorCode.SNAPSHOT_UNUSABLE:
+                raise
+        await driver_step("remove", prepared.destroy())
+    prepared = await driver_step("prepare", driver.prepare(shape, snapshot=image))
+    owner.take(prepared)
+    return await _restore_into(owner, prepared, image, spec, volumes)
+
+
+async def _restore_into(owner: ResourceOwner, prepared: PreparedSandbox, image: Path, spec: SandboxSpec, volumes: Sequence[Attachment]) -> Instance:
+    owner.check_end()
+    if volumes:
+        await driver_step("attach a volume to", prepared.attach(volumes))
+    return await driver_step("restore", prepared.restore(image, spec))
+
+
+async def connect_guest(
+    instance: Instance,
+    exited: asyncio.Future[Exit],
+    link_factory: GuestLinkFactory,
+    services: Mapping[str, Service],
+    *,
+    timeout_s: float = STEP_TIMEOUT_S,
+) -> Link:
+    """Connect to the guest of a started instance.
+
+    Args:
+        instance: The instance.
+        exited: Done when the processes of the instance have ended.
+        link_factory: Makes a link of a byte stream.
+        services: Services of the host that the guest may use, by name.
+        timeout_s: Seconds until the attempt is given up.
+
+    Raises:
+        ExitedError: The processes ended first.
+        TimeoutError: The guest did not respond in time.
+        SandlotError: The guest cannot be reached.
+    """
+
+    async def connect() -> Link:
+        return await link_factory(await instance.connect(), services=services)
+
+    connecting = asyncio.ensure_future(connect())
+    ends: set[asyncio.Future[Any]] = {exited, connecting}
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise ExitedError(exited.result())  # noqa: TRY301 - the connection is given up below, as after every failure
+        return connecting.result()
+    except BaseException:
+        connecting.cancel()
+        with suppress(BaseException):
+            await (await connecting).aclose()
+        raise
