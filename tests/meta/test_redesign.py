@@ -20,7 +20,6 @@ NOT_DONE = {
     "cli",
     "core",
     "core/access",
-    "core/execution",
     "core/files",
     "core/forwarding",
     "core/lifecycle",

@@ -26,9 +26,8 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import processes
 from sandlot.core.execution.output import CommandOutputCollector
-from sandlot.core.execution.processes import STDERR, STDOUT
+from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.manager import SandboxManager
@@ -43,6 +42,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
+from sandlot.protocol.schema import STDERR, STDOUT
 
 PATIENCE_S = 5.0
 """How long a run waits for room: that of the one before it may be on its way."""
@@ -56,11 +56,14 @@ _GRADED_AT_ONCE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KI
 """Of both texts: what takes longer to compare than a few milliseconds (numbers take about 3 us a word) is compared in a thread."""
 
 
-async def execute(manager: SandboxManager, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S) -> Result:
+async def execute(
+    manager: SandboxManager, processes: ProcessService, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S
+) -> Result:
     """Run a program in a sandbox of its own. Cancelling ends both.
 
     Args:
         manager: Who makes it.
+        processes: Runs the program.
         principal: For whom.
         params: What.
         patience_s: Seconds to wait for room where there is none.
@@ -70,7 +73,7 @@ async def execute(manager: SandboxManager, principal: Principal, params: OneShot
     """
     async with _place(manager, principal, params, patience_s) as sandbox:
         await _furnish(sandbox, params)
-        seen = await _run(sandbox, params)
+        seen = await _run(processes, sandbox, params)
         if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
             raise seen.ended  # by somebody, or because the service stops: nothing is known of the program
     if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_AT_ONCE_CHARS[params.comparison]:
@@ -123,14 +126,14 @@ async def _furnish(sandbox: Sandbox, params: OneShotParams) -> None:
         await files.write(sandbox, posixpath.join(WORKSPACE, path), _once(content), user=User.USER)
 
 
-async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
+async def _run(processes: ProcessService, sandbox: Sandbox, params: OneShotParams) -> Observation:
     language = language_of(params.language)
     spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
     description = ExecutionDescription(origin=params.origin, language=language.name, code=params.code)
     loop = asyncio.get_running_loop()
     process = await processes.start(sandbox, spec, stdin=params.stdin, description=description)
     began_s = loop.time()
-    output = CommandOutputCollector(sandbox.buffers, (STDOUT, STDERR), head_bytes=params.output_bytes, tail_bytes=0)
+    output = CommandOutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
     seen = Observation(execution=process.id)
     try:
         # The guest ends it on time; this is for a guest that does not.
@@ -141,7 +144,7 @@ async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
                         if not seen.flooded and not _kept(output, event, params.output_bytes):
                             seen.flooded = True
                             patience.reschedule(loop.time() + _KILL_PATIENCE_S)
-                            await processes.send_signal(sandbox, process.id, int(signals.SIGKILL))
+                            await processes.signal(sandbox, process.id, int(signals.SIGKILL))
                     seen.outcome = await process.outcome()
         if seen.outcome is not None and seen.outcome.exit_code and sandbox.instance is not None:
             seen.oom_kills = (await sandbox.instance.usage()).oom_kills
@@ -151,7 +154,7 @@ async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
         seen.duration_s = loop.time() - began_s
         output.close()
         await process.close()
-    seen.stdout, seen.stderr = (output[channel].text() for channel in (STDOUT, STDERR))
+    seen.stdout, seen.stderr = (output.captures[channel].text() for channel in (STDOUT, STDERR))
     return seen
 
 
@@ -163,7 +166,7 @@ def _kept(output: CommandOutputCollector, event: Output | Lost, most_bytes: int)
     """
     if isinstance(event, Lost):  # nothing is lost of what is read all the time, unless a guest says so
         return False
-    capture = output[event.channel]
+    capture = output.captures[event.channel]
     room = most_bytes - capture.held_bytes
     output.add(Output(event.channel, event.offset, event.data[:room]))
     if capture.omitted:
@@ -219,12 +222,18 @@ def check(items: int, concurrency: int) -> None:
 
 
 async def execute_batch(
-    manager: SandboxManager, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
+    manager: SandboxManager,
+    processes: ProcessService,
+    principal: Principal,
+    items: Sequence[OneShotParams | SandlotError],
+    *,
+    concurrency: int = DEFAULT_CONCURRENCY,
 ) -> AsyncGenerator[BatchItem]:
     """Run programs, and give what becomes of each as soon as it is known. Closing it ends those that run.
 
     Args:
         manager: Who makes their sandboxes.
+        processes: Runs the programs.
         principal: For whom.
         items: What; an error that stands for one that makes no sense comes back as it is.
         concurrency: How many run at once.
@@ -238,7 +247,7 @@ async def execute_batch(
 
     async def work() -> None:
         for index, item in todo:
-            await done.put(BatchItem(index, await _outcome(manager, principal, item)))
+            await done.put(BatchItem(index, await _outcome(manager, processes, principal, item)))
 
     workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
     try:
@@ -250,11 +259,13 @@ async def execute_batch(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _outcome(manager: SandboxManager, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
+async def _outcome(
+    manager: SandboxManager, processes: ProcessService, principal: Principal, item: OneShotParams | SandlotError
+) -> Result | SandlotError:
     if isinstance(item, SandlotError):
         return item
     try:
-        return await execute(manager, principal, item, patience_s=BATCH_PATIENCE_S)
+        return await execute(manager, processes, principal, item, patience_s=BATCH_PATIENCE_S)
     except SandlotError as error:
         return error
     except Exception:  # noqa: BLE001 - the others go on

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -28,6 +27,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.log_followers import LogFollowers
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.types import CellError, Lost, Output
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.capture import Capture, shortened, shortened_argv
@@ -37,9 +37,6 @@ from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
 from sandlot.model.specs import KIB, MIB
 from sandlot.model.storage import ExecutionTable, Position
 from sandlot.protocol.schema import STDERR, STDOUT
-
-if TYPE_CHECKING:
-    from sandlot.core.sandbox import Sandbox
 
 __all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "ExecutionDescription", "ExecutionLog", "LogEntry"]
 
@@ -160,7 +157,7 @@ class LogEntry:
             error=self._error,
             files=files,
         )
-        self.leave()
+        self._close()
         self.execution_log.ended(record)
 
     def cut(self) -> None:
@@ -173,10 +170,13 @@ class LogEntry:
     def leave(self) -> None:
         """Nothing more is said of it here. Idempotent."""
         if not self._over:
-            self._over = True
-            self._sandbox.left[self._record.id] = self._record
-            self.execution_log.log_followers.ended(self)
-            self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
+            self.execution_log.left(self._sandbox, self._record)
+            self._close()
+
+    def _close(self) -> None:
+        self._over = True
+        self.execution_log.log_followers.ended(self)
+        self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
 
 
 BATCH = 200
@@ -212,8 +212,7 @@ class ExecutionLog:
         """What waits here, and what runs that go on have written."""
         self.log_followers = LogFollowers()
         """Who follows what is written (:mod:`sandlot.core.records.log_stream`)."""
-        self.waits: Counter[SandboxId] = Counter()
-        """Calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.execution.following`)."""
+        self._left: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
 
     # -- what core/runs says ----------------------------------------------------------------------------------------
 
@@ -398,6 +397,18 @@ class ExecutionLog:
     def go_on(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
         """The line of a run of an earlier service. Say again what it wrote, from the beginning."""
         return LogEntry(self, record, sandbox, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
+
+    def left(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
+        """Keep the record of an execution whose entry was left without an end, until the sandbox wakes."""
+        if not sandbox.is_removed:
+            self._left.of(sandbox)[record.id] = record
+
+    def take_left(self, sandbox: Sandbox) -> Sequence[ExecutionRecord]:
+        """Return the records that were left since the last call, and forget them."""
+        left = self._left.get(sandbox) or {}
+        records = list(left.values())
+        left.clear()
+        return records
 
     def lose(self, record: ExecutionRecord) -> None:
         """Nobody will ever know how that run ended."""

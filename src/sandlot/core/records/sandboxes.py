@@ -21,7 +21,6 @@ import structlog
 
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
-from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
@@ -62,7 +61,6 @@ class SandboxRecorder:
         node: Whose sandboxes.
         clock: The time.
         told: Called with its owner after an event was committed.
-        execution_log: The log of what runs in them.
         metrics: Where creates are counted.
         execution_counter: Where runs in them are counted against their owners' quotas.
     """
@@ -74,11 +72,9 @@ class SandboxRecorder:
         clock: Clock,
         told: Callable[[OwnerId], None],
         *,
-        execution_log: ExecutionLog | None = None,
         metrics: Metrics | None = None,
         execution_counter: MonthlyExecutionCounter | None = None,
     ) -> None:
-        self.execution_log = execution_log
         self.execution_counter = execution_counter
         self._metrics = metrics or Metrics()
         self._store = store
