@@ -61,16 +61,16 @@ class Hold:
         activity, self._activity = self._activity, None
         if activity is not None:
             activity.held -= 1
-            activity.touch()
+            activity.quiet_since_s = activity.clock.monotonic_s()
 
 
 class ActivityTracker:
     """Work in progress in a sandbox, and the time of the last activity."""
 
-    __slots__ = ("_clock", "held", "quiet_since_s")
+    __slots__ = ("clock", "held", "quiet_since_s")
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.held = 0
         self.quiet_since_s = clock.monotonic_s()
 
@@ -81,7 +81,7 @@ class ActivityTracker:
 
     def touch(self) -> None:
         """Record activity at this moment."""
-        self.quiet_since_s = self._clock.monotonic_s()
+        self.quiet_since_s = self.clock.monotonic_s()
 
 
 class Sandbox:
@@ -122,6 +122,7 @@ class Sandbox:
         "ended_at",
         "exit",
         "expires_at",
+        "id",
         "idempotency_key",
         "idle_timeout_s",
         "inherited",
@@ -162,6 +163,7 @@ class Sandbox:
         state: State = State.CREATING,
     ) -> None:
         self.spec = spec
+        self.id: SandboxId = spec.id
         self.owner = owner
         self.buffers = buffers
         self.name = name
@@ -203,11 +205,6 @@ class Sandbox:
         self.inherited = state is not State.CREATING
         self.locals: dict[SandboxLocal[Any], Any] = {}
         self.is_removed = is_terminal(state)
-
-    @property
-    def id(self) -> SandboxId:
-        """Id of the sandbox."""
-        return self.spec.id
 
     @property
     def is_announced(self) -> bool:
@@ -337,9 +334,10 @@ class Sandbox:
             SandboxEndedError: The sandbox ended before or during the work; the error has the reason.
             TimeoutExceededError: The guest did not respond in time.
         """
-        await self.wait_reachable()
+        if self.state in _SUSPENDED or not self.recovered.is_set():
+            await self.wait_reachable()
         link = self.require_link()
-        hold = self.hold()
+        hold = self.activity.hold()
         try:
             async with asyncio.timeout(timeout_s):
                 yield link

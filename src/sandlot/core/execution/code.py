@@ -179,7 +179,7 @@ class CodeExecution:
         start: Position from which the cell is followed.
 
     Attributes:
-        entry: Entry in the execution log; None if another follower writes the entry.
+        entry: Entry in the execution log; None if another follower writes the entry, or after the end.
         position: Position up to which the cell was followed.
     """
 
@@ -193,7 +193,7 @@ class CodeExecution:
         self._call = call
         self._owned = owned
         self._followers = followers
-        self._attends = followers is not None and followers.follow(attend=owned)
+        self._attends = followers is not None and followers.enter(attend=owned)
         self._over = False
         self._closed = False
         self.entry: LogEntry | None = None
@@ -246,9 +246,11 @@ class CodeExecution:
             self._over = True
             raise contexts.not_found(error) from None
         self._over = True
+        duration_s = finite(result.duration_s)
         if self.entry is not None and result.status != RUNNING:
-            self.entry.end(result.status, duration_s=finite(result.duration_s))
-        return CodeExecutionStatus(self._call.id, result.status, result.execution_count, finite(result.duration_s))
+            self.entry.end(result.status, duration_s=duration_s)
+            self.entry = None
+        return CodeExecutionStatus(self._call.id, result.status, result.execution_count, duration_s)
 
     async def read(self) -> None:
         """Read the cell to its end, for the execution log.
@@ -405,8 +407,10 @@ class CodeService:
         confirm = cell.context is not None and cell.context not in contexts.CONFIRMED.of(sandbox)
         if id is None:
             return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
+        state = self.state.of(sandbox)
         async with FOLLOWED.of(sandbox).join(id) as followers:
-            if await self._is_known(sandbox, id):
+            # The guest is asked only if it may know the id: a round trip is long for a new cell.
+            if (id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id):
                 async with sandbox.connection() as link:
                     return CodeExecution(sandbox, await link.attach_cell(id), owned=True, followers=followers)
             return await self._submit(sandbox, cell, id, description, confirm=confirm, followers=followers)
@@ -432,8 +436,9 @@ class CodeService:
             LimitError: ``limit_exceeded``: too many cells run or wait in the background; ``quota_exceeded``.
             SandlotError: The cell could not be begun, or the sandbox has ended.
         """
-        background = self.state.of(sandbox).background
-        if id is not None and (id in background or await self._is_known(sandbox, id)):
+        state = self.state.of(sandbox)
+        background = state.background
+        if id is not None and (id in background or ((id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id))):
             return id
         if len(background) >= MAX_BACKGROUND:
             raise LimitError(
@@ -590,18 +595,6 @@ class CodeService:
             del recent[next(iter(recent))]
         return execution
 
-    async def _is_known(self, sandbox: Sandbox, id_: ProcessId) -> bool:
-        """Return True if the guest remembers a cell. The guest is asked only if it may know the id: a round trip is long for a new cell."""
-        state = self.state.of(sandbox)
-        if id_ not in state.recent and not state.guest_knows_more:
-            return False
-        try:
-            async with sandbox.connection() as link:
-                await find_cell(link, id_)
-        except NotFoundError:
-            return False
-        return True
-
     async def _read_in_background(self, execution: CodeExecution, background: set[ProcessId]) -> None:
         """Follow a cell in the background for the log; the execution keeps the sandbox from being idle."""
         try:
@@ -610,6 +603,15 @@ class CodeService:
         finally:
             background.discard(execution.id)
             await execution.release()
+
+
+async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
+    try:
+        async with sandbox.connection() as link:
+            await find_cell(link, id_)
+    except NotFoundError:
+        return False
+    return True
 
 
 async def find_cell(link: Link, id_: ProcessId) -> None:

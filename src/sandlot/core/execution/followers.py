@@ -24,6 +24,10 @@ AWAY_S: Final = 3.0
 class ExecutionFollowers:
     """Followers of one execution.
 
+    Args:
+        executions: Executions of the sandbox that can be joined; this one is among them until :meth:`forget`.
+        id_: Id of the execution.
+
     Attributes:
         count: Number of followers, clients that wait for the start included.
         is_attended: True once a follower attends the execution.
@@ -32,7 +36,7 @@ class ExecutionFollowers:
 
     __slots__ = ("_absent", "_executions", "_id", "_present", "count", "is_attended", "start_lock")
 
-    def __init__(self, executions: FollowedExecutions, id_: ProcessId) -> None:
+    def __init__(self, executions: dict[ProcessId, ExecutionFollowers], id_: ProcessId) -> None:
         self._executions = executions
         self._id = id_
         self._absent = asyncio.Event()
@@ -41,11 +45,18 @@ class ExecutionFollowers:
         self.is_attended = False
         self.start_lock = asyncio.Lock()
 
-    def enter(self) -> None:
-        """Count one more follower."""
+    def enter(self, *, attend: bool = False) -> bool:
+        """Count one more follower, and return True if this follower attends the execution.
+
+        Args:
+            attend: Attend the execution unless another follower does.
+        """
         self.count += 1
         self._present.set()
         self._absent.clear()
+        attends = attend and not self.is_attended
+        self.is_attended = self.is_attended or attend
+        return attends
 
     def leave(self) -> None:
         """Count one follower less."""
@@ -54,20 +65,10 @@ class ExecutionFollowers:
             self._absent.set()
             self._present.clear()
 
-    def follow(self, *, attend: bool = True) -> bool:
-        """Count one more follower, and return True if this follower attends the execution.
-
-        Args:
-            attend: Attend the execution unless another follower does.
-        """
-        attends = attend and not self.is_attended
-        self.enter()
-        self.is_attended = self.is_attended or attend
-        return attends
-
     def forget(self) -> None:
-        """Remove the execution from those that can be joined. Idempotent."""
-        self._executions.remove(self._id, self)
+        """Let no client join the execution any more. Idempotent."""
+        if self._executions.get(self._id) is self:
+            del self._executions[self._id]
 
     async def wait_absent(self, for_s: float, first_s: float | None = None) -> None:
         """Wait until the execution has had no follower for some time.
@@ -121,13 +122,8 @@ class FollowedExecutions:
     def expect(self, id_: ProcessId) -> ExecutionFollowers:
         """Let clients join an execution, and return its followers."""
         if id_ not in self._followers:
-            self._followers[id_] = ExecutionFollowers(self, id_)
+            self._followers[id_] = ExecutionFollowers(self._followers, id_)
         return self._followers[id_]
-
-    def remove(self, id_: ProcessId, followers: ExecutionFollowers) -> None:
-        """Let no client join an execution any more, unless other followers have taken the id. Idempotent."""
-        if self._followers.get(id_) is followers:
-            del self._followers[id_]
 
     @asynccontextmanager
     async def join(self, id_: ProcessId) -> AsyncIterator[ExecutionFollowers]:

@@ -66,7 +66,7 @@ class GuestHelper:
         self._closed = False
         self._call = aiter(call)
         self._name = name
-        self._hold: Hold | None = sandbox.hold() if holds else None
+        self._hold: Hold | None = sandbox.activity.hold() if holds else None
         self._received: list[Mapping[str, Any]] = []
         self._messages = values.MessageReader(MESSAGE_BYTES)
         self._verdict: Mapping[str, Any] | None = None

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -89,30 +89,27 @@ class CommandOutputCollector:
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
-        self._take(COPIES * (capture.held_bytes - before))
+        size = COPIES * (capture.held_bytes - before)
+        self._taken_bytes += size
+        self._buffers.take_anyway(size)
 
-    def try_take(self, size: int) -> bool:
-        """Reserve memory for something that is collected together with the output. Return False if there is none."""
-        if not self._buffers.has(COPIES * size):
+    def reserve(self, size: int, *, force: bool = False) -> bool:
+        """Reserve memory for something that is collected together with the output. Return False if there is none.
+
+        Args:
+            size: Bytes to reserve; a negative number releases memory.
+            force: Reserve the memory for something that exists already, beyond the budget if necessary.
+        """
+        if size > 0 and not force and not self._buffers.has(COPIES * size):
             return False
-        self._take(COPIES * size)
+        self._taken_bytes += COPIES * size
+        self._buffers.take_anyway(COPIES * size)
         return True
-
-    def take_anyway(self, size: int) -> None:
-        """Reserve memory for something that exists already, beyond the budget if necessary."""
-        self._take(COPIES * size)
-
-    def give(self, size: int) -> None:
-        """Release memory of something that is no longer kept."""
-        self._take(-COPIES * size)
 
     def close(self) -> None:
         """Release the memory: the response holds the output now. Idempotent."""
-        self._take(-self._taken_bytes)
-
-    def _take(self, size: int) -> None:
-        self._taken_bytes += size
-        self._buffers.take_anyway(size)
+        self._buffers.take_anyway(-self._taken_bytes)
+        self._taken_bytes = 0
 
 
 def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome:
@@ -187,35 +184,24 @@ class CodeOutputCollector:
         known = [number for number, shown in enumerate(self.shown) if display.update and shown.display_id == display.display_id]
         shown = [replace(display, main=self.shown[number].main, update=False) for number in known] or [display]
         # The replaced displays are released first, so the frames of an animation need no more memory than one frame.
-        before = [self.shown[number] for number in known]
-        self._give(before)
-        if (not known and len(self.shown) >= MAX_RESULTS) or not self._take(shown):
+        before, size = sum(display_bytes(self.shown[number]) for number in known), len(shown) * display_bytes(display)
+        self.output.reserve(-before)
+        if (not known and len(self.shown) >= MAX_RESULTS) or size > self._room_bytes + before or not self.output.reserve(size):
             self.omitted += 1
-            self._take(before, anyway=True)
-        elif known:
+            self.output.reserve(before, force=True)
+            return
+        self._room_bytes += before - size
+        if known:
             for number, new in zip(known, shown, strict=True):
                 self.shown[number] = new
         else:
             self.shown.append(display)
 
     def _clear(self) -> None:
-        self._give(self.shown)
-        self.shown.clear()
-
-    def _take(self, displays: Iterable[Display], *, anyway: bool = False) -> bool:
-        """Reserve the memory of displays. Return False if there is none."""
-        size = sum(map(display_bytes, displays))
-        if not anyway and (size > self._room_bytes or not self.output.try_take(size)):
-            return False
-        if anyway:
-            self.output.take_anyway(size)
-        self._room_bytes -= size
-        return True
-
-    def _give(self, displays: Iterable[Display]) -> None:
-        size = sum(map(display_bytes, displays))
-        self.output.give(size)
+        size = sum(map(display_bytes, self.shown))
+        self.output.reserve(-size)
         self._room_bytes += size
+        self.shown.clear()
 
 
 def display_bytes(display: Display) -> int:

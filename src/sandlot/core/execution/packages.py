@@ -51,7 +51,7 @@ class Install:
         self._access = access
         self._closed = False
         self._followers = followers
-        self._attends = followers is None or followers.follow()
+        self._attends = followers is None or followers.enter(attend=True)
 
     async def close(self) -> None:
         """Stop following. An install that has not ended is ended, unless it has other followers or gets one in time. Idempotent."""

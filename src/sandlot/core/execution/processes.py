@@ -209,6 +209,7 @@ class ProcessExecution:
             state.ended(outcome.process)
         if self._entry is not None:
             self._entry.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
+            self._entry = None
         return outcome
 
     async def detach(self) -> None:
@@ -300,7 +301,8 @@ class ProcessService:
             SandlotError: The process could not be started (no such program or directory, no permission), or the sandbox has ended.
         """
         process, size = id or new_process_id(), len(stdin or b"")
-        sandbox.buffers.take(size)
+        if size:
+            sandbox.buffers.take(size)
         try:
             with self._usage.count(sandbox.owner):
                 async with sandbox.connection() as link:

@@ -44,6 +44,6 @@ async def test_only_the_first_owner_attends_the_execution() -> None:
     executions, id_ = FollowedExecutions(), new_process_id()
 
     async with executions.join(id_) as followers:
-        assert [followers.follow(attend=False), followers.follow(), followers.follow()] == [False, True, False]
+        assert [followers.enter(), followers.enter(attend=True), followers.enter(attend=True)] == [False, True, False]
 
     assert executions.get(id_) is followers

@@ -54,7 +54,7 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     assert output.captures[2].omitted == 3
     assert output.captures[2].content().endswith(b"de")
     assert buffers.taken_bytes == 10 * COPIES
-    assert not output.try_take(1)
+    assert not output.reserve(1)
     output.add(Lost(1, 5, 8))
     assert output.captures[1].omitted == 5
     output.close()
@@ -69,7 +69,7 @@ def test_a_flood_takes_no_more_than_is_kept_of_it() -> None:
         output.add(Output(1, number << 16, bytes(1 << 16)))
     assert output.captures[1].held_bytes == HEAD_BYTES + TAIL_BYTES
     assert buffers.taken_bytes == COPIES * output.captures[1].held_bytes
-    assert output.try_take(100)
+    assert output.reserve(100)
     assert output.captures[1].omitted == (64 << 16) - HEAD_BYTES - TAIL_BYTES
     output.close()
     assert buffers.taken_bytes == 0
