@@ -31,7 +31,7 @@ class ExecutionFollowers:
     Attributes:
         count: Number of followers, clients that wait for the start included.
         is_attended: True once a follower attends the execution.
-        start_lock: Held while the guest is asked for the execution and starts it.
+        start_lock: Held by the client that attaches to the execution or starts it.
     """
 
     __slots__ = ("_absent", "_executions", "_id", "_present", "count", "is_attended", "start_lock")

@@ -162,7 +162,7 @@ class PackageInstaller:
     async def _join(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:
         """Follow the install of an id, or start the install if the guest does not know it.
 
-        This runs in a task of its own, which holds the start lock until the guest has responded, also if its client leaves during the start. A second
+        The caller runs this in a task, so the start lock is held until the guest has responded, also if the client leaves during the start. A second
         client then finds the followers of the first one, waits for the start and joins.
         """
         async with FOLLOWED.of(sandbox).join(id_) as followers:

@@ -1,7 +1,7 @@
 """Processes on a terminal: attach, resize, type. A process on a terminal outlives its clients.
 
 Invariants:
-- Each client types on a call of its own, so clients do not wait for each other.
+- Each client types on its own call, so clients do not wait for each other.
 - Input that the process has not taken yet is kept here, up to 1 MiB, and counted in the buffer budget (``core/node/buffer_budget.py``). A client
   that sends more while nothing is taken for 30 s is disconnected.
 """

@@ -1,4 +1,4 @@
-"""Who is there for a cell: several that asked for it, those who come back for it, and nobody."""
+"""Followers of a cell: several clients, clients that come back, and none."""
 
 from __future__ import annotations
 

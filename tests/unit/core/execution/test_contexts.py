@@ -1,4 +1,4 @@
-"""Contexts of a sandbox: made, listed, restarted, removed; cells in the background, followed, and found again by the next service."""
+"""Contexts: created, listed, restarted, removed; cells in the background, followed, and known to the next service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cell gave, collected: displays that are updated and cleared, and bounds."""
+"""Collected results of a cell: displays that are updated and cleared, and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installs whose clients go away: asked to end, given time to clean up, gone on with for who comes back."""
+"""Installs whose clients leave: ended with time to clean up, or continued for clients that come back."""
 
 from __future__ import annotations
 

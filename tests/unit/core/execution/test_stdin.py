@@ -1,4 +1,4 @@
-"""Standard input: by anybody, in parts, each byte once, also where its way has to be found again."""
+"""Standard input: by several clients, in pieces, each byte once, also after a restart of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminals: what a program on one sees and does, and that nobody is held up by it, whoever comes and goes."""
+"""Processes on a terminal: input, output, size, sessions, and clients that come and go."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def rest(run: ProcessExecution) -> bytes:
 
 
 async def until_shown(shown: AsyncIterator[Output | Lost], wanted: bytes) -> bytes:
-    """What is shown until something is, with it."""
+    """Return the output up to and including some text."""
     got = b""
     while wanted not in got:
         event = await anext(shown)

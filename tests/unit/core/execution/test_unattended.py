@@ -204,7 +204,7 @@ async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path
         events = aiter(cell)
         await anext(events)
         lost, _ = await first.core.processes.launch(gone, background("sleep 1000"))
-        # While nobody serves: this one writes to all that waits.
+        # Writes to the processes and the cell while no service runs.
         helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
         await first.core.processes.launch(sandbox, background(helper))
         unknown = ExecutionRecord(
