@@ -25,8 +25,8 @@ from sandlot.core.access import quotas
 from sandlot.core.access.idempotency import Idempotency, check_same, request_digest
 from sandlot.core.admission import AdmissionPolicy, CreateSandboxParams
 from sandlot.core.concurrency import TaskSet
-from sandlot.core.execution import unattended
-from sandlot.core.execution.packages import services_of
+from sandlot.core.execution.package_access import PackageAccess
+from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.lifecycle import recovery, supervisor, suspend, teardown
 from sandlot.core.lifecycle.dependencies import LifecycleDependencies
 from sandlot.core.lifecycle.idle import IdleMonitor
@@ -43,7 +43,7 @@ from sandlot.core.operations import Work
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.models import PoolConfig
 from sandlot.core.pools.ownership import PoolOwners
-from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, Templates
+from sandlot.core.ports import Clock, GuestLinkFactory, Templates
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import REMEMBERED, SandboxRegistry
 from sandlot.core.sandbox import Sandbox
@@ -76,7 +76,8 @@ class SandboxManager(SandboxRegistry):
         recorder: The durable side of them.
         images: Where what is hibernated is.
         injects: Finds files of the file store that are to be in a new sandbox.
-        packages: Package indexes for those inside; None is none.
+        package_access: Access of guests to the package indexes.
+        unattended: Continues the executions of sandboxes that wake.
         pool_configs: Shared pools that the settings name.
         cache_dir: Cache directory with the template snapshots.
         data_dir: Data directory with ``pools.json``.
@@ -102,13 +103,14 @@ class SandboxManager(SandboxRegistry):
         cache_dir: Path,
         data_dir: Path,
         version: str,
+        package_access: PackageAccess,
+        unattended: UnattendedExecutions,
         injects: Injects | None = None,
-        packages: PackageIndex | None = None,
         principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
         volumes: VolumeManager | None = None,
     ) -> None:
         super().__init__(recorder, buffers, clock)
-        self._services = functools.partial(services_of, packages)
+        self._package_access, self._unattended = package_access, unattended
         self._idempotency = Idempotency()
         self._tasks = TaskSet("service.defect")
         self._disposer = Disposer(clock)
@@ -299,8 +301,7 @@ class SandboxManager(SandboxRegistry):
 
     def _begin(self, sandbox: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
         """Let a sandbox live, by one task that owns it."""
-        sandbox.execution_log, sandbox.execution_counter = self._recorder.execution_log, self._recorder.execution_counter
-        sandbox.resume_operation, sandbox.woken = suspend.resume, functools.partial(unattended.awake, sandbox)
+        sandbox.resume_operation, sandbox.woken = suspend.resume, functools.partial(self._unattended.resume, sandbox)
         driver = self._supply.drivers[sandbox.spec.isolation]
         dependencies = LifecycleDependencies(
             driver=driver,
@@ -319,7 +320,7 @@ class SandboxManager(SandboxRegistry):
             keep_resting_s=self._rules.max_suspended_s,
             inject=inject,
             promised=self._promised,
-            services=self._services,
+            services=self._package_access.of,
             volumes=self._scheduler.volumes,
         )
         if course is recovery.recover:

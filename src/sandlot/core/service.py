@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.packages import PackageInstaller
+from sandlot.core.execution.processes import ProcessService
+from sandlot.core.execution.stdin import StdinManager
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.files.store import FileStore
 from sandlot.core.lifecycle.mount_manager import MountManager
@@ -29,6 +33,10 @@ class Core:
     Args:
         node: Id of the node.
         manager: Sandboxes.
+        code: Runs cells.
+        processes: Runs processes.
+        stdin: Writes to the input of processes.
+        packages: Installs packages.
         clock: Clock of the service.
         buffers: Memory for client data.
         files: File store.
@@ -47,6 +55,10 @@ class Core:
 
     node: NodeId
     manager: SandboxManager
+    code: CodeService
+    processes: ProcessService
+    stdin: StdinManager
+    packages: PackageInstaller
     clock: Clock
     buffers: BufferBudget
     files: FileStore

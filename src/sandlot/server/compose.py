@@ -14,7 +14,12 @@ import structlog
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution.unattended import settle
+from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.package_access import PackageAccess
+from sandlot.core.execution.packages import PackageInstaller
+from sandlot.core.execution.processes import ProcessService
+from sandlot.core.execution.stdin import StdinManager
+from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mount_manager import MountManager
@@ -151,7 +156,7 @@ class ImageTemplates:
 
 
 @asynccontextmanager
-async def open_service(
+async def open_service(  # noqa: PLR0915 - one for each part of the service
     settings: Settings,
     *,
     drivers: Mapping[str, Driver] | None = None,
@@ -209,11 +214,15 @@ async def open_service(
             node,
             time,
             records.events,
-            execution_log=records.executions,
             metrics=records.metrics,
             execution_counter=records.execution_counter,
         )
         opened.push_async_callback(recorder.aclose)
+        package_access = PackageAccess(packages)
+        code = CodeService(records.executions, records.execution_counter)
+        unattended = UnattendedExecutions(records.executions, code, package_access)
+        stdin = StdinManager()
+        processes = ProcessService(records.executions, records.execution_counter, stdin, unattended)
         saved = MemoryImages(settings.saved)
         volumes = VolumeManager(
             store.volumes,
@@ -243,7 +252,8 @@ async def open_service(
             buffers=buffers,
             injects=records.files.injects,
             recorder=recorder,
-            packages=packages,
+            package_access=package_access,
+            unattended=unattended,
             images=saved,
             principal_of=records.api_keys.principal_of,
             volumes=volumes,
@@ -259,7 +269,7 @@ async def open_service(
         await manager.open()
         volumes.unmount_unused()
         await saved.tidy([*kept, *manager.unheld, *(sandbox.id for sandbox in manager.live())])
-        await settle(records.executions, {sandbox.id: sandbox for sandbox in manager.list(OPERATOR)}.get)
+        await unattended.settle({sandbox.id: sandbox for sandbox in manager.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)
         webhooks = WebhookManager(
             webhooks=store.webhooks,
@@ -276,6 +286,10 @@ async def open_service(
             core = Core(
                 node=node,
                 manager=manager,
+                code=code,
+                processes=processes,
+                stdin=stdin,
+                packages=PackageInstaller(processes, package_access),
                 clock=time,
                 buffers=buffers,
                 files=records.files,
