@@ -19,7 +19,6 @@ from tests.meta.tree import PACKAGE, modules, name
 NOT_DONE = {
     "cli",
     "core",
-    "core/execution",
     "core/lifecycle",
     "doors",
     "doors/agentsandbox",

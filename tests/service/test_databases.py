@@ -70,13 +70,13 @@ async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_
         await until(lambda: two.service.api_keys.verify(secret) is not None)
         who = principal(two.service, secret)
         sandbox = await two.sandboxes.create(BASE, who)
-        with sandbox.counted():
+        with two.core.execution_counter.count(sandbox.owner):
             pass
         await two.service.core.execution_counter.flush()
         await one.service.core.execution_counter.flush()
         assert one.service.core.execution_counter.used(record.id) == 1
         mine = await one.sandboxes.create(BASE, who)
-        with pytest.raises(LimitError), mine.counted():
+        with pytest.raises(LimitError), one.core.execution_counter.count(mine.owner):
             raise AssertionError
         assert [each.id for each in one.sandboxes.list(OPERATOR)] == [mine.id]
         with pytest.raises(NotFoundError):

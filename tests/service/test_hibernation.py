@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.execution.helpers import is_program
+from sandlot.core.execution.helpers import is_helper
 from sandlot.core.files import watch as folder_watch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -30,19 +30,19 @@ async def no_memory_promised(service: Service) -> bool:
 @pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
 async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int, size: int) -> None:
     sandbox = await make(core_service)
-    state = await fill(sandbox, size=size)
+    state = await fill(core_service.core, sandbox, size=size)
     for number in range(1, times + 1):
         await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
         assert saved(state_dir) == [sandbox.id]
         await until(lambda: no_memory_promised(core_service))
         if number % 2:
             await core_service.sandboxes.resume(sandbox.id, OPERATOR)
-        await check(sandbox, state)  # where nobody woke it, the next request does
+        await check(core_service.core, sandbox, state)  # where nobody woke it, the next request does
         assert saved(state_dir) == []
-        counted = await cell(sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
+        counted = await cell(core_service.core, sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
         assert counted == f"{list(range(1, number + 1))}\n"
-        await shell(sandbox, f"echo {number} >> /workspace/cycles")
-    assert (await shell(sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
+        await shell(core_service.core, sandbox, f"echo {number} >> /workspace/cycles")
+    assert (await shell(core_service.core, sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
     await core_service.sandboxes.kill(sandbox.id, OPERATOR)
 
 
@@ -50,7 +50,7 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
     with place() as folder, small_disk(folder):
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as service:
             sandbox = await make(service)
-            state = await fill(sandbox, size=32 * MIB)
+            state = await fill(service.core, sandbox, size=32 * MIB)
             filled = fill_up(folder, but_bytes=16 * MIB)  # what it writes itself finds room
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
@@ -58,15 +58,15 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
-            await check(sandbox, state)
+            await check(service.core, sandbox, state)
             filled.unlink()
             await service.sandboxes.hibernate(sandbox.id, OPERATOR)
-            await check(sandbox, state)
+            await check(service.core, sandbox, state)
 
 
 async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
     first, second = [await core_service.sandboxes.create(BASE, principal) for principal in (ALICE, BOB)]
-    states = [await fill(sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
+    states = [await fill(core_service.core, sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
     for sandbox, principal, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
         await core_service.sandboxes.hibernate(sandbox.id, principal)
         for verb in (core_service.sandboxes.resume, core_service.sandboxes.hibernate, core_service.sandboxes.pause, core_service.sandboxes.kill):
@@ -74,9 +74,12 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Se
                 await verb(sandbox.id, other)
     for sandbox, state in zip((first, second), states, strict=True):
         assert sandbox.state is Life.HIBERNATED
-        await check(sandbox, state)
-        assert (await shell(sandbox, "hostname")).strip() == sandbox.id
-    drawn = {await cell(sandbox, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())") for sandbox in (first, second)}
+        await check(core_service.core, sandbox, state)
+        assert (await shell(core_service.core, sandbox, "hostname")).strip() == sandbox.id
+    drawn = {
+        await cell(core_service.core, sandbox, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())")
+        for sandbox in (first, second)
+    }
     assert len(drawn) == 2
     for sandbox, principal in ((first, ALICE), (second, BOB)):
         await core_service.sandboxes.kill(sandbox.id, principal)
@@ -85,7 +88,7 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Se
 async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
     async def programs(sandbox: Sandbox) -> int:
         async with sandbox.connection() as link:
-            return sum(info.running and is_program(info.argv) for info in await link.processes())
+            return sum(info.running and is_helper(info.argv) for info in await link.processes())
 
     sandbox = await make(core_service)
     watcher = await folder_watch.create(sandbox, "/workspace", user=User.USER)
@@ -102,7 +105,7 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         return await programs(sandbox) == 1
 
     await until(one)
-    await shell(sandbox, "echo > /workspace/seen")
+    await shell(core_service.core, sandbox, "echo > /workspace/seen")
 
     async def seen() -> bool:
         return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await folder_watch.take(sandbox, watcher.id)]

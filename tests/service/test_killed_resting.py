@@ -42,12 +42,12 @@ async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
 async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
     await service.sandboxes.resume(sandbox.id, OPERATOR)
-    await check(sandbox, State("first", told["ticker"]))
+    await check(service.core, sandbox, State("first", told["ticker"]))
     assert saved(folder) == []
     await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     assert saved(folder) == [sandbox.id]
     await service.sandboxes.resume(sandbox.id, OPERATOR)
-    await check(sandbox, State("first", told["ticker"]))
+    await check(service.core, sandbox, State("first", told["ticker"]))
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("rest intended", "at rest", "rest written", "rest recorded", "given back")])
@@ -81,13 +81,13 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
             for sandbox in service.core.registry.list(OPERATOR):  # recorded as one that runs, though nobody was told: it does
                 await sandbox.wait_reachable()  # a claim is recorded while its guest wakes, so this can be after any of the steps
                 assert sandbox.state is Life.RUNNING
-                assert await cell(sandbox, "print('used' in globals())") == "False\n"
+                assert await cell(service.core, sandbox, "print('used' in globals())") == "False\n"
             await stocked(service)
             waiting = {member.id for member in pool.ready}
             claimed = await make(service, POOLED)
             assert claimed.id in waiting, "the pool has recovered"
-            assert await cell(claimed, "print('used' in globals())") == "False\n"
-            assert (await shell(claimed, "hostname")).strip() == claimed.id
+            assert await cell(service.core, claimed, "print('used' in globals())") == "False\n"
+            assert (await shell(service.core, claimed, "hostname")).strip() == claimed.id
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,6 @@ async def test_while_a_pool_is_filled(step: str) -> None:
             assert told.error == ""
             claimed = await make(service, POOLED)
             assert told.pool.claims.get(StartPath.WARM) == 1
-            assert await cell(claimed, "print(6 * 7)") == "42\n"
+            assert await cell(service.core, claimed, "print(6 * 7)") == "42\n"
             shelf = cache / "snapshots"  # what was half made is gone, and what is there is whole
             await until(lambda: not [entry for entry in shelf.iterdir() if entry.is_dir() and not (entry / "made.json").is_file()])

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
     sandbox = service.core.registry.find(told["box"], OPERATOR)
-    await check(sandbox, State("first", told["ticker"]))
+    await check(service.core, sandbox, State("first", told["ticker"]))
     return sandbox
 
 
@@ -47,7 +47,9 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
             assert len(there) == (1 if step == "recorded" else 0)
             if there:
                 await check(
-                    await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR), State("first", told["ticker"])
+                    service.core,
+                    await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR),
+                    State("first", told["ticker"]),
                 )
             else:  # the name is free, and the sandbox can be written again
                 await service.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
@@ -83,9 +85,9 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
             assert await listed(service) == saved(folder) == [told["snapshot"]]
             for other in service.core.registry.list(OPERATOR):
                 if other.id != sandbox.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
-                    await check(other, State("first", told["ticker"]))
+                    await check(service.core, other, State("first", told["ticker"]))
             again = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
-            await check(again, State("first", told["ticker"]))
+            await check(service.core, again, State("first", told["ticker"]))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,8 @@ async def test_while_it_is_forked(step: str) -> None:
                 assert {child.id for child in children} == found, "what was made whole is given again"
             await until(lambda: live(service) == {sandbox.id, *(child.id for child in children)})
             for child in children:
-                await check(child, State("first", told["ticker"]))
-                assert (await shell(child, "hostname")).strip() == child.id
+                await check(service.core, child, State("first", told["ticker"]))
+                assert (await shell(service.core, child, "hostname")).strip() == child.id
 
 
 async def test_while_one_is_promoted() -> None:
@@ -117,5 +119,5 @@ async def test_while_one_is_promoted() -> None:
             await service.core.forks.promote(kept, OPERATOR)
             await until(lambda: live(service) == {sandbox.id, kept})
             assert (await service.core.forks.promote(kept, OPERATOR)).ended == ()
-            await check(service.core.registry.find(kept, OPERATOR), State("first", told["ticker"]))
+            await check(service.core, service.core.registry.find(kept, OPERATOR), State("first", told["ticker"]))
             assert set(others) & live(service) == set()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.files.overlay import apply_layer, pack_layer
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
 from sandlot.model.specs import ProcessSpec, User
@@ -87,15 +87,15 @@ print(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
 """
 
 
-async def python(sandbox: Sandbox, program: str) -> str:
-    done = await processes.run(sandbox, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
+async def python(core: Core, sandbox: Sandbox, program: str) -> str:
+    done = await core.processes.run(sandbox, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output[-2000:]
     return done.stdout.text()
 
 
-async def looked(sandbox: Sandbox) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(sandbox, LOOK))))
+async def looked(core: Core, sandbox: Sandbox) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(core, sandbox, LOOK))))
     return found
 
 
@@ -106,7 +106,7 @@ async def root_of(service: Service, sandbox: Sandbox) -> Path:
 @pytest.fixture(scope="module", params=["gvisor", "container"])
 async def source(core_service: Service, request: pytest.FixtureRequest) -> Sandbox:
     sandbox = await make(core_service, replace(BASE, isolation=request.param))
-    await python(sandbox, CHANGES)
+    await python(core_service.core, sandbox, CHANGES)
     return sandbox
 
 
@@ -124,19 +124,21 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
     core_service: Service, source: Sandbox, layer: Path, tmp_path: Path
 ) -> None:
     other = await make(core_service, replace(BASE, isolation=source.spec.isolation))
-    await python(other, "open('/etc/of-the-new-one', 'w').close()")
+    await python(core_service.core, other, "open('/etc/of-the-new-one', 'w').close()")
     whole = await asyncio.to_thread(layer.read_bytes)
     for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
         (tmp_path / str(number)).write_bytes(broken)
         with pytest.raises(ConflictError, match="not whole"):
             await apply_layer(other, tmp_path / str(number))
     await apply_layer(other, layer)
-    was, now = await looked(source), await looked(other)
+    was, now = await looked(core_service.core, source), await looked(core_service.core, other)
     assert now.pop("/etc/of-the-new-one")
     was.pop("/var/mine/socket")
     assert {name: (was.get(name), now.get(name)) for name in {*was, *now} if was.get(name) != now.get(name)} == {}
     assert "/etc/profile" not in now
-    sparse = json.loads(await python(other, "import os; about = os.stat('/var/mine/sparse'); print([about.st_blocks * 512, about.st_size])"))
+    sparse = json.loads(
+        await python(core_service.core, other, "import os; about = os.stat('/var/mine/sparse'); print([about.st_blocks * 512, about.st_size])")
+    )
     assert sparse[1] == 300 << 20
     assert sparse[0] < 10 << 20 or source.spec.isolation == "gvisor", "it knows of no holes, and yet has room for this one"
     # What was restored is as good a source as the first.
@@ -151,7 +153,7 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
 async def test_one_that_has_no_room_says_so(core_service: Service, source: Sandbox, layer: Path) -> None:
     limits = replace(BASE.limits, disk_bytes=16 << 20)
     small = await make(core_service, replace(BASE, isolation=source.spec.isolation, limits=limits))
-    await python(small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
+    await python(core_service.core, small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
     with pytest.raises(LimitError):
         await apply_layer(small, layer)
     await core_service.sandboxes.kill(small.id, OPERATOR)

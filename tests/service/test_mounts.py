@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disks import loops_below
@@ -58,27 +58,27 @@ async def detach(service: Service, sandbox: Sandbox, which: str = "/data") -> No
     assert await service.core.mounts.detach(sandbox.id, OPERATOR, which) is sandbox
 
 
-async def is_mounted(sandbox: Sandbox, path: str = "/data") -> bool:
+async def is_mounted(core: Core, sandbox: Sandbox, path: str = "/data") -> bool:
     """Whether something is mounted there, inside."""
-    return f" {path} 9p " in await shell(sandbox, "cat /proc/mounts")
+    return f" {path} 9p " in await shell(core, sandbox, "cat /proc/mounts")
 
 
 @asynccontextmanager
-async def running(command: str, sandbox: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
+async def running(core: Core, command: str, sandbox: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
     """A command that says ``ready`` and goes on until the end of the block."""
-    started, _ = await processes.launch(
+    started, _ = await core.processes.launch(
         sandbox, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None)
     )
 
     async def ready() -> bool:
-        return "ready" in await shell(sandbox, "ls /tmp")
+        return "ready" in await shell(core, sandbox, "ls /tmp")
 
     await until(ready)
     try:
         yield
     finally:
-        await processes.send_signal(sandbox, started, 9)
-        await shell(sandbox, "rm -f /tmp/ready")
+        await core.processes.signal(sandbox, started, 9)
+        await shell(core, sandbox, "rm -f /tmp/ready")
 
 
 async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, state_dir: Path) -> None:
@@ -87,21 +87,21 @@ async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, s
     sandbox = await make(service)
     await attach(service, sandbox)
     await attach(service, sandbox)  # so it is
-    assert await shell(sandbox, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
+    assert await shell(service.core, sandbox, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
     await attach(service, sandbox, OTHER)
-    assert "Read-only" in await fails(sandbox, "touch /srv/other/x", User.ROOT)
+    assert "Read-only" in await fails(service.core, sandbox, "touch /srv/other/x", User.ROOT)
     assert [(each.asked, each.path, each.read_only) for each in sandbox.spec.volumes] == [
         ("data", "/data", False),
         ("other", "/srv/other", True),
     ]
     assert (await service.core.volumes.get(OPERATOR, "data")).attached == (sandbox.id,)
     await detach(service, sandbox)
-    assert await shell(sandbox, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
+    assert await shell(service.core, sandbox, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
     await service.core.volumes.delete(OPERATOR, id_)
     await until(lambda: _loops(state_dir, 1))
     await made(service)
     await attach(service, sandbox)  # in the place of the one before
-    assert await shell(sandbox, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
+    assert await shell(service.core, sandbox, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
     await detach(service, sandbox, "other")
     await detach(service, sandbox, sandbox.spec.volumes[0].volume)
     assert sandbox.spec.volumes == ()
@@ -133,16 +133,16 @@ async def test_volume_in_use_inside_is_not_detached(service: Service, sandbox: S
         return True
 
     await attach(service, sandbox)
-    await shell(sandbox, "echo 1 > /data/word; mkdir -p /data/folder")
+    await shell(service.core, sandbox, "echo 1 > /data/word; mkdir -p /data/folder")
     for use, command in IN_USE.items():
-        async with running(command, sandbox):
+        async with running(service.core, command, sandbox):
             with pytest.raises(ConflictError, match="in use"):
                 await detach(service, sandbox)
-            assert await shell(sandbox, "cat /data/word") == "1\n", use
+            assert await shell(service.core, sandbox, "cat /data/word") == "1\n", use
             assert [(each.path, each.moving) for each in sandbox.spec.volumes] == [("/data", False)], use
             with pytest.raises(ConflictError):
                 await service.core.volumes.delete(OPERATOR, "data")
-        await shell(sandbox, "pkill -x sleep; true")
+        await shell(service.core, sandbox, "pkill -x sleep; true")
     await until(let_go)
     await service.core.volumes.delete(OPERATOR, "data")
     await all_let_go(state_dir)
@@ -155,35 +155,35 @@ async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reach
     hidden = "import os,time; f = os.open('/.sandlot/volumes/0/word', os.O_WRONLY | os.O_CREAT); open('/tmp/ready', 'w'); time.sleep(1000)"
     bound = "import ctypes,os; os.mkdir('/tmp/x'); print(ctypes.CDLL(None).mount(b'/data', b'/tmp/x', None, 4096, None))"
     undone = "import ctypes; print(ctypes.CDLL(None).umount2(b'/tmp/x', 2))"
-    started, _ = await processes.launch(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
-    await until(lambda: _there(sandbox, "/tmp/ready"))
+    started, _ = await service.core.processes.launch(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
+    await until(lambda: _there(service.core, sandbox, "/tmp/ready"))
     with pytest.raises(ConflictError, match="in use"):
         await detach(service, sandbox)
-    assert await is_mounted(sandbox)
-    await processes.send_signal(sandbox, started, 9)
-    await until(lambda: _ended(sandbox, "time.sleep"))
-    assert "0" in await _root(sandbox, bound)
+    assert await is_mounted(service.core, sandbox)
+    await service.core.processes.signal(sandbox, started, 9)
+    await until(lambda: _ended(service.core, sandbox, "time.sleep"))
+    assert "0" in await _root(service.core, sandbox, bound)
     with pytest.raises(ConflictError, match="in use"):
         await detach(service, sandbox)
-    await _root(sandbox, undone)
+    await _root(service.core, sandbox, undone)
     await detach(service, sandbox)
     other = await make(service)
     await attach(service, other)
-    await shell(other, "echo other > /data/mine")
-    await fails(sandbox, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
-    assert await shell(other, "cat /data/mine; cat /data/word") == "other\n"
+    await shell(service.core, other, "echo other > /data/mine")
+    await fails(service.core, sandbox, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
+    assert await shell(service.core, other, "cat /data/mine; cat /data/word") == "other\n"
 
 
-async def _there(sandbox: Sandbox, path: str) -> bool:
-    return await shell(sandbox, f"ls {path} 2>/dev/null || true") != ""
+async def _there(core: Core, sandbox: Sandbox, path: str) -> bool:
+    return await shell(core, sandbox, f"ls {path} 2>/dev/null || true") != ""
 
 
-async def _ended(sandbox: Sandbox, word: str) -> bool:
-    return word not in await shell(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+async def _ended(core: Core, sandbox: Sandbox, word: str) -> bool:
+    return word not in await shell(core, sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 
 
-async def _root(sandbox: Sandbox, text: str) -> str:
-    done = await processes.run(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
+async def _root(core: Core, sandbox: Sandbox, text: str) -> str:
+    done = await core.processes.run(sandbox, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
     assert done.outcome.exit_code == 0, done.stderr.text()
     return done.stdout.text()
 
@@ -192,8 +192,12 @@ async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service
     await made(service)
     await attach(service, sandbox)
     deep = "/data/" + "/".join("abcdefghijkl")
-    await shell(sandbox, f"mkdir -p {deep} /data/wide; echo 1 > {deep}/word; i=0; while [ $i -lt 300 ]; do echo $i > /data/wide/$i; i=$((i+1)); done")
-    await shell(sandbox, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
+    await shell(
+        service.core,
+        sandbox,
+        f"mkdir -p {deep} /data/wide; echo 1 > {deep}/word; i=0; while [ $i -lt 300 ]; do echo $i > /data/wide/$i; i=$((i+1)); done",
+    )
+    await shell(service.core, sandbox, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
     await detach(service, sandbox)
     await service.core.volumes.delete(OPERATOR, "data")
     await all_let_go(state_dir)
@@ -204,7 +208,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
         await made(service, name)
     sandbox = await make(service)
     await attach(service, sandbox)
-    await shell(sandbox, "echo kept > /workspace/file")
+    await shell(service.core, sandbox, "echo kept > /workspace/file")
     for mount, error in (
         (VolumeMount("nowhere", "/x"), NotFoundError),
         (VolumeMount("data", "/elsewhere"), ConflictError),
@@ -225,7 +229,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
     assert (await service.core.volumes.get(OPERATOR, "other")).attached == ()
     await service.core.volumes.delete(OPERATOR, "other")
     await attach(service, sandbox, VolumeMount("third", "/third"))
-    assert (await shell(sandbox, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
+    assert (await shell(service.core, sandbox, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
     container = await make(service, IN_CONTAINER)
     for work in (attach(service, container), detach(service, container)):
         with pytest.raises(UnsupportedError, match="container"):
@@ -241,14 +245,14 @@ async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(servi
     await service.sandboxes.pause(sandbox.id, OPERATOR)
     await attach(service, sandbox)
     await attach(service, sandbox, OTHER)
-    assert await shell(sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
+    assert await shell(service.core, sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
     await detach(service, sandbox)  # the other one stays in the second place
     await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     await service.sandboxes.resume(sandbox.id, OPERATOR)
-    assert (await is_mounted(sandbox, "/srv/other"), await is_mounted(sandbox)) == (True, False)
+    assert (await is_mounted(service.core, sandbox, "/srv/other"), await is_mounted(service.core, sandbox)) == (True, False)
     await service.sandboxes.hibernate(sandbox.id, OPERATOR)
     await attach(service, sandbox)
-    assert await shell(sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
+    assert await shell(service.core, sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
     await service.sandboxes.pause(sandbox.id, OPERATOR)
     await detach(service, sandbox, "other")
     sleeper = await make(service, replace(BASE, auto_resume=False))
@@ -262,7 +266,7 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     await made(service)
     sandbox = await make(service)
     await attach(service, sandbox)
-    await shell(sandbox, "echo 1 > /data/word")
+    await shell(service.core, sandbox, "echo 1 > /data/word")
     with pytest.raises(ConflictError, match="share_volumes"):
         await service.core.forks.create(sandbox.id, OPERATOR, ForkParams())
     await made(service, "other")
@@ -279,26 +283,26 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     await service.sandboxes.resume(sandbox.id, OPERATOR)
     assert [each.moving for each in sandbox.spec.volumes] == [False]
     (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
-    assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
+    assert await shell(service.core, child, "cat /data/word; echo 2 > /data/word") == "1\n"
     await detach(service, sandbox)
-    assert not await is_mounted(sandbox)
-    assert await shell(child, "cat /data/word") == "2\n"
+    assert not await is_mounted(service.core, sandbox)
+    assert await shell(service.core, child, "cat /data/word") == "2\n"
     (free,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams())
     assert free.spec.volumes == ()
-    assert await shell(free, "ls -A /data") == ""
+    assert await shell(service.core, free, "ls -A /data") == ""
     await attach(service, free, replace(DATA, read_only=True))
     readers = await service.core.forks.create(free.id, OPERATOR, ForkParams(count=2))
     for reader in readers:
-        assert await shell(reader, "cat /data/word") == "2\n"
-        assert "Read-only" in await fails(reader, "touch /data/x")
+        assert await shell(service.core, reader, "cat /data/word") == "2\n"
+        assert "Read-only" in await fails(service.core, reader, "touch /data/x")
     assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 4
     taken = await service.core.snapshots.create(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
     assert [each.path for each in taken.spec.volumes] == ["/data"]
     await detach(service, child)
     again = await service.core.snapshots.create_sandbox(replace(BASE, snapshot="with"), OPERATOR)
-    assert not await is_mounted(again)
+    assert not await is_mounted(service.core, again)
     await attach(service, again, replace(DATA, path="/elsewhere"))
-    assert await shell(again, "ls -A /data; cat /elsewhere/word") == "2\n"
+    assert await shell(service.core, again, "ls -A /data; cat /elsewhere/word") == "2\n"
 
 
 async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_whoever_has_to_know(
@@ -324,8 +328,8 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
         assert [each.moving for each in sandbox.spec.volumes] == [True]
     (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert [each.moving for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
-    assert await shell(sandbox, "echo 1 > /data/word") == ""
-    assert await shell(child, "cat /data/word") == "1\n"
+    assert await shell(service.core, sandbox, "echo 1 > /data/word") == ""
+    assert await shell(service.core, child, "cat /data/word") == "1\n"
     await detach(service, sandbox)
 
 
@@ -338,7 +342,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 for name in ("data", "other"):
                     await made(service, name)
                 old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
-                await shell(old, "echo 1 > /data/word; echo 2 > /srv/other/word")
+                await shell(service.core, old, "echo 1 > /data/word; echo 2 > /srv/other/word")
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
                 await service.sandboxes._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
@@ -348,10 +352,10 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 await detach(service, sandbox, "/srv/other")
             assert "Hibernate" in refused.value.hint
             assert sorted((each.path, each.moving) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
-            assert await shell(sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
+            assert await shell(service.core, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
             await service.sandboxes.hibernate(sandbox.id, OPERATOR)
             await detach(service, sandbox, "/srv/other")
-            assert await shell(sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
+            assert await shell(service.core, sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
             await detach(service, sandbox)
             await all_let_go(folder)
 
@@ -363,10 +367,10 @@ async def test_many_at_once_come_one_after_the_other(service: Service, sandbox: 
     done = await asyncio.gather(*(attach(service, sandbox, VolumeMount(name, f"/mnt/{name}")) for name in names), return_exceptions=True)
     assert [type(each) for each in done].count(ConflictError) == 1  # eight it may have
     assert sorted(each.slot or 0 for each in sandbox.spec.volumes) == list(range(8))
-    assert (await shell(sandbox, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
+    assert (await shell(service.core, sandbox, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
     await asyncio.gather(*(detach(service, sandbox, f"/mnt/{name}") for name in names[:8]))
     assert sandbox.spec.volumes == ()
-    assert "/mnt/" not in await shell(sandbox, "cat /proc/mounts")
+    assert "/mnt/" not in await shell(service.core, sandbox, "cat /proc/mounts")
 
 
 def soaks(deed: str, *steps: str) -> list[Any]:
@@ -392,13 +396,13 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
             has = [each.path for each in sandbox.spec.volumes]
             assert has == ([] if (deed, step) == ("detach", "recorded") else ["/data"])
             assert (await service.core.volumes.get(OPERATOR, "data")).attached == ((sandbox.id,) if has else ())
-            assert (await shell(sandbox, "cat /proc/mounts")).count(" /data 9p ") == len(has)
+            assert (await shell(service.core, sandbox, "cat /proc/mounts")).count(" /data 9p ") == len(has)
             await attach(service, sandbox)
             assert len(loops_below(folder / "volumes")) == 1
-            assert await shell(sandbox, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
-            assert await shell(sandbox, "echo more > /data/more; cat /data/more") == "more\n"
+            assert await shell(service.core, sandbox, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
+            assert await shell(service.core, sandbox, "echo more > /data/more; cat /data/more") == "more\n"
             await detach(service, sandbox)
-            assert not await is_mounted(sandbox)
+            assert not await is_mounted(service.core, sandbox)
             await service.core.volumes.delete(OPERATOR, told["volume"])
             await all_let_go(folder)
 

@@ -61,7 +61,7 @@ def service(core_service: Service) -> Service:
 async def source(service: Service) -> tuple[Sandbox, State]:
     """A sandbox with state in it, which goes on whatever is taken of it."""
     sandbox = await make(service, replace(BASE, env={"FIRST": "1", "BOTH": "1"}, metadata={"a": "b"}))
-    return sandbox, await fill(sandbox)
+    return sandbox, await fill(service.core, sandbox)
 
 
 async def start(service: Service, snapshot: str, *, limits: Change | None = None, principal: Principal = OPERATOR, **asked: object) -> Sandbox:
@@ -98,7 +98,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     record = await service.core.snapshots.create(sandbox.id, OPERATOR)
     larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
-    await check(larger, state)
+    await check(service.core, larger, state)
     assert sandbox.state is Life.HIBERNATED
     await end(service, larger)
     with pytest.raises(ConflictError) as refused:
@@ -106,7 +106,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
     await service.core.snapshots.delete(record.id, OPERATOR)
     await gone(state_dir, record.id)
-    await check(sandbox, state)
+    await check(service.core, sandbox, state)
 
 
 async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
@@ -123,8 +123,8 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
         sandbox = await start(service, "set-up", env={"BOTH": "2", "SECOND": "2"})
         assert sandbox.spec.restored == "files"
-        await check(sandbox, source[1], memory=False)
-        assert (await shell(sandbox, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
+        await check(service.core, sandbox, source[1], memory=False)
+        assert (await shell(service.core, sandbox, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
         told = [each for each in await events(service, "sandbox.created") if each.get("restored")]
         assert {"restored": "files", "snapshot": taken.id}.items() <= told[-1].items()
         await end(service, sandbox)
@@ -151,12 +151,12 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
     with place() as folder, small_disk(folder):
         async with real_service(folder, keep=True, disk_reserve_bytes=0) as careful:
             sandbox = await make(careful)
-            state = await fill(sandbox, size=8 * MIB)
+            state = await fill(careful.core, sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
             with pytest.raises(UnavailableError, match="disk") as busy:
                 await careful.core.snapshots.create(sandbox.id, OPERATOR)
             assert "retry_after_s" in busy.value.fields
-            await check(sandbox, state)
+            await check(careful.core, sandbox, state)
         async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as careless:
             sandbox = careless.core.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
@@ -164,18 +164,18 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
             assert await careless.store.snapshots.of_node(careless.node) == []
-            await check(sandbox, state)
+            await check(careless.core, sandbox, state)
             filled.unlink()
             record = await careless.core.snapshots.create(sandbox.id, OPERATOR)
             assert saved(folder) == [record.id]
-            await check(sandbox, state)
+            await check(careless.core, sandbox, state)
 
 
 async def test_snapshot_outlives_its_source_and_its_service() -> None:
     with place() as folder:
         async with real_service(folder) as first:
             sandbox = await make(first)
-            state = await fill(sandbox, size=8 * MIB)
+            state = await fill(first.core, sandbox, size=8 * MIB)
             record = await first.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
             await first.sandboxes.kill(sandbox.id, OPERATOR)
         (folder / "saved" / "snap-half").mkdir()
@@ -184,7 +184,7 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             assert saved(folder) == [record.id], "what belongs to nothing is removed by a start"
             await second.store.snapshots.save(half)
             copy = await start(second, "kept")
-            await check(copy, state)
+            await check(second.core, copy, state)
             await second.sandboxes.kill(copy.id, OPERATOR)
         async with real_service(folder) as third:
             assert [each.id for each in await third.store.snapshots.of_node(third.node)] == [record.id], "what was never finished is forgotten"

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import packages
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.counters import Counters
 from sandlot.egress.sources.machine import Sources
@@ -68,8 +68,8 @@ async def sandbox_of(service: Service, isolation: str) -> Sandbox:
     return await service.sandboxes.create(CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
 
 
-async def install(sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
-    done = await packages.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
+async def install(core: Core, sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
+    done = await core.packages.install(sandbox, InstallParams(manager, (word,)), UNBOUNDED)
     assert done.outcome.exit_code == 0, (sandbox.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
     return done
 
@@ -80,7 +80,7 @@ async def round_of(service: Service) -> None:
     async def all_of(isolation: str) -> None:
         sandbox = await sandbox_of(service, isolation)
         for manager, word in EACH:
-            await install(sandbox, manager, word)
+            await install(service.core, sandbox, manager, word)
         await service.sandboxes.kill(sandbox.id, OPERATOR)
 
     async with asyncio.TaskGroup() as group:
@@ -133,7 +133,7 @@ async def test_a_small_cache_keeps_to_its_bound_and_everything_is_installed(tmp_
         for word in LARGE:
             await service.sandboxes.kill(sandbox.id, OPERATOR)
             sandbox = await sandbox_of(service, "container")
-            await install(sandbox, Manager.PIP, word)
+            await install(service.core, sandbox, Manager.PIP, word)
         assert not sampling.done(), "it was looked at all the time, drafts included"
         sampling.cancel()
         counted = cache.counters()

@@ -195,7 +195,7 @@ async def claim(data_dir: Path, step: str) -> None:
         STEPS[step]()
         sandbox = await make(service, POOLED)
         say(made=sandbox.id)
-        await cell(sandbox, "used = True")
+        await cell(service.core, sandbox, "used = True")
         await asyncio.Event().wait()
 
 
@@ -219,7 +219,7 @@ async def main(data_dir: Path, deed: str, step: str) -> None:
         await POOL_DEEDS[deed](data_dir, step)
     async with real_service(data_dir, keep=True) as service:
         sandbox = await make(service)
-        state = await fill(sandbox)
+        state = await fill(service.core, sandbox)
         say(box=sandbox.id, ticker=state.ticker)
         await DEEDS[deed](service, sandbox, STEPS[step])
         await asyncio.Event().wait()

@@ -39,7 +39,7 @@ async def main(data_dir: Path, deed: str, step: str) -> None:
         say(box=sandbox.id, volume=made.id)
         if deed == "detach":
             await service.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
-            await shell(sandbox, "echo kept > /data/word")
+            await shell(service.core, sandbox, "echo kept > /data/word")
         STEPS[step]()
         if deed == "detach":
             await service.core.mounts.detach(sandbox.id, OPERATOR, "/data")

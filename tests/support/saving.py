@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import code, processes
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import MIB, Limits, ProcessSpec
@@ -103,17 +103,17 @@ async def make(service: Service, params: CreateSandboxParams = BASE) -> Sandbox:
     return await service.sandboxes.create(params, OPERATOR)
 
 
-async def shell(sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
+async def shell(core: Core, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
     """What a command line prints; it must succeed."""
-    done = await processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
+    done = await core.processes.run(sandbox, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
     assert done.outcome.exit_code == 0, output
     return output
 
 
-async def cell(sandbox: Sandbox, text: str) -> str:
+async def cell(core: Core, sandbox: Sandbox, text: str) -> str:
     """What code prints in the sandbox's own kernel; it must succeed."""
-    done = await code.execute(sandbox, CellSpec(text, timeout_s=120.0))
+    done = await core.code.run(sandbox, CellSpec(text, timeout_s=120.0))
     assert done.outcome.status == "ok", done.error
     return done.stdout.text()
 
@@ -133,35 +133,39 @@ class State:
     size: int = 0
 
 
-async def fill(sandbox: Sandbox, word: str = "first", size: int = 0) -> State:
+async def fill(core: Core, sandbox: Sandbox, word: str = "first", size: int = 0) -> State:
     """Put a variable, a file, an array and a background process into a sandbox."""
-    await cell(sandbox, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)")
-    await shell(sandbox, f"echo {word} > /workspace/word; ln -s word /workspace/link")
-    ticker = int((await shell(sandbox, TICKING)).split()[0])
+    await cell(
+        core, sandbox, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)"
+    )
+    await shell(core, sandbox, f"echo {word} > /workspace/word; ln -s word /workspace/link")
+    ticker = int((await shell(core, sandbox, TICKING)).split()[0])
     return State(word, ticker, size)
 
 
-async def check(sandbox: Sandbox, state: State, *, memory: bool = True) -> None:
+async def check(core: Core, sandbox: Sandbox, state: State, *, memory: bool = True) -> None:
     """All of it is there, and what ran goes on.
 
     Args:
+        core: Core of the service.
         sandbox: Where.
         state: What was put into it, or into what it comes from.
         memory: Whether what was in memory is to be there; otherwise it must not.
     """
-    assert (await shell(sandbox, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
+    assert (await shell(core, sandbox, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
     if not memory:
-        assert await cell(sandbox, "print('word' in globals())") == "False\n"
+        assert await cell(core, sandbox, "print('word' in globals())") == "False\n"
         return
     told = json.loads(
         await cell(
+            core,
             sandbox,
             "import hashlib, json\nfile.flush(); file.seek(0)\nprint(json.dumps([word, len(kept), hashlib.sha256(kept).hexdigest(), file.read()]))",
         )
     )
     whole = bytearray(range(256)) * (state.size // 256)
     assert told == [state.word, state.size // 256 * 256, hashlib.sha256(whole).hexdigest(), state.word]
-    await shell(sandbox, f"kill -0 {state.ticker}; {TICKED}")
+    await shell(core, sandbox, f"kill -0 {state.ticker}; {TICKED}")
 
 
 def saved(folder: Path) -> list[str]:

@@ -16,6 +16,7 @@ from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.pools.models import DEFAULT_POOLS
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
@@ -60,6 +61,10 @@ class Bench:
 
     service: Service
     driver: Any
+
+    @property
+    def core(self) -> Core:
+        return self.service.core
 
     @property
     def sandboxes(self) -> SandboxesFacade:

@@ -213,7 +213,6 @@ class SandboxManager:
 
     def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
         """Start the task that owns a sandbox until its end."""
-        sandbox.execution_log, sandbox.execution_counter = self._recorder.execution_log, self._recorder.execution_counter
         sandbox.resume_operation = suspend.resume
         supervisor = SandboxSupervisor(sandbox, self._lifecycle)
         task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")

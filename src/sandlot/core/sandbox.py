@@ -1,51 +1,55 @@
-"""What is done with a sandbox, since when nothing is, and who is there for it.
+"""One sandbox as the service knows it: identity, state machine, link to the guest and activity.
 
-One sandbox as the service knows it: what was asked for, where it is in its life, and the link to its guest.
-
-Laws:
+Invariants:
 - The state changes only as the table in :mod:`sandlot.model.states` allows.
-- Whoever wants it gone says so once by :meth:`Sandbox.end`; the first word is the reason that everybody is told.
-- A call that fails because the sandbox ended is answered with why it ended, not with how the link noticed.
-- A call to a sandbox that is being taken over after a restart of the service waits for that; it is not refused.
-- A call to one that rests resumes it, unless it was asked for otherwise; then it is refused.
-- A service that leaves takes its links along, and no sandbox: what runs in them goes on.
+- The end of a sandbox is requested once: the first reason counts, and every client gets this reason.
+- A call that fails because the sandbox ended reports why the sandbox ended, not how the link noticed.
+- A call to a sandbox that is being recovered after a restart of the service waits for the recovery; the call is not refused.
+- A call to a suspended sandbox resumes the sandbox, if ``auto_resume`` is set; otherwise the call is refused.
+- A service that stops closes its links and ends no sandbox: processes inside keep running.
+- The state of other features is not stored here: each feature has a :class:`SandboxLocal`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
 from sandlot.core.concurrency import TaskSet
-from sandlot.core.execution import process_details
-from sandlot.core.execution.process_details import ProcessDetails
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.operations import Operation, OperationQueue
 from sandlot.core.ports import Clock
-from sandlot.core.records.execution_log import ExecutionLog
-from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.link.client import Link
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
-from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
-from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, can_follow, is_terminal
 
-if TYPE_CHECKING:
-    from sandlot.core.execution.stdin import StdinWriter
-    from sandlot.core.files.watch import BufferedFolderWatch
+CALL_TIMEOUT_S: Final = 60.0
+"""Timeout of calls that do no work for the user (stat, signal, list): a guest that takes longer does not respond."""
+GRACE_S: Final = 30.0
+"""Time after the timeout of an execution until the service stops waiting for a guest that should have ended the execution."""
+_EXIT_WAIT_S: Final = 5.0
+"""Longest wait of a call for the driver's reason of an end."""
+_REACHABLE: Final = frozenset({State.RUNNING, State.SNAPSHOTTING})
+_SUSPENDED: Final = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
+"""Suspended states, and the transitions into and out of them."""
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("sandlot.core")
 
 
 class Hold:
-    """Something that is done for a client; until it is released, its sandbox is not idle."""
+    """Work for a client. Until the hold is released, the sandbox is not idle."""
 
     __slots__ = ("_activity",)
 
@@ -53,111 +57,62 @@ class Hold:
         self._activity: ActivityTracker | None = activity
 
     def release(self) -> None:
-        """It is done. Idempotent."""
+        """End the work. Idempotent."""
         activity, self._activity = self._activity, None
         if activity is not None:
             activity.held -= 1
-            activity.touch()
+            activity.quiet_since_s = activity.clock.monotonic_s()
 
 
 class ActivityTracker:
-    """What is done with a sandbox, and since when nothing is.
+    """Work in progress in a sandbox, and the time of the last activity."""
 
-    Args:
-        clock: The time.
-    """
-
-    __slots__ = ("_clock", "held", "quiet_since_s")
+    __slots__ = ("clock", "held", "quiet_since_s")
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.held = 0
         self.quiet_since_s = clock.monotonic_s()
 
     def hold(self) -> Hold:
-        """Begin something."""
+        """Begin work for a client; release the hold at the end."""
         self.held += 1
         return Hold(self)
 
     def touch(self) -> None:
-        """Something was done just now."""
-        self.quiet_since_s = self._clock.monotonic_s()
-
-
-class ExecutionFollowers:
-    """Who is there for something that goes on: how many, and whether they have all been away for long."""
-
-    __slots__ = ("_away", "_here", "attended", "people", "turn")
-
-    def __init__(self) -> None:
-        self._away = asyncio.Event()
-        self._here = asyncio.Event()
-        self.people = 0
-        self.attended = False
-        """Whether somebody sees to its end."""
-        self.turn = asyncio.Lock()
-        """Held by who begins it: whoever comes meanwhile joins."""
-
-    def enter(self) -> None:
-        """Somebody comes."""
-        self.people += 1
-        self._here.set()
-        self._away.clear()
-
-    def leave(self) -> None:
-        """Somebody goes."""
-        self.people -= 1
-        if not self.people:
-            self._away.set()
-            self._here.clear()
-
-    async def away(self, for_s: float, first_s: float | None = None) -> None:
-        """Return once nobody has been there for so many seconds; the first time, for ``first_s``."""
-        longest_s = for_s if first_s is None else first_s
-        while True:
-            await self._away.wait()
-            try:
-                async with asyncio.timeout(longest_s):
-                    await self._here.wait()
-            except TimeoutError:
-                return
-            longest_s = for_s
-
-
-CALL_TIMEOUT_S = 60.0
-"""For calls that do no work of the user's (stat, signal, list): a guest that takes longer is not answering."""
-GRACE_S = 30.0
-"""How much longer than its own timeout a run may take until the host stops waiting for a guest that should have ended it."""
-_VERDICT_S = 5.0
-_THERE = frozenset({State.RUNNING, State.SNAPSHOTTING})
-"""It can be spoken to."""
-_AWAY = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
-"""It rests, or is on its way there or back."""
-_log = structlog.get_logger("sandlot.core")
+        """Record activity at this moment."""
+        self.quiet_since_s = self.clock.monotonic_s()
 
 
 class Sandbox:
     """One sandbox.
 
     Args:
-        spec: What was asked for.
-        owner: Whose it is.
-        name: A word for people.
-        created_at: When, UTC.
-        buffers: Its part of the memory that the service holds for clients.
-        clock: The time.
-        idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
-        state: Creating, or where it was when the service before this one ended.
+        spec: Requested sandbox; the limits are those that the driver last applied.
+        owner: Owner of the sandbox.
+        name: Name for people; None if the sandbox has none.
+        created_at: Time of the create request, UTC.
+        buffers: Share of the sandbox in the service's memory for client data.
+        clock: Clock of the service.
+        idle_timeout_s: Seconds without activity after which the sandbox is ended; None keeps an idle sandbox.
+        state: ``CREATING``, or the recorded state of a sandbox of an earlier service.
+
+    Attributes:
+        awake: Set while the sandbox is not suspended, and from the request of its end on.
+        inherited: True for a sandbox that an earlier service created: the guest may know executions that this service does not.
+        single_use: True for a sandbox of one request, which ends with the service: no client learns its id.
+        woken: Called at the moment at which a hibernated sandbox runs again.
+        resume_operation: Resumes the suspended sandbox; set by the lifecycle.
+        steady: Number of operations in progress during which no volume may be attached or detached.
+        locals: State of features; only :class:`SandboxLocal` uses this.
+        is_removed: True once every trace of the sandbox is removed.
     """
 
     __slots__ = (
         "activity",
         "awake",
-        "background",
-        "begun",
         "buffers",
         "change_lock",
-        "contexts",
         "created_at",
         "deadline_changed",
         "deadline_monotonic_s",
@@ -165,24 +120,20 @@ class Sandbox:
         "end_requested",
         "ended",
         "ended_at",
-        "execution_counter",
-        "execution_log",
         "exit",
         "expires_at",
+        "id",
         "idempotency_key",
         "idle_timeout_s",
         "inherited",
-        "inputs",
-        "installs",
         "instance",
-        "left",
+        "is_removed",
         "link",
+        "locals",
         "metadata",
         "name",
-        "notes",
         "operations",
         "owner",
-        "present",
         "ready",
         "recovered",
         "ref",
@@ -195,10 +146,9 @@ class Sandbox:
         "state",
         "steady",
         "tasks",
-        "watchers",
     )
 
-    def __init__(  # noqa: PLR0915 - one for each of its parts
+    def __init__(
         self,
         spec: SandboxSpec,
         *,
@@ -211,6 +161,7 @@ class Sandbox:
         state: State = State.CREATING,
     ) -> None:
         self.spec = spec
+        self.id: SandboxId = spec.id
         self.owner = owner
         self.buffers = buffers
         self.name = name
@@ -227,7 +178,6 @@ class Sandbox:
             self.recovered.set()
         self.detaching = asyncio.Event()
         self.single_use = False
-        """Whether it is for one request alone, and ends with it: nobody would ever hear of it again."""
         self.ended_at: datetime | None = None
         self.expires_at: datetime | None = None
         self.deadline_monotonic_s = math.inf
@@ -238,126 +188,96 @@ class Sandbox:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.operations = OperationQueue()
         self.awake = asyncio.Event()
-        """Set while it does not rest, and once it is to end."""
-        if state not in _AWAY:
+        if state not in _SUSPENDED:
             self.awake.set()
-        self.left: dict[ExecutionId, ExecutionRecord] = {}
-        """Runs of which nobody hears since it went to sleep."""
         self.resume_operation: Operation[None] | None = None
-        """What lets it go on while it rests."""
         self.change_lock = asyncio.Lock()
         self.reserved_limits: Limits | None = None
         self.steady = 0
-        """What is being made that has to have the volumes that it has now."""
         self.end_requested = asyncio.Event()
         self.requested_exit: Exit | None = None
         self.ended = asyncio.Event()
         self.tasks = TaskSet("sandbox.defect", sandbox=self.id)
-        self.background: set[ProcessId] = set()
-        """Cells in the background that are attended to."""
-        self.begun: dict[ProcessId, None] = {}
-        """Cells that were begun lately, oldest first."""
-        self.contexts: set[str] = set()  # those that are certainly there: made, or found, and not removed
-        self.present: dict[ProcessId, ExecutionFollowers] = {}
-        """Who is there for the cells in the foreground that can be asked for again."""
         self.inherited = state is not State.CREATING
-        """Whether an earlier service made it: it may know runs that this one has not heard of."""
-        self.execution_log: ExecutionLog | None = None
-        self.execution_counter: MonthlyExecutionCounter | None = None
-        self.inputs: dict[ProcessId, StdinWriter] = {}
-        self.notes: dict[ProcessId, ProcessDetails] = {}
-        self.watchers: dict[str, BufferedFolderWatch] = {}
-        self.installs = 0
-        """Installs under way that open the package index, whatever its network is."""
-
-    @property
-    def id(self) -> SandboxId:
-        """Its id."""
-        return self.spec.id
+        self.locals: dict[SandboxLocal[Any], Any] = {}
+        self.is_removed = is_terminal(state)
 
     @property
     def is_announced(self) -> bool:
-        """Whether a client was told that it runs, by this service or an earlier one."""
+        """True once the response to the create request was sent, by this service or an earlier one."""
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     @property
     def counted_limits(self) -> Limits:
-        """What it counts as against its owner's quota: while its limits are changed, the larger of both."""
+        """Limits that count against the owner's quota: during a change the larger of the old and the new limits."""
         return self.reserved_limits or self.spec.limits
 
     def become(self, state: State) -> None:
-        """Go on to another state.
+        """Change the state.
 
         Raises:
-            InternalError: The table does not allow it.
+            InternalError: The table of states does not allow the change.
         """
         if not can_follow(self.state, state):
             raise InternalError(f"Sandbox {self.id} cannot go from {self.state} to {state}.")
         self.state = state
-        if state in _AWAY:
+        if state in _SUSPENDED:
             self.awake.clear()
         else:
             self.awake.set()
 
-    def request_end(self, why: Exit) -> None:
-        """Ask for its end. Idempotent: only the first reason counts."""
+    def request_end(self, reason: Exit) -> None:
+        """Request the end of the sandbox. Idempotent: only the first reason counts."""
         if self.requested_exit is None and not is_terminal(self.state):
-            self.requested_exit = why
+            self.requested_exit = reason
             self.end_requested.set()
 
     def detach(self) -> None:
-        """The service ends, and the sandbox does not; one that is for one request of this service does."""
+        """Leave the sandbox running while the service stops; a single-use sandbox ends instead."""
         if self.single_use:
             self.request_end(Exit(ExitReason.KILLED, "the service was stopped"))
         else:
             self.detaching.set()
 
     def hold(self) -> Hold:
-        """Begin something that is done for a client; release it in the end."""
+        """Begin work for a client; release the hold at the end."""
         return self.activity.hold()
 
-    def counted(self) -> AbstractContextManager[None]:
-        """Around what begins a run: it is counted against its owner's quota; what raises has begun nothing.
-
-        Raises:
-            LimitError: ``quota_exceeded``, on entering.
-        """
-        return nullcontext() if self.execution_counter is None else self.execution_counter.count(self.owner)
-
     async def wait_reachable(self) -> None:
-        """Return once it can be spoken to: what an earlier service left is taken over first, what rests is resumed first; or once it has ended.
+        """Wait for the recovery of the sandbox and resume it if it is suspended. Return also if the sandbox has ended.
 
         Raises:
-            ConflictError: ``sandbox_paused``: it rests, and is not to be resumed by itself.
-            SandlotError: It could not be resumed.
+            ConflictError: ``sandbox_paused``: the sandbox is suspended and ``auto_resume`` is not set.
+            SandlotError: The sandbox could not be resumed.
         """
         await self.recovered.wait()
-        if self.state not in _AWAY or self.end_requested.is_set() or self.detaching.is_set() or self.resume_operation is None:
+        if self.state not in _SUSPENDED or self.end_requested.is_set() or self.detaching.is_set() or self.resume_operation is None:
             return
         if not self.spec.auto_resume and self.state is not State.WAKING:
             raise self.suspended_error()
         await self.operations.submit(self.resume_operation)
 
     async def wait_awake(self) -> None:
-        """Return once it can be spoken to, without resuming it for that; or once it is to end."""
+        """Wait until the sandbox is recovered and not suspended, without resuming it. Return also if its end is requested."""
         await self.recovered.wait()
         await self.awake.wait()
 
     @property
     def is_hibernated(self) -> bool:
-        """Whether it sleeps on the disk, or is on its way there or back: nobody hears of what runs in it."""
+        """True while the sandbox is hibernated, or is being hibernated or woken: nothing is heard of its processes."""
         return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.end_requested.is_set()
 
     def require_link(self) -> Link:
-        """The link to the guest of a running sandbox.
+        """Return the link to the guest of a running sandbox.
 
         Raises:
-            ConflictError: It is still being created, or rests.
-            SandboxEndedError: It has ended, or is about to.
+            ConflictError: The sandbox is still being created, or is suspended.
+            SandboxEndedError: The sandbox has ended, or its end is requested.
+            UnavailableError: ``service_stopping``.
         """
         if self.detaching.is_set() and not self.end_requested.is_set():
             raise self.stopping_error()
-        if self.state in _THERE and self.link is not None and not self.end_requested.is_set():
+        if self.state in _REACHABLE and self.link is not None and not self.end_requested.is_set():
             return self.link
         if self.state is State.CREATING and not self.end_requested.is_set():
             raise ConflictError(
@@ -366,54 +286,54 @@ class Sandbox:
                 hint="Wait until its state is 'running'.",
                 fields={"sandbox": self.id, "state": str(self.state)},
             )
-        if self.state in _AWAY and not self.end_requested.is_set():
+        if self.state in _SUSPENDED and not self.end_requested.is_set():
             raise self.suspended_error()
         raise self.ended_error()
 
     def suspended_error(self) -> ConflictError:
-        """What a call is answered with while it rests."""
+        """Return the error of calls that would have to resume the sandbox."""
         return ConflictError(
             f"Sandbox {self.id} is {self.state}.",
             code=ErrorCode.SANDBOX_PAUSED,
-            hint="Resume it first, or create sandboxes with auto_resume.",
+            hint="Resume the sandbox first, or create sandboxes with `auto_resume`.",
             fields={"sandbox": self.id, "state": str(self.state)},
         )
 
     def stopping_error(self) -> UnavailableError:
-        """What a call is answered with whose service ends before it was answered."""
+        """Return the error of calls that are interrupted by the end of the service."""
         return UnavailableError(
-            f"The service is stopping; sandbox {self.id} lives on.",
+            f"The service stopped during this call. Sandbox {self.id} and its processes keep running.",
             code=ErrorCode.SERVICE_STOPPING,
-            hint="What was started in it goes on. Connect to it again once the service has started anew.",
+            hint="Reconnect to the sandbox after the service has restarted.",
             fields={"sandbox": self.id},
         )
 
     def ended_error(self) -> SandboxEndedError:
-        """What a call to an ended sandbox is answered with."""
-        why = self.exit or self.requested_exit
-        detail = f": {why.detail}" if why is not None and why.detail else ""
-        reason = str(why.reason) if why is not None else ""
+        """Return the error of calls to an ended sandbox."""
+        end = self.exit or self.requested_exit
+        reason, detail = (str(end.reason), end.detail) if end is not None else ("", "")
         return SandboxEndedError(
-            f"Sandbox {self.id} has ended ({reason or 'for an unknown reason'}{detail}).",
+            f"Sandbox {self.id} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
             code=ErrorCode.SANDBOX_ENDED,
-            hint="Create a new one; what was in it is gone.",
-            fields={"sandbox": self.id, "reason": reason, "detail": why.detail if why is not None else ""},
+            hint="Create a new sandbox; the files of the old one are removed.",
+            fields={"sandbox": self.id, "reason": reason, "detail": detail},
         )
 
     @asynccontextmanager
     async def connection(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Link]:
-        """The link, for one piece of work.
+        """Provide the link for one piece of work. Waits for recovery, resumes the sandbox and counts as activity.
 
         Args:
-            timeout_s: How long the guest may take; None leaves that to the caller.
+            timeout_s: Seconds that the work may take; None leaves the timeout to the caller.
 
         Raises:
-            SandboxEndedError: The sandbox ended before or meanwhile; says why.
-            TimeoutExceededError: The guest did not answer in time.
+            SandboxEndedError: The sandbox ended before or during the work; the error has the reason.
+            TimeoutExceededError: The guest did not respond in time.
         """
-        await self.wait_reachable()
+        if self.state in _SUSPENDED or not self.recovered.is_set():
+            await self.wait_reachable()
         link = self.require_link()
-        hold = self.hold()
+        hold = self.activity.hold()
         try:
             async with asyncio.timeout(timeout_s):
                 yield link
@@ -421,42 +341,73 @@ class Sandbox:
             raise await self.explain(error) from None
         except TimeoutError:
             raise TimeoutExceededError(
-                f"Sandbox {self.id} did not answer within {timeout_s:g} s.",
+                f"Sandbox {self.id} did not respond within {timeout_s:g} s.",
                 code=ErrorCode.TIMEOUT,
-                hint="Something inside may keep it from answering. Kill it and create a new one.",
+                hint="Kill the sandbox and create a new one: a process inside may keep it from responding.",
                 fields={"sandbox": self.id},
             ) from None
         finally:
             hold.release()
 
     async def explain(self, error: SandlotError) -> SandlotError:
-        """What a call is answered with that noticed an end, or a closed link, before the driver had said why.
+        """Return the error of a call that was cut off, after waiting up to 5 s for the driver's reason.
 
         Args:
-            error: What the link raised.
+            error: Error of the link. An error that has another cause than an end is returned unchanged.
         """
         if self.detaching.is_set() and not self.end_requested.is_set():
             return self.stopping_error()
-        if isinstance(error, UnavailableError) and not self.end_requested.is_set() and (self.state in _THERE or self.state in _AWAY):
-            return error  # too many calls at once, for example, or it came to rest
+        if isinstance(error, UnavailableError) and not self.end_requested.is_set() and (self.state in _REACHABLE or self.state in _SUSPENDED):
+            return error  # too many calls at once, for example, or the sandbox was suspended
         try:
-            async with asyncio.timeout(_VERDICT_S):
+            async with asyncio.timeout(_EXIT_WAIT_S):
                 await self.ended.wait()
         except TimeoutError:
-            pass  # the answer then says that the reason is not known
+            pass  # the error then says that the reason is not known
         return self.ended_error()
 
     def forget(self) -> None:
-        """Every trace of it is removed: let go of what was only for the time that it lived."""
+        """Close the state of all features. Called when every trace of the sandbox is removed."""
         self.instance = self.link = None
-        process_details.forget(self)
-        for watcher in self.watchers.values():
-            watcher.close()
-        for each in (self.inputs, self.begun, self.present, self.watchers):
-            each.clear()
-        self.background.clear()
-        self.contexts.clear()
+        self.is_removed = True
+        for local, value in self.locals.items():
+            local.close(value)
+        self.locals.clear()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task of this sandbox. It is cancelled when the sandbox is removed."""
+        """Start a task of the sandbox. The task is cancelled when the sandbox ends or the service stops."""
         self.tasks.spawn(work)
+
+
+class SandboxLocal(Generic[T]):
+    """State that one feature has for each sandbox.
+
+    The state is created on first use and closed when the sandbox is removed. A removed sandbox gets no new state.
+
+    Args:
+        create: Creates the state of a sandbox.
+        close: Releases what the state holds.
+    """
+
+    __slots__ = ("_create", "close")
+
+    def __init__(self, create: Callable[[Sandbox], T], close: Callable[[T], None] = lambda _: None) -> None:
+        self._create = create
+        self.close = close
+
+    def of(self, sandbox: Sandbox) -> T:
+        """Return the state of a sandbox.
+
+        Raises:
+            SandboxEndedError: The sandbox is removed.
+        """
+        if self not in sandbox.locals:
+            if sandbox.is_removed:
+                raise sandbox.ended_error()
+            sandbox.locals[self] = self._create(sandbox)
+        state: T = sandbox.locals[self]
+        return state
+
+    def get(self, sandbox: Sandbox) -> T | None:
+        """Return the state of a sandbox; None if there is none."""
+        return sandbox.locals.get(self)

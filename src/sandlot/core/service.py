@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.packages import PackageInstaller
+from sandlot.core.execution.processes import ProcessService
+from sandlot.core.execution.stdin import StdinManager
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.files.store import FileStore
 from sandlot.core.lifecycle.mounts import MountManager
@@ -38,6 +42,10 @@ class Core:
         templates: Templates and their builds.
         reservations: Reservations of the node.
         pools: Pools of warm sandboxes.
+        code: Runs cells.
+        processes: Runs processes.
+        stdin: Writes to the input of processes.
+        packages: Installs packages.
         clock: Clock of the service.
         buffers: Memory for client data.
         files: File store.
@@ -61,6 +69,10 @@ class Core:
     templates: Templates
     reservations: Reservations
     pools: PoolManager
+    code: CodeService
+    processes: ProcessService
+    stdin: StdinManager
+    packages: PackageInstaller
     clock: Clock
     buffers: BufferBudget
     files: FileStore

@@ -14,7 +14,12 @@ import structlog
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution import unattended
+from sandlot.core.execution.code import CodeService
+from sandlot.core.execution.package_access import PackageAccess
+from sandlot.core.execution.packages import PackageInstaller
+from sandlot.core.execution.processes import ProcessService
+from sandlot.core.execution.stdin import StdinManager
+from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.files.signed_urls import UrlSigner
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
@@ -214,7 +219,6 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             node,
             time,
             records.events,
-            execution_log=records.executions,
             metrics=records.metrics,
             execution_counter=records.execution_counter,
         )
@@ -234,6 +238,11 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         start_slots = asyncio.Semaphore(policy.max_creates)
         new_id = functools.partial(new_sandbox_id, node)
         memory_images = MemoryImages(settings.saved)
+        package_access = PackageAccess(packages)
+        code = CodeService(records.executions, records.execution_counter)
+        unattended = UnattendedExecutions(records.executions, code, package_access)
+        stdin = StdinManager()
+        processes = ProcessService(records.executions, records.execution_counter, stdin, unattended)
         volumes = VolumeManager(
             store.volumes, VolumeFiles(settings.volumes), node, time, records.events, reservations=reservations, registry=registry
         )
@@ -279,13 +288,13 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             pools=pools,
             volumes=volumes,
             memory_images=memory_images,
-            packages=packages,
+            package_access=package_access,
             link_factory=Link.greet,
             clock=time,
             policy=policy,
             start_slots=start_slots,
             on_timeout=suspend.expire,
-            on_wake=(unattended.awake,),
+            on_wake=(unattended.resume,),
         )
         manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
         await volumes.open()
@@ -308,7 +317,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         await manager.open()
         volumes.unmount_unused()
         await memory_images.tidy([*kept, *registry.without_driver, *(sandbox.id for sandbox in registry.live())])
-        await unattended.settle(records.executions, {sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
+        await unattended.settle({sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
         calls = Outside(settings.webhooks_allow)
         webhooks = WebhookManager(
             webhooks=store.webhooks,
@@ -330,6 +339,10 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
                 templates=template_set,
                 reservations=reservations,
                 pools=pools,
+                code=code,
+                processes=processes,
+                stdin=stdin,
+                packages=PackageInstaller(processes, package_access),
                 clock=time,
                 buffers=buffers,
                 files=records.files,

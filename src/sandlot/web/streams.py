@@ -23,9 +23,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sandlot.core.execution.processes import STDERR, STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import SandlotError
+from sandlot.protocol.schema import STDERR, STDOUT
 from sandlot.web import errors
 
 EVENTS = "text/event-stream"

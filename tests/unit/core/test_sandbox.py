@@ -1,4 +1,4 @@
-"""Errors of calls to a sandbox: cut off by its end, or refused because too many are under way."""
+"""Sandboxes: errors of calls that are cut off or refused, and the state of features."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import processes
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import ExitReason
@@ -28,7 +27,7 @@ async def sandbox(node: Node) -> Sandbox:
 async def test_call_that_is_cut_off_reports_the_drivers_reason(node: Node, sandbox: Sandbox) -> None:
     guest = node.guest(sandbox)
     guest.drop_next("process.list")
-    call = asyncio.create_task(processes.listing(sandbox))
+    call = asyncio.create_task(node.core.processes.list(sandbox))
     await settled(lambda: bool(guest.requests("process.list")))
 
     guest.break_link()
@@ -45,13 +44,39 @@ async def test_call_beyond_the_limit_of_a_link_fails_as_busy(node: Node, sandbox
     guest = node.guest(sandbox)
     for _ in range(HOST_STREAMS_MAX):
         guest.drop_next("process.list")
-    calls = [asyncio.create_task(processes.listing(sandbox)) for _ in range(HOST_STREAMS_MAX)]
+    calls = [asyncio.create_task(node.core.processes.list(sandbox)) for _ in range(HOST_STREAMS_MAX)]
     await settled(lambda: len(guest.requests("process.list")) == HOST_STREAMS_MAX)
 
     with pytest.raises(UnavailableError) as refused:
-        await processes.listing(sandbox)
+        await node.core.processes.list(sandbox)
     assert refused.value.code is ErrorCode.BUSY
 
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
+
+
+def recording(closed: list[object]) -> SandboxLocal[object]:
+    return SandboxLocal(lambda _: object(), closed.append)
+
+
+async def test_state_of_a_feature_is_created_once_and_closed_when_the_sandbox_is_removed(node: Node, sandbox: Sandbox) -> None:
+    closed: list[object] = []
+    local = recording(closed)
+    assert local.get(sandbox) is None
+
+    state = local.of(sandbox)
+    assert local.of(sandbox) is local.get(sandbox) is state
+    await node.sandboxes.kill(sandbox.id, OPERATOR)
+    await settled(lambda: bool(closed))
+
+    assert closed == [state]
+    assert local.get(sandbox) is None
+
+
+async def test_removed_sandbox_gets_no_new_state(node: Node, sandbox: Sandbox) -> None:
+    await node.sandboxes.kill(sandbox.id, OPERATOR)
+    await settled(lambda: sandbox.is_removed)
+
+    with pytest.raises(SandboxEndedError):
+        recording([]).of(sandbox)

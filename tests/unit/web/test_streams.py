@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from sandlot.core.execution.processes import STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.protocol.schema import STDOUT
 from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
 
 PIECES = st.lists(

@@ -1,24 +1,15 @@
-"""Cells as values: what is to be run, how it ended, and what it gave.
+"""Cells: code that runs in a context of a sandbox and keeps its variables there.
 
-One cell that somebody follows, and who is there for it.
-
-Laws:
-- A cell in the foreground belongs to everybody who asked for it: who began it, and who asked for the same again. It is interrupted, or
-  aborted where it waits, when the last of them has left, and not before.
-- One that can be asked for again, because its client chose its id, is given :data:`AWAY_S` in which somebody may come back for it: a
-  connection that breaks interrupts nothing. Whoever follows it meanwhile counts as well.
-- Who began it logs it, to its end and whoever leaves.
-
-Cells: code that runs in a context of the sandbox and keeps its variables there.
-
-Laws:
-- The guest has the queue: one cell at a time for each context, in the order in which they were asked for, and waiting takes nothing of
-  a cell's own timeout. Cells, begun or waiting, outlive the service.
-- A client that goes away from a cell that it ran in the foreground interrupts that one, and no other, unless somebody else is there for it
-  (:mod:`sandlot.core.execution.code`); the context and its variables stay. From one in the background nobody's leaving takes anything.
-- A cell that is asked for again under its id is joined: it is begun, counted and logged once.
+Invariants:
+- The guest has the queue: each context runs one cell at a time, in the order of the requests. Waiting does not use the timeout of a cell. Cells
+  that run or wait outlive the service.
+- A cell in the foreground belongs to every client that requested the cell. The cell is interrupted, or aborted while it waits, when the last of
+  these clients has left. No other cell is affected, and the context keeps its variables.
+- A cell whose client chose the id can be requested again: the cell is begun, counted and logged once, and it goes on while it has followers
+  (:mod:`sandlot.core.execution.followers`).
+- No client's leaving affects a cell in the background.
 - A cell that waits or runs keeps its sandbox from being idle.
-- What is collected of a cell is bounded: its output like a process's, its results by size, number and the sandbox's budget.
+- The output collected of a cell is bounded like a process's; results are bounded by size, number and the sandbox's buffer budget.
 """
 
 from __future__ import annotations
@@ -30,13 +21,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sandlot.core.execution import contexts
+from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers
 from sandlot.core.execution.output import CodeOutputCollector, finite
-from sandlot.core.execution.processes import STDERR, STDOUT
 from sandlot.core.execution.stdin import check_id
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, LogEntry
-from sandlot.core.sandbox import GRACE_S, ExecutionFollowers, Sandbox
+from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, ExecutionLog, LogEntry
+from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.sandbox import GRACE_S, Sandbox, SandboxLocal
 from sandlot.link.client import CellCall, Link
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.capture import Capture
 from sandlot.model.errors import (
     ErrorCode,
@@ -51,12 +43,16 @@ from sandlot.model.errors import (
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_CODE_BYTES, MAX_TIMEOUT_S, check_env, check_text
+from sandlot.protocol.schema import STDERR, STDOUT
 
-__all__ = ["RUNNING", "CellSpec", "CodeExecution", "CodeExecutionResult", "CodeExecutionStatus", "OutputPosition"]
+RUNNING: Final = "running"
+"""Status of a cell that runs or waits."""
+MAX_BACKGROUND: Final = 64
+"""Cells of one sandbox that run or wait in the background: each takes one of the 192 concurrent calls of a link."""
+MAX_RECENT: Final = 256
+"""Ids kept of the latest cells of a sandbox: more than a guest remembers cells."""
 
-
-RUNNING = "running"
-"""The status of one that is not over."""
+Event = Output | Lost | CellStarted | Display | Cleared | CellError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +60,14 @@ class CellSpec:
     """Code to run.
 
     Args:
-        code: At most 4 MiB.
-        language: A key of ``contexts.LANGUAGES``; None is the context's, or python.
-        context: Where; None is the default one of the language.
-        env: Set for this cell only.
-        timeout_s: Seconds from its beginning until it is interrupted; None is never.
-        silent: Whether its last expression is shown to nobody, and it counts for nothing.
-        store_history: Whether it counts.
-        stop_on_error: Whether those that wait behind it are aborted where it fails.
+        code: Source code, at most 4 MiB.
+        language: A key of ``contexts.LANGUAGES``; None is the language of the context, or Python.
+        context: Id of the context; None is the default context of the language.
+        env: Variables set for this cell only.
+        timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
+        silent: Show no result of the last expression, and do not count the cell.
+        store_history: Count the cell.
+        stop_on_error: Abort the waiting cells of the context if this cell fails.
     """
 
     code: str
@@ -84,7 +80,7 @@ class CellSpec:
     stop_on_error: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no context takes."""
+        """Refuse a cell that no context can run."""
         if self.language is not None:
             contexts.language_of(self.language)
         if self.context is not None:
@@ -100,29 +96,26 @@ class CellSpec:
             raise LimitError(
                 f"The code has {size} bytes; at most {MAX_CODE_BYTES} are allowed.",
                 code=ErrorCode.TOO_LARGE,
-                hint="Upload it as a file and run that, or upload the data in it as a file and read it in the code.",
+                hint="Upload the code or its data as a file, and run or read the file.",
                 fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
             )
         check_env(self.env)
         if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
             raise InvalidRequestError(
-                f"timeout is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
+                f"`timeout` is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
             )
-
-    @property
-    def kernel(self) -> str:
-        """The context's id."""
-        return self.context or contexts.default_of(self.language or "python")
-
-    @property
-    def speaks(self) -> str | None:
-        """Its language by the name that contexts have it by; None where it said none."""
-        return None if self.language is None else contexts.language_of(self.language)
 
 
 @dataclass(frozen=True, slots=True)
 class CodeExecutionStatus:
-    """How a cell ended: status ok, error, timeout, killed, died, oom or aborted; or running, where it has not."""
+    """Status of a cell.
+
+    Args:
+        execution: Id of the cell.
+        status: ``running``, or how the cell ended: ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``oom`` or ``aborted``.
+        execution_count: Number of the cell in its context.
+        duration_s: Seconds from start to end, measured by the guest.
+    """
 
     execution: ProcessId
     status: str
@@ -132,12 +125,12 @@ class CodeExecutionStatus:
 
 @dataclass(frozen=True, slots=True)
 class OutputPosition:
-    """How far a cell has been followed: where to go on.
+    """Position up to which a cell was followed.
 
     Args:
-        events: Of started, displays, clears and errors.
+        events: Number of starts, displays, clears and errors.
         stdout: Byte offset.
-        stderr: The same.
+        stderr: Byte offset.
     """
 
     events: int = 0
@@ -147,7 +140,7 @@ class OutputPosition:
 
 @dataclass(frozen=True, slots=True)
 class CodeExecutionResult:
-    """A cell that was run to its end, or as far as it has come, and all that it gave."""
+    """Status of a cell, and everything collected of the cell up to a position."""
 
     outcome: CodeExecutionStatus
     stdout: Capture
@@ -158,25 +151,36 @@ class CodeExecutionResult:
     position: OutputPosition = OutputPosition()
 
 
-def execution_status(execution: ProcessId, result: CellResult) -> CodeExecutionStatus:
-    """What a guest's result comes to."""
-    return CodeExecutionStatus(execution, result.status, result.execution_count, finite(result.duration_s))
+class SandboxCodeState:
+    """Cells of one sandbox that the service knows.
 
+    Attributes:
+        background: Cells in the background that the service follows to their end.
+        recent: Cells begun lately, oldest first.
+        guest_knows_more: True if the guest may know cells that this service did not begin: an earlier service did, or the sandbox was hibernated.
+    """
 
-AWAY_S: Final = 3.0
-"""How long a cell goes on that nobody is there for any more: a client tries again after less."""
-Event = Output | Lost | CellStarted | Display | Cleared | CellError
+    __slots__ = ("background", "guest_knows_more", "recent")
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.background: set[ProcessId] = set()
+        self.recent: dict[ProcessId, None] = {}
+        self.guest_knows_more = sandbox.inherited
 
 
 class CodeExecution:
-    """One cell that somebody follows. Iterate it, then ask for the outcome; in the end close it.
+    """One cell that a client follows. Iterate the execution, then await :meth:`outcome`; close the execution at the end.
 
     Args:
-        sandbox: Where it runs.
-        call: The link's end of it.
-        owned: Whether whoever follows asked for it, so that it ends with the last of them.
-        followers: Who else is there for it; None where nobody else can be.
-        start: Where it is followed from.
+        sandbox: Sandbox of the cell.
+        call: Call that follows the cell in the guest.
+        owned: True if the client requested the cell, so that the cell ends with the last of these clients.
+        followers: Other clients of the cell; None if the cell cannot be joined.
+        start: Position from which the cell is followed.
+
+    Attributes:
+        entry: Entry in the execution log; None if another follower writes the entry, or after the end.
+        position: Position up to which the cell was followed.
     """
 
     __slots__ = ("_attends", "_call", "_closed", "_followers", "_hold", "_over", "_owned", "_sandbox", "entry", "position")
@@ -185,35 +189,41 @@ class CodeExecution:
         self, sandbox: Sandbox, call: CellCall, *, owned: bool, followers: ExecutionFollowers | None = None, start: OutputPosition | None = None
     ) -> None:
         self._sandbox = sandbox
-        self._hold = sandbox.hold()
+        self._hold = sandbox.activity.hold()
         self._call = call
         self._owned = owned
         self._followers = followers
-        self._attends = owned and followers is not None and not followers.attended
+        self._attends = followers is not None and followers.enter(attend=owned)
         self._over = False
         self._closed = False
         self.entry: LogEntry | None = None
-        """Its line in the log, of whoever began it."""
         self.position = start or OutputPosition()
-        if followers is not None:
-            followers.enter()
-            followers.attended = followers.attended or owned
 
     @property
     def id(self) -> ProcessId:
-        """Its id."""
+        """Id of the cell."""
         return self._call.id
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """What it gives as it comes, until its end. One that is not iterated stops the cell.
+        """Yield the events of the cell until its end. A client that stops iterating stops the cell's output, and so the cell.
 
         Raises:
-            SandboxEndedError: The sandbox ended meanwhile; says why.
-            NotFoundError: ``context_not_found``, or ``execution_not_found`` for a cell that is not remembered.
+            SandboxEndedError: The sandbox ended; the error has the reason.
+            NotFoundError: ``context_not_found``, or ``execution_not_found`` if the guest does not remember the cell.
         """
         try:
             async for event in self._call:
-                self._note(event)
+                at = self.position
+                if isinstance(event, Output | Lost):
+                    end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
+                    stdout, stderr = (end, at.stderr) if event.channel == STDOUT else (at.stdout, end)
+                    self.position = OutputPosition(at.events, stdout, stderr)
+                    if self.entry is not None:
+                        self.entry.add(event)
+                else:
+                    self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
+                    if self.entry is not None and isinstance(event, CellError):
+                        self.entry.raised(event)
                 yield event
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._sandbox.explain(error) from None
@@ -221,10 +231,11 @@ class CodeExecution:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
-        """How it ended; waits for that.
+        """Return the status at the end of the cell; without ``to_end``, the status now.
 
         Raises:
-            SandboxEndedError: The sandbox ended first; says why.
+            SandboxEndedError: The sandbox ended first; the error has the reason.
+            NotFoundError: ``context_not_found`` or ``execution_not_found``.
         """
         try:
             result = await self._call.result()
@@ -235,357 +246,379 @@ class CodeExecution:
             self._over = True
             raise contexts.not_found(error) from None
         self._over = True
-        outcome = execution_status(self._call.id, result)
-        if self.entry is not None and outcome.status != RUNNING:
-            self.entry.end(outcome.status, duration_s=outcome.duration_s)
-        return outcome
+        duration_s = finite(result.duration_s)
+        if self.entry is not None and result.status != RUNNING:
+            self.entry.end(result.status, duration_s=duration_s)
+            self.entry = None
+        return CodeExecutionStatus(self._call.id, result.status, result.execution_count, duration_s)
+
+    async def read(self) -> None:
+        """Read the cell to its end, for the execution log.
+
+        Raises:
+            SandlotError: The cell could not be followed to its end.
+        """
+        async for _ in self:
+            pass
+        await self.outcome()
 
     async def close(self) -> None:
-        """Stop following; one that is owned and not done is interrupted if nobody else is there for it. Idempotent."""
+        """Stop following. An owned cell that has not ended is interrupted, unless it has other followers. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if self._followers is not None:
             self._followers.leave()
-        if self._followers is not None and self._attends and not self._over:
-            self._sandbox.spawn(self._linger(self._followers))  # the hold is let go with it
-            return
+            if self._attends and not self._over:
+                self._sandbox.spawn(self._attend(self._followers))  # releases the hold
+                return
+            if self._attends:
+                self._followers.forget()
         self._hold.release()
         if self.entry is not None:
             self.entry.cut()
-        self._forget()
         if self._owned and self._followers is None and not self._over:
-            self._sandbox.spawn(interrupted(self._sandbox, self._call))
+            self._sandbox.spawn(self._interrupt())
         else:
             await self._call.aclose()
 
     async def release(self) -> None:
-        """Stop following, and interrupt nothing. Idempotent."""
+        """Stop following without interrupting the cell. Idempotent."""
         self._over = True
         await self.close()
 
-    async def attend(self, back_s: float) -> None:
-        """See to its end for whoever comes back for it, who has so many seconds; it needs a presence, and is closed with this."""
+    async def attend(self, first_s: float) -> None:
+        """Read the cell to its end for the clients that may join it, and close the execution.
+
+        Args:
+            first_s: Seconds until the cell is interrupted if no client joins.
+        """
         if self._followers is None:
-            raise RuntimeError("nobody can come back for it")
+            raise RuntimeError("the execution has no followers to wait for")
         self._closed = True
         self._followers.leave()
-        await self._linger(self._followers, back_s)
+        await self._attend(self._followers, first_s)
 
-    async def _linger(self, followers: ExecutionFollowers, first_s: float | None = None) -> None:
-        """Go on with the log while somebody is there for it; when nobody has been for a while, interrupt it."""
-        reading = asyncio.create_task(self._read())
-        away = asyncio.create_task(followers.away(AWAY_S, first_s))
+    async def _attend(self, followers: ExecutionFollowers, first_s: float | None = None) -> None:
         try:
-            await asyncio.wait({reading, away}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
+            if not await followers.attend(self._read_quietly(), first_s):
                 if self.entry is not None:
                     self.entry.cut()
-                await interrupted(self._sandbox, self._call)
+                await self._interrupt()
         finally:
-            for task in (reading, away):
-                task.cancel()
             if self.entry is not None:
                 self.entry.cut()
-            self._forget()
+            followers.forget()
             self._hold.release()
             await self._call.aclose()
 
-    async def _read(self) -> None:
+    async def _read_quietly(self) -> None:
         with suppress(SandlotError):
-            async for event in self._call:
-                self._note(event)
-            await self.outcome()
+            await self.read()
 
-    def _forget(self) -> None:
-        """Nobody attends to it here any more."""
-        if self._attends and self._sandbox.present.get(self.id) is self._followers:
-            del self._sandbox.present[self.id]
-
-    def _note(self, event: Event) -> None:
-        """Count, and let the log see what it gives."""
-        at = self.position
-        if isinstance(event, Output | Lost):
-            end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
-            self.position = OutputPosition(at.events, end, at.stderr) if event.channel == STDOUT else OutputPosition(at.events, at.stdout, end)
-        else:
-            self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
-        if self.entry is not None:
-            note(self.entry, event)
+    async def _interrupt(self) -> None:
+        """Interrupt a cell without clients. The guest ends the kernel of a cell that ignores the interrupt."""
+        if self._sandbox.is_hibernated:
+            return  # the hibernation cut the link; the client did not leave
+        with suppress(SandlotError):
+            async with self._sandbox.connection() as link:
+                await link.interrupt(execution=self.id)
+        await self._call.aclose()
 
 
-def note(entry: LogEntry, event: Event) -> None:
-    """Let the log see what a cell gives."""
-    if isinstance(event, Output | Lost):
-        entry.add(event)
-    elif isinstance(event, CellError):
-        entry.raised(event)
-
-
-async def interrupted(sandbox: Sandbox, call: CellCall) -> None:
-    """Nobody waits for a cell any more. One that ignores the interrupt loses its kernel: the guest sees to that."""
-    if sandbox.is_hibernated:
-        return  # nobody has left it: its sandbox's sleep cut the link
-    with suppress(SandlotError):
-        async with sandbox.connection() as link:
-            await link.interrupt(execution=call.id)
-    await call.aclose()
-
-
-MAX_BACKGROUND = 64
-"""Cells of one sandbox that run or wait in the background: each takes one of the 192 calls that a link carries at once."""
-REMEMBERED = 256
-"""Ids of the cells of a sandbox that were begun last: more than a guest remembers cells."""
-
-
-async def start(sandbox: Sandbox, cell: CellSpec, *, description: ExecutionDescription = NATIVE, id: ProcessId | None = None) -> CodeExecution:  # noqa: A002 - the word
-    """Run a cell in the foreground: it is followed, and ends with whoever follows.
+class CodeService:
+    """Runs cells.
 
     Args:
-        sandbox: Where.
-        cell: It.
-        description: What the log says of it beyond what it is.
-        id: Its id, where the caller chose one; one that the guest knows is joined, and not run again.
+        log: Execution log.
+        usage: Counts executions against the quota of their owner.
 
-    Raises:
-        NotFoundError: ``context_not_found``.
-        SandlotError: There is no such context, or the sandbox has ended.
+    Attributes:
+        state: Cells of each sandbox.
     """
-    certain = cell.context is not None and cell.kernel not in sandbox.contexts
-    if id is None:
-        return await _begun(sandbox, cell, new_process_id(), description, certain=certain)
-    followers = sandbox.present.setdefault(id, ExecutionFollowers())
-    followers.enter()
-    try:
-        async with followers.turn:
-            if await _is_known(sandbox, id):
+
+    def __init__(self, log: ExecutionLog, usage: MonthlyExecutionCounter) -> None:
+        self._log = log
+        self._usage = usage
+        self.state: SandboxLocal[SandboxCodeState] = SandboxLocal(SandboxCodeState)
+
+    async def run(
+        self,
+        sandbox: Sandbox,
+        cell: CellSpec,
+        *,
+        description: ExecutionDescription = NATIVE,
+        id: ProcessId | None = None,  # noqa: A002 - the name of the API
+    ) -> CodeExecutionResult:
+        """Run a cell to its end and collect its output. Cancelling interrupts the cell, unless another client follows it.
+
+        Args:
+            sandbox: Sandbox of the cell.
+            cell: Code to run.
+            description: Further facts for the execution log.
+            id: Id chosen by the client; a cell that the guest knows under this id is joined and not run again.
+
+        Raises:
+            NotFoundError: ``context_not_found``.
+            LimitError: ``quota_exceeded``.
+            SandlotError: The cell could not be begun, or the sandbox ended.
+        """
+        execution = await self.start(sandbox, cell, description=description, id=id)
+        output, loop = CodeOutputCollector(sandbox.buffers), asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as guard:  # if the guest does not enforce the cell's timeout
+                async for event in execution:
+                    output.add(event)
+                    if isinstance(event, CellStarted) and cell.timeout_s is not None:
+                        guard.reschedule(loop.time() + cell.timeout_s + GRACE_S)
+            return _result(await execution.outcome(), execution.position, output)
+        except TimeoutError:
+            raise TimeoutExceededError(
+                f"Sandbox {sandbox.id} did not end a cell {GRACE_S:g} s after its timeout.",
+                code=ErrorCode.TIMEOUT,
+                hint="Kill the sandbox and create a new one: a process inside may keep it from responding.",
+                fields={"sandbox": sandbox.id},
+            ) from None
+        finally:
+            output.close()
+            await execution.close()
+
+    async def start(
+        self,
+        sandbox: Sandbox,
+        cell: CellSpec,
+        *,
+        description: ExecutionDescription = NATIVE,
+        id: ProcessId | None = None,  # noqa: A002 - the name of the API
+    ) -> CodeExecution:
+        """Run a cell in the foreground, and follow it.
+
+        Args:
+            sandbox: Sandbox of the cell.
+            cell: Code to run.
+            description: Further facts for the execution log.
+            id: Id chosen by the client; a cell that the guest knows under this id is joined and not run again.
+
+        Raises:
+            NotFoundError: ``context_not_found``.
+            LimitError: ``quota_exceeded``.
+            SandlotError: The cell could not be begun, or the sandbox has ended.
+        """
+        confirm = cell.context is not None and cell.context not in contexts.CONFIRMED.of(sandbox)
+        if id is None:
+            return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
+        state = self.state.of(sandbox)
+        async with FOLLOWED.of(sandbox).join(id) as followers:
+            # The guest is asked only if it may know the id: a round trip is long for a new cell.
+            if (id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id):
                 async with sandbox.connection() as link:
                     return CodeExecution(sandbox, await link.attach_cell(id), owned=True, followers=followers)
-            return await _begun(sandbox, cell, id, description, certain=certain, followers=followers)
-    finally:
-        followers.leave()
-        if not followers.attended and not followers.people and sandbox.present.get(id) is followers:
-            del sandbox.present[id]
+            return await self._submit(sandbox, cell, id, description, confirm=confirm, followers=followers)
 
+    async def launch(
+        self,
+        sandbox: Sandbox,
+        cell: CellSpec,
+        *,
+        description: ExecutionDescription = NATIVE,
+        id: ProcessId | None = None,  # noqa: A002 - the name of the API
+    ) -> ProcessId:
+        """Run a cell in the background. Return its id once the guest has accepted the cell.
 
-async def begin(sandbox: Sandbox, cell: CellSpec, *, description: ExecutionDescription = NATIVE, id: ProcessId | None = None) -> ProcessId:  # noqa: A002 - the word
-    """Run a cell in the background: return once the guest has it. It goes on whoever leaves, also the service.
+        Args:
+            sandbox: Sandbox of the cell.
+            cell: Code to run.
+            description: Further facts for the execution log.
+            id: Id chosen by the client; a cell that the guest knows under this id is not run again.
 
-    Args:
-        sandbox: Where.
-        cell: It.
-        description: What the log says of it beyond what it is.
-        id: Its id, where the caller chose one; one that the guest knows is not run again.
-
-    Raises:
-        NotFoundError: ``context_not_found``.
-        LimitError: ``limit_exceeded``: too many run or wait in the background.
-        SandlotError: There is no such context, or the sandbox has ended.
-    """
-    if id is not None and (id in sandbox.background or await _is_known(sandbox, id)):
-        return id  # begun before: somebody attends to it, or it is over
-    if len(sandbox.background) >= MAX_BACKGROUND:
-        raise LimitError(
-            f"{MAX_BACKGROUND} executions run or wait in the background of sandbox {sandbox.id}, which is the most.",
-            code=ErrorCode.LIMIT_EXCEEDED,
-            hint="Wait until some have ended, or interrupt them.",
-            fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
-        )
-    chosen = id or new_process_id()
-    sandbox.background.add(chosen)  # its place is taken before anything is waited for
-    try:
-        execution = await _begun(sandbox, cell, chosen, replace(description, mode=BACKGROUND), certain=True)
-    except BaseException:
-        sandbox.background.discard(chosen)
-        raise
-    sandbox.spawn(_attend(sandbox, execution))
-    return chosen
-
-
-async def check_known(sandbox: Sandbox, execution: str) -> None:
-    """Refuse a cell that is not remembered, before anything is told of it.
-
-    Raises:
-        NotFoundError: ``execution_not_found``.
-        SandboxEndedError: The sandbox has ended.
-    """
-    async with contexts.reaching(sandbox) as link:
-        await look(link, check_id(execution))
-
-
-async def follow(
-    sandbox: Sandbox,
-    execution: str,
-    *,
-    events_from: int = 0,
-    stdout_from: int | None = 0,
-    stderr_from: int | None = 0,
-    to_end: bool = True,
-) -> CodeExecution:
-    """Follow a cell that was begun before, running or over; closing that stops the following only.
-
-    Args:
-        sandbox: Where.
-        execution: Its id.
-        events_from: How many of started, displays, clears and errors the caller has seen.
-        stdout_from: Byte offset to go on from; None is the oldest that is kept.
-        stderr_from: The same.
-        to_end: Until it ends; otherwise what there is by now, and its outcome is ``running`` where it is not over.
-
-    Raises:
-        NotFoundError: ``execution_not_found``, when it is iterated.
-        SandboxEndedError: The sandbox has ended.
-    """
-    async with sandbox.connection() as link:
-        call = await link.attach_cell(check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end)
-    at = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
-    return CodeExecution(sandbox, call, owned=False, followers=sandbox.present.get(call.id), start=at)
-
-
-async def execute(
-    sandbox: Sandbox,
-    cell: CellSpec,
-    *,
-    description: ExecutionDescription = NATIVE,
-    id: ProcessId | None = None,  # noqa: A002 - the word
-) -> CodeExecutionResult:
-    """Run a cell to its end and collect what it gives. Cancelling interrupts it.
-
-    Args:
-        sandbox: Where.
-        cell: It.
-        description: What the log says of it beyond what it is.
-        id: Its id, where the caller chose one; one that the guest knows is joined, and not run again.
-
-    Raises:
-        NotFoundError: ``context_not_found``.
-        SandlotError: There is no such context, or the sandbox ended.
-    """
-    execution = await start(sandbox, cell, description=description, id=id)
-    results = CodeOutputCollector(sandbox.buffers)
-    try:
-        await _gather(sandbox, execution, results, cell.timeout_s)
-        return _executed(await execution.outcome(), execution.position, results)
-    finally:
-        results.close()
-        await execution.close()
-
-
-async def collected(
-    sandbox: Sandbox,
-    execution: str,
-    *,
-    events_from: int = 0,
-    stdout_from: int | None = None,
-    stderr_from: int | None = None,
-    wait_s: float | None = 0,
-) -> CodeExecutionResult:
-    """What there is of a cell by now, from a position on.
-
-    Args:
-        sandbox: Where.
-        execution: Its id.
-        events_from: How many of started, displays, clears and errors the caller has seen.
-        stdout_from: Byte offset to go on from; None is the oldest that is kept.
-        stderr_from: The same.
-        wait_s: How long to wait for its end; None is until then, 0 does not wait.
-
-    Returns:
-        What it gave; the outcome's status is ``running`` where it is not over.
-
-    Raises:
-        NotFoundError: ``execution_not_found``.
-        SandboxEndedError: The sandbox ended.
-    """
-    results = CodeOutputCollector(sandbox.buffers)
-    at = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
-    first: tuple[int | None, int | None] = (stdout_from, stderr_from)
-    try:
-        if wait_s != 0:
-            followed = await follow(sandbox, execution, events_from=events_from, stdout_from=first[0], stderr_from=first[1])
-            try:
-                async with asyncio.timeout(wait_s):
-                    async for event in followed:
-                        results.add(event)
-                    return _executed(await followed.outcome(), followed.position, results)
-            except TimeoutError:
-                at = followed.position
-                first = (at.stdout, at.stderr)
-            finally:
-                await followed.close()
-        rest = await follow(sandbox, execution, events_from=at.events, stdout_from=first[0], stderr_from=first[1], to_end=False)
-        try:
-            await _gather(sandbox, rest, results, None)
-            return _executed(await rest.outcome(), rest.position, results)
-        finally:
-            await rest.close()
-    finally:
-        results.close()
-
-
-async def interrupt(sandbox: Sandbox, execution: str) -> bool:
-    """Interrupt one cell, as Ctrl-C would, or abort it where it waits; whether it was not over.
-
-    Raises:
-        NotFoundError: ``execution_not_found``.
-        SandboxEndedError: The sandbox has ended.
-    """
-    async with contexts.reaching(sandbox) as link:
-        return await link.interrupt(execution=check_id(execution))
-
-
-async def _begun(
-    sandbox: Sandbox, cell: CellSpec, id_: ProcessId, description: ExecutionDescription, *, certain: bool, followers: ExecutionFollowers | None = None
-) -> CodeExecution:
-    """Give a cell to the guest, count and log it; ``certain``: return only once the guest has taken it."""
-    with sandbox.counted():
-        async with sandbox.connection() as link:
-            call = await link.execute(
-                cell.code,
-                kernel=cell.kernel,
-                language=cell.speaks,
-                env=dict(cell.env),
-                timeout_s=cell.timeout_s,
-                silent=cell.silent,
-                store_history=cell.store_history,
-                stop_on_error=cell.stop_on_error,
-                id=id_,
+        Raises:
+            NotFoundError: ``context_not_found``.
+            LimitError: ``limit_exceeded``: too many cells run or wait in the background; ``quota_exceeded``.
+            SandlotError: The cell could not be begun, or the sandbox has ended.
+        """
+        state = self.state.of(sandbox)
+        background = state.background
+        if id is not None and (id in background or ((id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id))):
+            return id
+        if len(background) >= MAX_BACKGROUND:
+            raise LimitError(
+                f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
+                code=ErrorCode.LIMIT_EXCEEDED,
+                hint="Wait until some have ended, or interrupt them.",
+                fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )
-            execution = CodeExecution(sandbox, call, owned=True, followers=followers)
-            if certain:
+        chosen = id or new_process_id()
+        background.add(chosen)  # before the first await, so that concurrent requests keep to the limit
+        try:
+            execution = await self._submit(sandbox, cell, chosen, replace(description, mode=BACKGROUND), confirm=True)
+        except BaseException:
+            background.discard(chosen)
+            raise
+        sandbox.spawn(self._read_in_background(execution, background))
+        return chosen
+
+    async def check_known(self, sandbox: Sandbox, execution: str) -> None:
+        """Refuse the id of a cell that the guest does not remember.
+
+        Raises:
+            NotFoundError: ``execution_not_found``.
+            SandboxEndedError: The sandbox has ended.
+        """
+        async with contexts.reaching(sandbox) as link:
+            await find_cell(link, check_id(execution))
+
+    async def follow(
+        self,
+        sandbox: Sandbox,
+        execution: str,
+        *,
+        events_from: int = 0,
+        stdout_from: int | None = 0,
+        stderr_from: int | None = 0,
+        to_end: bool = True,
+    ) -> CodeExecution:
+        """Follow a cell that was begun before and may have ended. Closing the execution does not interrupt the cell.
+
+        Args:
+            sandbox: Sandbox of the cell.
+            execution: Id of the cell.
+            events_from: Number of starts, displays, clears and errors that the client has seen.
+            stdout_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
+            stderr_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
+            to_end: Follow the cell to its end. Otherwise follow what exists now; the status is ``running`` if the cell has not ended.
+
+        Raises:
+            NotFoundError: ``execution_not_found``, on iteration.
+            SandboxEndedError: The sandbox has ended.
+        """
+        async with sandbox.connection() as link:
+            call = await link.attach_cell(check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end)
+        start = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
+        return CodeExecution(sandbox, call, owned=False, followers=FOLLOWED.of(sandbox).get(call.id), start=start)
+
+    async def collect(
+        self,
+        sandbox: Sandbox,
+        execution: str,
+        *,
+        events_from: int = 0,
+        stdout_from: int | None = None,
+        stderr_from: int | None = None,
+        wait_s: float | None = 0,
+    ) -> CodeExecutionResult:
+        """Collect what a cell has produced so far, from a position on.
+
+        Args:
+            sandbox: Sandbox of the cell.
+            execution: Id of the cell.
+            events_from: Number of starts, displays, clears and errors that the client has seen.
+            stdout_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
+            stderr_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
+            wait_s: Seconds to wait for the end of the cell; None waits until the end, 0 does not wait.
+
+        Returns:
+            Collected output and results; the status is ``running`` if the cell has not ended.
+
+        Raises:
+            NotFoundError: ``execution_not_found``.
+            SandboxEndedError: The sandbox ended.
+        """
+        output = CodeOutputCollector(sandbox.buffers)
+        try:
+            if wait_s != 0:
+                followed = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
                 try:
-                    await _taken(link, call)
+                    async with asyncio.timeout(wait_s):
+                        async for event in followed:
+                            output.add(event)
+                        return _result(await followed.outcome(), followed.position, output)
+                except TimeoutError:
+                    at = followed.position
+                    events_from, stdout_from, stderr_from = at.events, at.stdout, at.stderr
+                finally:
+                    await followed.close()
+            rest = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
+            try:
+                async for event in rest:
+                    output.add(event)
+                return _result(await rest.outcome(), rest.position, output)
+            finally:
+                await rest.close()
+        finally:
+            output.close()
+
+    async def interrupt(self, sandbox: Sandbox, execution: str) -> bool:
+        """Interrupt a cell as Ctrl-C would, or abort a waiting cell. Return False if the cell had ended.
+
+        Raises:
+            NotFoundError: ``execution_not_found``.
+            SandboxEndedError: The sandbox has ended.
+        """
+        async with contexts.reaching(sandbox) as link:
+            return await link.interrupt(execution=check_id(execution))
+
+    async def _submit(
+        self,
+        sandbox: Sandbox,
+        cell: CellSpec,
+        id_: ProcessId,
+        description: ExecutionDescription,
+        *,
+        confirm: bool,
+        followers: ExecutionFollowers | None = None,
+    ) -> CodeExecution:
+        """Send a cell to the guest, count and log it; with ``confirm`` wait until the guest has accepted the cell."""
+        language = None if cell.language is None else contexts.language_of(cell.language)
+        context = cell.context or contexts.DEFAULTS[language or "python"]
+        with self._usage.count(sandbox.owner):  # not counted if the cell cannot be begun
+            async with sandbox.connection() as link:
+                call = await link.execute(
+                    cell.code,
+                    kernel=context,
+                    language=language,
+                    env=dict(cell.env),
+                    timeout_s=cell.timeout_s,
+                    silent=cell.silent,
+                    store_history=cell.store_history,
+                    stop_on_error=cell.stop_on_error,
+                    id=id_,
+                )
+                execution = CodeExecution(sandbox, call, owned=True, followers=followers)
+                if confirm:
+                    await _confirm(link, call, execution)
                     if cell.context is not None:
-                        sandbox.contexts.add(cell.kernel)
-                except BaseException as error:
-                    await execution.close()
-                    if isinstance(error, NotFoundError):
-                        raise contexts.not_found(error) from None
-                    raise
-    execution.entry = _line(sandbox, cell, id_, description)
-    sandbox.begun[id_] = None
-    while len(sandbox.begun) > REMEMBERED:
-        del sandbox.begun[next(iter(sandbox.begun))]
-    return execution
+                        contexts.CONFIRMED.of(sandbox).add(context)
+        execution.entry = self._log.cell(sandbox, id_, language or "python", cell.code, description)
+        recent = self.state.of(sandbox).recent
+        recent[id_] = None
+        while len(recent) > MAX_RECENT:
+            del recent[next(iter(recent))]
+        return execution
+
+    async def _read_in_background(self, execution: CodeExecution, background: set[ProcessId]) -> None:
+        """Follow a cell in the background for the log; the execution keeps the sandbox from being idle."""
+        try:
+            with suppress(SandlotError):
+                await execution.read()
+        finally:
+            background.discard(execution.id)
+            await execution.release()
 
 
 async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
-    """Whether the guest remembers a cell. It is asked only where it may: a round trip is long for one that is new."""
-    if id_ not in sandbox.begun and not sandbox.inherited:
-        return False
     try:
         async with sandbox.connection() as link:
-            await look(link, id_)
+            await find_cell(link, id_)
     except NotFoundError:
         return False
     return True
 
 
-async def look(link: Link, id_: ProcessId) -> None:
-    """Return where the guest knows a cell.
+async def find_cell(link: Link, id_: ProcessId) -> None:
+    """Ask the guest for a cell.
 
     Raises:
-        NotFoundError: It does not.
+        NotFoundError: The guest does not know the cell.
     """
     call = await link.attach_cell(id_, wait=False)
     try:
@@ -594,52 +627,26 @@ async def look(link: Link, id_: ProcessId) -> None:
         await call.aclose()
 
 
-async def _taken(link: Link, call: CellCall) -> None:
-    """Return once the guest has a cell: it is asked for the cell on the same link, behind it.
+async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None:
+    """Wait until the guest has accepted a cell, by a second request on the same link: the guest handles requests in order.
 
     Raises:
-        SandlotError: The guest has refused it; says why.
+        NotFoundError: ``context_not_found``. The execution is closed after this and every other error.
+        SandlotError: The guest refused the cell.
     """
     try:
-        await look(link, call.id)
-    except NotFoundError:
-        await call.result()  # raises why
+        try:
+            await find_cell(link, call.id)
+        except NotFoundError:
+            await call.result()  # raises the guest's reason
+            raise
+    except BaseException as error:
+        await execution.close()
+        if isinstance(error, NotFoundError):
+            raise contexts.not_found(error) from None
         raise
 
 
-async def _gather(sandbox: Sandbox, execution: CodeExecution, results: CodeOutputCollector, timeout_s: float | None) -> None:
-    """Collect a cell to its end. The guest ends it on time, from its beginning on; this is for a guest that does not."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(None) as guard:
-            async for event in execution:
-                results.add(event)
-                if isinstance(event, CellStarted) and timeout_s is not None:
-                    guard.reschedule(loop.time() + timeout_s + GRACE_S)
-    except TimeoutError:
-        raise TimeoutExceededError(
-            f"Sandbox {sandbox.id} did not end a cell {GRACE_S:g} s after its timeout.",
-            code=ErrorCode.TIMEOUT,
-            hint="Something inside may keep it from answering. Kill it and create a new one.",
-            fields={"sandbox": sandbox.id},
-        ) from None
-
-
-async def _attend(sandbox: Sandbox, execution: CodeExecution) -> None:
-    """Follow a cell in the background for the log, and keep the sandbox from being idle until it is over."""
-    try:
-        with suppress(SandlotError):
-            async for _ in execution:
-                pass
-            await execution.outcome()
-    finally:
-        sandbox.background.discard(execution.id)
-        await execution.release()
-
-
-def _line(sandbox: Sandbox, cell: CellSpec, id_: ProcessId, description: ExecutionDescription) -> LogEntry | None:
-    return None if sandbox.execution_log is None else sandbox.execution_log.cell(sandbox, id_, cell.speaks or "python", cell.code, description)
-
-
-def _executed(outcome: CodeExecutionStatus, position: OutputPosition, results: CodeOutputCollector) -> CodeExecutionResult:
-    return CodeExecutionResult(outcome, results[STDOUT], results[STDERR], results.shown, results.omitted, results.error, position)
+def _result(status: CodeExecutionStatus, position: OutputPosition, output: CodeOutputCollector) -> CodeExecutionResult:
+    captures = output.output.captures
+    return CodeExecutionResult(status, captures[STDOUT], captures[STDERR], output.shown, output.omitted, output.error, position)

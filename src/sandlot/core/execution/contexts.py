@@ -1,7 +1,7 @@
 """Contexts: kernels with state, several in a sandbox, each of one language.
 
-The guest is the truth: what there is, is asked of it, and nothing is kept here. The default context of a language starts by itself at
-its first use; it can be removed, and starts anew at the next. Others are made, and have ids of this service's choice.
+The guest owns the contexts; the service keeps none of their state. The default context of a language starts at its first use. After its removal
+it starts again at its next use. All other contexts are created by a client, and the service chooses their ids.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.types import KernelInfo
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import CONTEXT_ID, new_context_id
 from sandlot.model.specs import check_env, check_path
 
-LANGUAGES: Mapping[str, str] = {
+LANGUAGES: Final[Mapping[str, str]] = {
     "python": "python",
     "python3": "python",
     "py": "python",
@@ -28,12 +29,15 @@ LANGUAGES: Mapping[str, str] = {
     "js": "javascript",
     "node": "javascript",
 }
-"""What a language is called -> the one that there is."""
+"""Accepted name of a language -> language of a context."""
 
-DEFAULTS: Mapping[str, str] = {"python": "default", "bash": "bash", "javascript": "javascript"}
-"""Language -> its default context."""
+DEFAULTS: Final[Mapping[str, str]] = {"python": "default", "bash": "bash", "javascript": "javascript"}
+"""Language -> id of its default context."""
 
-_ABSENT = {ErrorCode.NOT_FOUND: ErrorCode.CONTEXT_NOT_FOUND, ErrorCode.PROCESS_NOT_FOUND: ErrorCode.EXECUTION_NOT_FOUND}
+CONFIRMED: Final[SandboxLocal[set[str]]] = SandboxLocal(lambda _: set())
+"""Ids of the contexts of a sandbox that certainly exist: created or found by this service, and not removed."""
+
+_ABSENT: Final = {ErrorCode.NOT_FOUND: ErrorCode.CONTEXT_NOT_FOUND, ErrorCode.PROCESS_NOT_FOUND: ErrorCode.EXECUTION_NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,12 @@ class Context:
     """One context.
 
     Args:
-        id: Its id.
-        language: python, bash or javascript.
-        cwd: The folder that it started in.
-        state: starting, idle, busy, or stopped where it starts with its next cell.
-        execution_count: How many cells it has run.
-        pid: Its process inside; None where none runs.
+        id: Id of the context.
+        language: ``python``, ``bash`` or ``javascript``.
+        cwd: Working directory in which the kernel started.
+        state: ``starting``, ``idle``, ``busy``, or ``stopped`` if the kernel starts with the next cell.
+        execution_count: Number of cells that have run.
+        pid: Process of the kernel inside the sandbox; None if no kernel runs.
     """
 
     id: str
@@ -57,36 +61,36 @@ class Context:
     pid: int | None
 
 
-def language_of(word: str) -> str:
-    """The language that a word stands for.
+def language_of(name: str) -> str:
+    """Return the language that has a name.
 
     Raises:
-        InvalidRequestError: None that contexts have.
+        InvalidRequestError: No context runs this language.
     """
-    language = LANGUAGES.get(word)
+    language = LANGUAGES.get(name)
     if language is None:
         raise InvalidRequestError(
-            f"Code in {word[:50]!r} cannot be run as a cell.",
-            hint=f"Cells can be: {', '.join(LANGUAGES)}. Anything else runs as a command, from a file.",
+            f"Code in {name[:50]!r} cannot be run as a cell.",
+            hint=f"Use one of: {', '.join(LANGUAGES)}. Run other languages as a command, from a file.",
             fields={"field": "language"},
         )
     return language
 
 
-def default_of(word: str) -> str:
-    """The default context of a language.
+def default_of(name: str) -> str:
+    """Return the id of the default context of a language.
 
     Raises:
-        InvalidRequestError: There is no such language.
+        InvalidRequestError: No context runs this language.
     """
-    return DEFAULTS[language_of(word)]
+    return DEFAULTS[language_of(name)]
 
 
 def check_id(id_: str) -> str:
-    """An id that a context can have.
+    """Return an id after checking that a context can have the id.
 
     Raises:
-        NotFoundError: ``context_not_found``: none can.
+        NotFoundError: ``context_not_found``: no context can have the id.
     """
     if id_ not in DEFAULTS.values() and not CONTEXT_ID.fullmatch(id_):
         raise unknown(id_)
@@ -94,29 +98,34 @@ def check_id(id_: str) -> str:
 
 
 def id_from(name: str) -> str:
-    """The id of a context that 16 or more hexadecimal digits of the caller's name."""
+    """Return the id of a context for at least 16 hexadecimal digits of the caller's choice."""
     return f"ctx-{name[:16]}"
 
 
 def unknown(id_: str) -> NotFoundError:
-    """What a call is answered with that names a context which is not there."""
+    """Return the error of calls that name a missing context."""
     return NotFoundError(
         f"There is no context {id_[:64]!r}.",
         code=ErrorCode.CONTEXT_NOT_FOUND,
-        hint="It may have been deleted: list the contexts, or create one.",
+        hint="List the contexts, or create one: this one may have been deleted.",
         fields={"context": id_[:64]},
     )
 
 
 def not_found(error: NotFoundError) -> NotFoundError:
-    """A guest's word for a context, or an execution, that is not there, as clients are told; any other stays as it is."""
+    """Return a guest's error for a missing context or execution with the code of the API. Other errors are returned unchanged."""
     code = _ABSENT.get(error.code)
     return error if code is None else NotFoundError(error.message, code=code, hint=error.hint)
 
 
 @asynccontextmanager
 async def reaching(sandbox: Sandbox) -> AsyncIterator[Link]:
-    """The link for one call about a context or an execution; one that is not there is said as clients are told."""
+    """Provide the link for one call about a context or an execution.
+
+    Raises:
+        NotFoundError: ``context_not_found`` or ``execution_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
     try:
         async with sandbox.connection() as link:
             yield link
@@ -125,21 +134,20 @@ async def reaching(sandbox: Sandbox) -> AsyncIterator[Link]:
 
 
 async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None, id: str | None = None) -> Context:  # noqa: A002 - the word
-    """Make a context; its kernel starts at once.
+    """Create a context and start its kernel.
 
     Args:
-        sandbox: Where.
+        sandbox: Sandbox of the context.
         language: A key of ``LANGUAGES``.
-        cwd: Absolute folder that it starts in; None is the workspace.
-        env: Added to the sandbox's environment.
-        id: Its id, where the caller chose one; that of a context that is there gives it back as it is. Without it, a caller who gives up while
-            it is made leaves none.
+        cwd: Absolute path of the working directory; None is the workspace.
+        env: Variables added to the environment of the sandbox.
+        id: Id chosen by the caller; an existing context of this id is returned unchanged. Without an id, a cancelled call leaves no context.
 
     Raises:
-        InvalidRequestError: No such language, or no such folder can be.
+        InvalidRequestError: The language or the path is not valid.
         NotFoundError: ``path_not_found``.
-        LimitError: ``limit_exceeded``: there are too many.
-        UnsupportedError: The image has nothing that runs the language.
+        LimitError: ``limit_exceeded``: the sandbox has too many contexts.
+        UnsupportedError: The image has no program that runs the language.
         SandboxEndedError: The sandbox has ended.
     """
     check_env(env or {})
@@ -148,23 +156,23 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
     chosen = id or new_context_id()
     try:
         async with sandbox.connection() as link:
-            made = _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
-            sandbox.contexts.add(made.id)
-            return made
+            context = _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
+            CONFIRMED.of(sandbox).add(context.id)
+            return context
     except asyncio.CancelledError:
         if id is None:
-            sandbox.spawn(_given_up(sandbox, chosen))
+            sandbox.spawn(_remove_quietly(sandbox, chosen))
         raise
 
 
 async def listing(sandbox: Sandbox) -> list[Context]:
-    """Every context that there is; a default one from its first use on."""
+    """Return all contexts; a default context is listed from its first use on."""
     async with sandbox.connection() as link:
         return [_context(info) for info in await link.kernels()]
 
 
 async def get(sandbox: Sandbox, id_: str) -> Context:
-    """One context.
+    """Return one context.
 
     Raises:
         NotFoundError: ``context_not_found``.
@@ -178,19 +186,19 @@ async def get(sandbox: Sandbox, id_: str) -> Context:
 
 
 async def remove(sandbox: Sandbox, id_: str) -> None:
-    """End a context: what runs in it is killed, what waits is aborted. A default one starts anew at its next use.
+    """End a context: its running cell is killed and its waiting cells are aborted. A default context starts again at its next use.
 
     Raises:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    sandbox.contexts.discard(id_)
+    CONFIRMED.of(sandbox).discard(id_)
     async with reaching(sandbox) as link:
         await link.remove_kernel(check_id(id_))
 
 
 async def restart(sandbox: Sandbox, id_: str) -> None:
-    """End a context's kernel: what runs in it is killed, what waits is aborted, and the next cell finds a new one without variables.
+    """End the kernel of a context: its running cell is killed and its waiting cells are aborted. The next cell finds a new kernel without variables.
 
     Raises:
         NotFoundError: ``context_not_found``.
@@ -201,7 +209,7 @@ async def restart(sandbox: Sandbox, id_: str) -> None:
 
 
 async def interrupt(sandbox: Sandbox, id_: str) -> bool:
-    """Interrupt what runs in a context, as Ctrl-C would; whether something did.
+    """Interrupt the running cell of a context, as Ctrl-C would. Return False if no cell was running.
 
     Raises:
         NotFoundError: ``context_not_found``.
@@ -211,8 +219,7 @@ async def interrupt(sandbox: Sandbox, id_: str) -> bool:
         return await link.interrupt(check_id(id_))
 
 
-async def _given_up(sandbox: Sandbox, id_: str) -> None:
-    """Nobody has heard of a context that was being made, and nobody ever will."""
+async def _remove_quietly(sandbox: Sandbox, id_: str) -> None:
     with suppress(SandlotError):
         await remove(sandbox, id_)
 

@@ -1,12 +1,13 @@
-"""Programs of ours that are run inside a sandbox for what needs a walk, an archive or a watch there (``guest/programs/``).
+"""Programs of Sandlot that run inside a sandbox to walk, pack or watch its files (``guest/programs/``).
 
-They run on the guest's own interpreter, whatever the image has, as ordinary processes of the user that was asked for: they may do what
-that user may, and count as the sandbox's own memory, time and processes.
+Helpers run on the guest's own interpreter, whatever the image contains, as ordinary processes of the requested user: they may do what this user may,
+and count against the memory, time and processes of the sandbox.
 
-Laws:
-- They are nobody's runs: not listed, not logged, forgotten by the guest once they are over.
-- Whoever lets go of one ends it: its input ends and it gets SIGTERM, so that it cleans up, then SIGKILL; in a sandbox that rests, once it does not.
-- What one says is a guest's word: bounded, checked, and its error's code one of those that a guest may give.
+Invariants:
+- Helpers are not executions: they are not listed, not logged, and forgotten by the guest once they have ended.
+- Closing a helper ends the program: its input ends, it gets SIGTERM so that it cleans up, then SIGKILL. In a suspended sandbox this happens after
+  the resume.
+- The output of a helper is a guest's: messages are bounded and checked, and an error has one of the codes that a guest may send.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import structlog
 
@@ -28,49 +29,45 @@ from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values
 
-MESSAGE_BYTES = 1024 * 1024
-"""One message of a program; a longer one is none."""
-LEAVE_S = 2.0
-"""How long one that is let go of may clean up behind itself."""
+MESSAGE_BYTES: Final = 1024 * 1024
+"""Longest message of a helper."""
+LEAVE_S: Final = 2.0
+"""Time that a closed helper has to clean up between SIGTERM and SIGKILL."""
 
-_ENV: Mapping[str, str] = {"LD_PRELOAD": "", "LD_AUDIT": "", "LD_DEBUG": "", "MALLOC_PERTURB_": ""}
-"""What the sandbox's own environment may say to a dynamic loader (ld.so(8)) is not meant for these."""
-_HINT_CHARS = 1000
-_MARK = "\0"
-_PREFIX = program_argv(_MARK)
-_START = _PREFIX[-1].partition(_MARK)[0]
+_ENV: Final[Mapping[str, str]] = {"LD_PRELOAD": "", "LD_AUDIT": "", "LD_DEBUG": "", "MALLOC_PERTURB_": ""}
+"""Variables of the dynamic loader (ld.so(8)) that the sandbox's environment may set, and that helpers must not use."""
+_HINT_CHARS: Final = 1000
+_MARK: Final = "\0"
+_PREFIX: Final = program_argv(_MARK)
+_START: Final = _PREFIX[-1].partition(_MARK)[0]
 
 _log = structlog.get_logger("sandlot.core")
 
 
-def is_program(argv: Sequence[str]) -> bool:
-    """Whether that is the command of one of these. Pure.
-
-    Args:
-        argv: As a guest lists it.
-    """
+def is_helper(argv: Sequence[str]) -> bool:
+    """Return True if a command that a guest lists is a helper."""
     return len(argv) == len(_PREFIX) and tuple(argv[:-1]) == _PREFIX[:-1] and argv[-1].startswith(_START)
 
 
 class GuestHelper:
-    """One program that runs. Iterate it: bytes that it gives, and messages; its error is raised, its result is kept.
+    """One running helper. Iteration yields its bytes and messages, and raises its error; the result is kept for :meth:`result`.
 
     Args:
-        sandbox: Where it runs.
-        call: The link's end of it.
-        name: What it is.
-        holds: Whether its sandbox is not idle while it runs.
+        sandbox: Sandbox of the helper.
+        call: Call that follows the helper in the guest.
+        name: Name of the program.
+        holds: Keep the sandbox from being idle while the helper runs.
     """
 
-    __slots__ = ("_call", "_closed", "_hold", "_messages", "_name", "_over", "_sandbox", "_told", "_verdict")
+    __slots__ = ("_call", "_closed", "_hold", "_messages", "_name", "_over", "_received", "_sandbox", "_verdict")
 
     def __init__(self, sandbox: Sandbox, call: ProcessCall, name: str, *, holds: bool = True) -> None:
         self._sandbox = sandbox
         self._closed = False
         self._call = aiter(call)
         self._name = name
-        self._hold: Hold | None = sandbox.hold() if holds else None
-        self._told: list[Mapping[str, Any]] = []
+        self._hold: Hold | None = sandbox.activity.hold() if holds else None
+        self._received: list[Mapping[str, Any]] = []
         self._messages = values.MessageReader(MESSAGE_BYTES)
         self._verdict: Mapping[str, Any] | None = None
         self._over = False
@@ -79,12 +76,12 @@ class GuestHelper:
         return self
 
     async def __anext__(self) -> bytes | Mapping[str, Any]:
-        """What comes next.
+        """Return the next bytes or message.
 
         Raises:
-            SandlotError: Its error, or the sandbox's end.
+            SandlotError: The helper failed, or the sandbox ended.
         """
-        while not self._told:
+        while not self._received:
             try:
                 event = await anext(self._call)
             except StopAsyncIteration:
@@ -99,31 +96,31 @@ class GuestHelper:
             if event.channel == schema.STDOUT:
                 return event.data
             self._take(event.data)
-        return self._told.pop(0)
+        return self._received.pop(0)
 
     async def result(self) -> Mapping[str, Any]:
-        """What it gives in the end; what it tells until then is dropped.
+        """Wait for the end of the helper and return its result. Bytes and messages until then are dropped.
 
         Raises:
-            SandlotError: Its error, or the sandbox's end.
+            SandlotError: The helper failed, or the sandbox ended.
         """
         async for _ in self:
             pass
         return self._check()
 
     async def tell(self, message: Mapping[str, Any]) -> None:
-        """Send it a message.
+        """Send a message to the helper.
 
         Raises:
-            SandlotError: It has ended.
+            SandlotError: The helper has ended.
         """
         await self.send(values.encode_message(dict(message)))
 
     async def send(self, data: bytes) -> None:
-        """Send it bytes, as fast as it takes them.
+        """Send bytes to the helper. Waits while the helper does not read.
 
         Raises:
-            SandlotError: It has ended.
+            SandlotError: The helper has ended.
         """
         try:
             await self._call.write(data)
@@ -131,7 +128,7 @@ class GuestHelper:
             raise await self._sandbox.explain(error) from None
 
     def end_input(self) -> None:
-        """It gets no more."""
+        """End the input of the helper."""
         self._call.close_stdin()
 
     async def feed(self, chunks: AsyncIterable[bytes]) -> Mapping[str, Any]:
@@ -166,7 +163,7 @@ class GuestHelper:
             self.end_input()
 
     def close(self) -> None:
-        """Let go of it; it ends beside everything else. Idempotent."""
+        """End the helper in a task, without waiting. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -177,14 +174,14 @@ class GuestHelper:
     async def _leave(self) -> None:
         try:
             if not self._over:
-                await self._sandbox.wait_awake()  # one that rests is not resumed for this
+                await self._sandbox.wait_awake()  # a suspended sandbox is not resumed for this
                 with suppress(SandlotError):
                     self.end_input()
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     with suppress(SandlotError):
                         async with self._sandbox.connection() as link:
                             await link.signal(self._call.id, int(number))
-                    if await self._ends():
+                    if await self._ends_soon():
                         break
             with suppress(SandlotError):
                 async with self._sandbox.connection() as link:
@@ -192,8 +189,7 @@ class GuestHelper:
         finally:
             await self._call.aclose()
 
-    async def _ends(self) -> bool:
-        """Whether it ends soon."""
+    async def _ends_soon(self) -> bool:
         try:
             async with asyncio.timeout(LEAVE_S):
                 with suppress(SandlotError):
@@ -212,12 +208,11 @@ class GuestHelper:
                 if "result" in message or "error" in message:
                     self._verdict = message
                 else:
-                    self._told.append(message)
+                    self._received.append(message)
         except values.BadValue:
             raise self._broken() from None
 
     def _check(self) -> Mapping[str, Any]:
-        """Its result, where it has ended well."""
         if self._verdict is None:
             raise self._broken()
         if "error" in self._verdict:
@@ -229,25 +224,25 @@ class GuestHelper:
 
     def _broken(self) -> SandlotError:
         return ConflictError(
-            f"What Sandlot runs inside for this ({self._name}) ended before it was done.",
+            f"Sandlot's helper `{self._name}` in sandbox {self._sandbox.id} ended before it was done.",
             code=ErrorCode.CONFLICT,
-            hint="Something in the sandbox ended it, or it ran short of memory. Try again.",
+            hint="Retry: a process in the sandbox ended the helper, or the sandbox ran short of memory.",
             fields={"sandbox": self._sandbox.id},
         )
 
 
 async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True) -> GuestHelper:
-    """Start a program and tell it what is wanted. Close it in the end.
+    """Start a helper and send its request. Close the helper at the end.
 
     Args:
-        sandbox: Where.
-        name: A module of ``guest/programs/``.
-        request: What it takes.
-        user: Who it runs as.
-        holds: Whether the sandbox is not idle while it runs.
+        sandbox: Sandbox of the helper.
+        name: Name of a module of ``guest/programs/``.
+        request: First message to the helper.
+        user: User that the helper runs as.
+        holds: Keep the sandbox from being idle while the helper runs.
 
     Raises:
-        SandlotError: It could not be started, or the sandbox has ended.
+        SandlotError: The helper could not be started, or the sandbox has ended.
     """
     spec = ProcessSpec(argv=program_argv(name), env=_ENV, cwd="/", user=user, stdin=True, timeout_s=None)
     id_ = new_process_id()
@@ -266,18 +261,18 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
 
 
 async def end_leftovers(sandbox: Sandbox) -> int:
-    """End what a service that is gone had started; how many. Nobody can take their results any more.
+    """End the helpers of an earlier service, whose results are lost. Return their number.
 
     Raises:
         SandboxEndedError: The sandbox has ended.
     """
     async with sandbox.connection() as link:
-        left = [info.process for info in await link.processes() if info.running and is_program(info.argv)]
-        for process in left:
+        leftovers = [info.process for info in await link.processes() if info.running and is_helper(info.argv)]
+        for process in leftovers:
             await link.signal(process, int(signal.SIGTERM))
-    for process in left:
+    for process in leftovers:
         sandbox.spawn(_kill(sandbox, process, LEAVE_S))
-    return len(left)
+    return len(leftovers)
 
 
 async def _kill(sandbox: Sandbox, process: ProcessId, after_s: float = 0.0) -> None:
@@ -288,9 +283,9 @@ async def _kill(sandbox: Sandbox, process: ProcessId, after_s: float = 0.0) -> N
 
 
 def _error(verdict: Mapping[str, Any]) -> SandlotError:
-    """The error that a program told; a guest's words are bounded, and so is what they may be."""
+    """Return the error that a helper reported, with a bounded text and a code that a guest may send."""
     code, message, hint = (verdict.get(name) for name in ("error", "message", "hint"))
     if code not in schema.RESET_CODES or not isinstance(message, str) or not isinstance(hint, str):
         _log.error("program.defect", said=str(message)[:_HINT_CHARS])
-        return InternalError("What Sandlot runs inside for this failed.", hint="The service's log says how. Please report it.")
+        return InternalError("A helper of Sandlot in the sandbox failed.", hint="Report the lines of the service's log about `program.defect`.")
     return from_code(code, message[: schema.LIMITS["text"]], hint=hint[:_HINT_CHARS])

@@ -1,13 +1,16 @@
-"""What processes gave and how they ended: output within a budget, words and numbers in bounds whatever a guest said.
+"""Results of processes and cells: bounded output, exit codes, and numbers that are valid whatever the guest sent.
 
-What a cell gave, collected within bounds: its output, its results, its error.
+Invariants:
+- Collected output is reserved in the sandbox's buffer budget until the response is built. Output without room is counted as omitted.
+- Numbers of a guest are checked before they leave this module: a duration is finite and not negative.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output, ProcessResult
@@ -16,19 +19,27 @@ from sandlot.model.ids import ProcessId
 from sandlot.model.specs import MIB
 from sandlot.protocol.schema import STDERR, STDOUT
 
+COPIES: Final = 3
+"""Copies of collected output that exist while a response is built: bytes, text and JSON. Control characters take six bytes of JSON each, so output
+of nothing else takes more than was reserved, for as long as it is encoded."""
+MAX_RESULTS: Final = 1000
+"""Results kept of one cell; further results are counted as omitted."""
+MAX_RESULT_BYTES: Final = 32 * MIB
+"""Memory of the results kept of one cell."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a process ended.
+    """End of a process.
 
     Args:
-        process: Its id.
-        exit_code: As a shell says it: 128 + signal where a signal ended it.
-        signal: The signal's number; None where it exited.
-        reason: exited, signalled, timeout, pids or oom.
-        duration_s: From start to end, as the guest measured it.
-        cpu_s: Processor time of it and of the children that it waited for; None where nobody knows.
-        peak_bytes: The largest resident memory that one of them had; None likewise.
+        process: Id of the process.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the process.
+        signal: Number of the signal that ended the process; None if the process exited.
+        reason: ``exited``, ``signalled``, ``timeout``, ``pids`` or ``oom``.
+        duration_s: Seconds from start to end, measured by the guest.
+        cpu_s: Processor time of the process and of the children that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of one of these processes; None if unknown.
     """
 
     process: ProcessId
@@ -42,42 +53,35 @@ class ProcessOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """A process that was run to its end, and what it wrote."""
+    """End and output of a process that was run to its end."""
 
     outcome: ProcessOutcome
     stdout: Capture
     stderr: Capture
 
 
-COPIES = 3
-"""What is collected is there three times when it is answered: as bytes, as text and as JSON. (Control characters take six bytes of
-JSON each: output of nothing else takes more than it is counted for, for the moment of its encoding.)"""
-
-
 class CommandOutputCollector:
-    """Output of several channels, as far as there is memory for it; the rest is counted as omitted. Close it in the end.
+    """Collects the output of a process or cell, as far as memory is available. Close the collector at the end.
 
     Args:
-        buffers: Where the memory is taken from.
-        channels: Which there are.
-        head_bytes: Kept of the beginning of each.
-        tail_bytes: Kept of the end of each.
+        buffers: Budget of the memory.
+        head_bytes: Bytes kept of the beginning of each stream.
+        tail_bytes: Bytes kept of the end of each stream.
+
+    Attributes:
+        captures: Channel -> collected output.
     """
 
-    __slots__ = ("_buffers", "_captures", "_taken_bytes")
+    __slots__ = ("_buffers", "_taken_bytes", "captures")
 
-    def __init__(self, buffers: BufferBudget, channels: Iterable[int], *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(self, buffers: BufferBudget, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._buffers = buffers
-        self._captures = {channel: Capture(head_bytes, tail_bytes) for channel in channels}
         self._taken_bytes = 0
-
-    def __getitem__(self, channel: int) -> Capture:
-        """What was kept of a channel."""
-        return self._captures[channel]
+        self.captures = {STDOUT: Capture(head_bytes, tail_bytes), STDERR: Capture(head_bytes, tail_bytes)}
 
     def add(self, event: Output | Lost) -> None:
-        """The next piece of a channel."""
-        capture = self._captures[event.channel]
+        """Collect the next piece of output, or count the piece as omitted."""
+        capture = self.captures[event.channel]
         before = capture.held_bytes
         if isinstance(event, Lost):
             capture.skip(event.bytes)
@@ -85,34 +89,31 @@ class CommandOutputCollector:
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
-        self._take(COPIES * (capture.held_bytes - before))
-
-    def try_take(self, size: int) -> bool:
-        """Count something else that is collected along with it; False where there is no memory for it."""
-        if not self._buffers.has(COPIES * size):
-            return False
-        self._take(COPIES * size)
-        return True
-
-    def take_anyway(self, size: int) -> None:
-        """Count what stays after all, such as what nothing could take the place of."""
-        self._take(COPIES * size)
-
-    def give(self, size: int) -> None:
-        """What was counted along with it is no longer kept."""
-        self._take(-COPIES * size)
-
-    def close(self) -> None:
-        """Give back what was taken: the answer is what holds it now. Idempotent."""
-        self._take(-self._taken_bytes)
-
-    def _take(self, size: int) -> None:
+        size = COPIES * (capture.held_bytes - before)
         self._taken_bytes += size
         self._buffers.take_anyway(size)
 
+    def reserve(self, size: int, *, force: bool = False) -> bool:
+        """Reserve memory for something that is collected together with the output. Return False if there is none.
+
+        Args:
+            size: Bytes to reserve; a negative number releases memory.
+            force: Reserve the memory for something that exists already, beyond the budget if necessary.
+        """
+        if size > 0 and not force and not self._buffers.has(COPIES * size):
+            return False
+        self._taken_bytes += COPIES * size
+        self._buffers.take_anyway(COPIES * size)
+        return True
+
+    def close(self) -> None:
+        """Release the memory: the response holds the output now. Idempotent."""
+        self._buffers.take_anyway(-self._taken_bytes)
+        self._taken_bytes = 0
+
 
 def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome:
-    """What a guest's result comes to."""
+    """Return the end of a process from the result that the guest sent."""
     return ProcessOutcome(
         process=process,
         exit_code=exit_code(result.exit_code, result.signal),
@@ -125,46 +126,44 @@ def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome
 
 
 def exit_code(code: int | None, signal: int | None) -> int:
-    """An exit code as a shell says it: 128 + signal where a signal ended it."""
+    """Return an exit code as in a shell: 128 + signal if a signal ended the process."""
     return 128 + signal if signal is not None else code or 0
 
 
 def finite(seconds: float) -> float:
-    """A duration that JSON can carry, whatever a guest said."""
+    """Return a duration that JSON can represent: 0 for a value that is negative or not finite."""
     return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
 
 
-MAX_RESULTS = 1000
-MAX_RESULT_BYTES = 32 * MIB
-
-
 class CodeOutputCollector:
-    """Events in, what is to be answered out. Close it in the end.
+    """Collects the output, results and error of a cell. Close the collector at the end.
 
-    A display that was updated is there once, as it was shown last; what the cell cleared is not there. Output stays as it was written.
+    A display that was updated is kept once, in its last form. Displays that the cell cleared are not kept; output is.
 
     Args:
-        buffers: Where the memory is taken from.
+        buffers: Budget of the memory.
+
+    Attributes:
+        output: Collected output.
+        shown: Kept results.
+        omitted: Number of results that were not kept.
+        error: Exception that ended the cell; None if there was none.
     """
 
-    __slots__ = ("_clears", "_output", "_room", "error", "omitted", "shown")
+    __slots__ = ("_clears", "_room_bytes", "error", "omitted", "output", "shown")
 
     def __init__(self, buffers: BufferBudget) -> None:
-        self._output = CommandOutputCollector(buffers, (STDOUT, STDERR))
-        self._room = MAX_RESULT_BYTES
+        self.output = CommandOutputCollector(buffers)
+        self._room_bytes = MAX_RESULT_BYTES
         self._clears = False
         self.shown: list[Display] = []
         self.omitted = 0
         self.error: CellError | None = None
 
-    def __getitem__(self, channel: int) -> Capture:
-        """What was kept of a channel."""
-        return self._output[channel]
-
     def add(self, event: Output | Lost | CellStarted | Display | Cleared | CellError) -> None:
-        """The next thing that the cell gave."""
+        """Collect the next event of the cell."""
         if isinstance(event, Output | Lost):
-            self._output.add(event)
+            self.output.add(event)
         elif isinstance(event, CellError):
             self.error = event
         elif isinstance(event, Cleared):
@@ -175,8 +174,8 @@ class CodeOutputCollector:
             self._show(event)
 
     def close(self) -> None:
-        """Give back what was taken: the answer is what holds it now. Idempotent."""
-        self._output.close()
+        """Release the memory: the response holds the results now. Idempotent."""
+        self.output.close()
 
     def _show(self, display: Display) -> None:
         if self._clears:
@@ -184,45 +183,34 @@ class CodeOutputCollector:
             self._clear()
         known = [number for number, shown in enumerate(self.shown) if display.update and shown.display_id == display.display_id]
         shown = [replace(display, main=self.shown[number].main, update=False) for number in known] or [display]
-        # What it takes the place of goes before it comes: the last frame of an animation needs no more room than one frame.
-        before = [self.shown[number] for number in known]
-        self._give(before)
-        if (not known and len(self.shown) >= MAX_RESULTS) or not self._take(shown):
+        # The replaced displays are released first, so the frames of an animation need no more memory than one frame.
+        before, size = sum(display_bytes(self.shown[number]) for number in known), len(shown) * display_bytes(display)
+        self.output.reserve(-before)
+        if (not known and len(self.shown) >= MAX_RESULTS) or size > self._room_bytes + before or not self.output.reserve(size):
             self.omitted += 1
-            self._take(before, anyway=True)
-        elif known:
+            self.output.reserve(before, force=True)
+            return
+        self._room_bytes += before - size
+        if known:
             for number, new in zip(known, shown, strict=True):
                 self.shown[number] = new
         else:
             self.shown.append(display)
 
     def _clear(self) -> None:
-        self._give(self.shown)
+        size = sum(map(display_bytes, self.shown))
+        self.output.reserve(-size)
+        self._room_bytes += size
         self.shown.clear()
-
-    def _take(self, displays: Iterable[Display], *, anyway: bool = False) -> bool:
-        """Take what displays need, or nothing (False)."""
-        size = sum(map(display_bytes, displays))
-        if not anyway and (size > self._room or not self._output.try_take(size)):
-            return False
-        if anyway:
-            self._output.take_anyway(size)
-        self._room -= size
-        return True
-
-    def _give(self, displays: Iterable[Display]) -> None:
-        size = sum(map(display_bytes, displays))
-        self._output.give(size)
-        self._room += size
 
 
 def display_bytes(display: Display) -> int:
-    """About how many bytes of memory a result takes. Pure."""
+    """Return about how many bytes of memory a result takes."""
     return 200 + sum(200 + len(mime) + len(item) for mime, item in display.data.items()) + value_bytes(display.metadata)
 
 
 def value_bytes(value: object) -> int:
-    """About how many bytes of memory a value takes that came over the wire. Pure."""
+    """Return about how many bytes of memory a value of a guest takes."""
     if isinstance(value, Mapping):
         return 100 + sum(len(key) + value_bytes(item) for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,15 +1,15 @@
-"""What is to be installed, and the command that does it. Pure.
+"""Packages to install, and the command that installs them. Pure.
 
-Laws:
-- A word for a package names a package of an index, and which of its versions: no option, no path, no URL, no archive, no alias. What a package
-  manager would take for any of these is refused before anything runs.
-- Words reach the package manager as arguments of their own, after ``--``; no shell reads them.
-- One command line installs all, or what the package manager leaves where it fails.
+Invariants:
+- A requirement names a package of an index, and its versions: no option, path, URL, archive or alias. A requirement that a package manager would
+  take for one of these is refused before anything runs.
+- Requirements reach the package manager as separate arguments after ``--``; no shell reads them.
+- One command installs all packages. After a failure the state is the one that the package manager leaves.
 
-``pip`` installs where the kernel's python looks (``python3`` of the image), by uv where the image has it: both read the same index, and uv is
-faster. ``npm`` installs under npm's global prefix, which every ``require`` finds by NODE_PATH, so that nothing is left in the working folder.
-``apt`` runs as root whoever asks, since nobody else can install Debian packages, and reads the lists first where there are none or they are older
-than a day. What an apt that was killed left half done it finishes first, because apt does nothing until somebody has.
+``pip`` installs where the kernel's Python looks (``python3`` of the image), by uv if the image has uv: both read the same index, and uv is faster.
+``npm`` installs under npm's global prefix, which every ``require`` finds by NODE_PATH, so that the working directory stays unchanged.
+``apt`` always runs as root, because no other user can install Debian packages. It reads the lists first if there are none or they are older than a
+day. It finishes first what a killed apt left half done, because apt does nothing else until then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -25,16 +26,17 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, ProcessSpec, User, check_text
 from sandlot.protocol.schema import PACKAGES_PORT
 
-MAX_PACKAGES = 100
-MAX_CHARS = 500
-"""Of one word; markers are the longest part of it."""
+MAX_PACKAGES: Final = 100
+"""Packages of one install."""
+MAX_CHARS: Final = 500
+"""Characters of one requirement; markers are its longest part."""
 
-INDEX = f"http://127.0.0.1:{PACKAGES_PORT}"
-"""Where the guest listens."""
+INDEX: Final = f"http://127.0.0.1:{PACKAGES_PORT}"
+"""Address at which the guest serves the package indexes."""
 
 
 class Manager(StrEnum):
-    """Who installs."""
+    """Package manager."""
 
     PIP = "pip"
     NPM = "npm"
@@ -43,13 +45,13 @@ class Manager(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstallParams:
-    """What is to be installed.
+    """Packages to install.
 
     Args:
-        manager: By whom.
-        packages: 1 to 100 words of that manager.
-        user: Who it runs as; apt always as root.
-        timeout_s: Seconds until it is ended; None is never.
+        manager: Package manager.
+        packages: 1 to 100 requirements in the syntax of the package manager.
+        user: User that the package manager runs as; apt always runs as root.
+        timeout_s: Seconds until the install is killed; None sets no timeout.
     """
 
     manager: Manager
@@ -58,118 +60,119 @@ class InstallParams:
     timeout_s: float | None = DEFAULT_INSTALL_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Refuse what is no package."""
+        """Refuse requirements that do not name packages."""
         if not 1 <= len(self.packages) <= MAX_PACKAGES:
-            raise InvalidRequestError(
-                f"{len(self.packages)} packages were asked for; 1 to {MAX_PACKAGES} are installed at once.", fields={"field": "packages"}
-            )
-        for word in self.packages:
-            check_package(self.manager, word)
+            raise InvalidRequestError(f"`packages` has {len(self.packages)} entries; 1 to {MAX_PACKAGES} are allowed.", fields={"field": "packages"})
+        for package in self.packages:
+            check_package(self.manager, package)
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """What the log of runs calls it."""
+        """Command that the execution log shows."""
         return (_SHOWN[self.manager], "install", *self.packages)
 
     def spec(self) -> ProcessSpec:
-        """The process that does it."""
+        """Return the process that installs the packages."""
         return ProcessSpec(
             argv=("/bin/sh", "-c", _SCRIPTS[self.manager], f"install-{self.manager}", *self.packages),
             env=_ENV[self.manager],
-            cwd="/",  # a package manager that looks for a project's own settings in the working folder finds none
+            cwd="/",  # no settings of a project in the working directory
             user=User.ROOT if self.manager is Manager.APT else self.user,
             timeout_s=self.timeout_s,
         )
 
 
-def choose_manager(asked: str) -> Manager:
-    """The package manager of that name.
+def choose_manager(name: str) -> Manager:
+    """Return the package manager of a name.
 
     Raises:
-        InvalidRequestError: There is none.
+        InvalidRequestError: There is no such package manager.
     """
     try:
-        return Manager(asked)
+        return Manager(name)
     except ValueError:
         raise InvalidRequestError(
-            f"There is no package manager {asked[:32]!r}.", hint=f"Use one of: {', '.join(Manager)}.", fields={"field": "manager"}
+            f"There is no package manager {name[:32]!r}.", hint=f"Use one of: {', '.join(Manager)}.", fields={"field": "manager"}
         ) from None
 
 
-def check_package(manager: Manager, word: str) -> None:
-    """Refuse what does not name a package of an index.
+def check_package(manager: Manager, package: str) -> None:
+    """Refuse a requirement that does not name a package of an index.
 
     Raises:
-        InvalidRequestError: The word is an option, a path, a URL or no name at all; says which.
+        InvalidRequestError: The requirement is an option, a path, a URL or not a name.
     """
-    check_text("package", word)
-    if len(word) > MAX_CHARS:
-        raise _refused(manager, word, f"it has {len(word)} characters, and {MAX_CHARS} are allowed")
-    if word.startswith("-"):
-        raise _refused(manager, word, "it begins like an option")
-    why = _CHECKS[manager](word)
-    if why:
-        raise _refused(manager, word, why)
+    check_text("package", package)
+    if len(package) > MAX_CHARS:
+        raise _refused(manager, package, f"it has {len(package)} characters, and {MAX_CHARS} are allowed")
+    if package.startswith("-"):
+        raise _refused(manager, package, "it begins like an option")
+    if reason := _CHECKS[manager](package):
+        raise _refused(manager, package, reason)
 
 
-def _refused(manager: Manager, word: str, why: str) -> InvalidRequestError:
+def _refused(manager: Manager, package: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{word[:80]!r} is no package that {manager} installs here: {why}.", hint=_HINTS[manager], fields={"field": "packages", "package": word[:80]}
+        f"{package[:80]!r} is not a package that {manager} can install: {reason}.",
+        hint=_HINTS[manager],
+        fields={"field": "packages", "package": package[:80]},
     )
 
 
-def _pip(word: str) -> str:
-    if any(not character.isprintable() for character in word):
-        return "it has characters that cannot be seen"
+def _pip(package: str) -> str:
+    if any(not character.isprintable() for character in package):
+        return "it has invisible characters"
     try:
-        requirement = Requirement(word)
+        requirement = Requirement(package)
     except InvalidRequirement as error:
-        return "it is a path or a URL" if re.search(r"[/\\]|^\.", word) else str(error).splitlines()[0][:200].rstrip(".")
+        return "it is a path or a URL" if re.search(r"[/\\]|^\.", package) else str(error).splitlines()[0][:200].rstrip(".")
     if _PIP_ARCHIVE.search(requirement.name):
         return "pip takes it for a file"
     return "it is a URL" if requirement.url is not None else ""
 
 
 _PIP_ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|tlz|tar\.[a-z0-9]+)$", re.IGNORECASE)
-"""What pip and uv take for a file, if there is one of that name (pip's ``ARCHIVE_EXTENSIONS``, uv's source distributions)."""
+"""Names that pip and uv take for a file, if the file exists (pip's ``ARCHIVE_EXTENSIONS``, uv's source distributions)."""
 
 _NPM_NAME = re.compile(r"(?:@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~][A-Za-z0-9._~-]*")
 _NPM_RANGE = re.compile(r"[A-Za-z0-9^~<>=*][A-Za-z0-9 .*^~<>=|+_-]*")
 _NPM_ARCHIVE = re.compile(r"\.(?:tgz|tar|tar\.gz)$", re.IGNORECASE)
-"""What npm takes for a file, whatever stands before it (npm-package-arg)."""
+"""Endings that npm takes for a file, whatever precedes them (npm-package-arg)."""
 _NPM_NAME_CHARS = 214
 
 
-def _npm(word: str) -> str:
-    name, at, wanted = word.partition("@") if not word.startswith("@") else ("@" + word[1:].partition("@")[0], *word[1:].partition("@")[1:])
-    if _NPM_ARCHIVE.search(word):
+def _npm(package: str) -> str:
+    scope = "@" if package.startswith("@") else ""
+    name, at, version = package.removeprefix(scope).partition("@")
+    name = scope + name
+    if _NPM_ARCHIVE.search(package):
         return "npm takes it for a file"
     if not _NPM_NAME.fullmatch(name) or len(name) > _NPM_NAME_CHARS:
-        return "it is a path, a URL or a repository" if re.search(r"[/\\:]|^\.", name.removeprefix("@")) else "that is no name"
-    if at and not _NPM_RANGE.fullmatch(wanted):
-        return "what follows the '@' is no version, range or tag"
+        return "it is a path, a URL or a repository" if re.search(r"[/\\:]|^\.", name.removeprefix("@")) else "it is not a name"
+    if at and not _NPM_RANGE.fullmatch(version):
+        return "the text after '@' is not a version, range or tag"
     return ""
 
 
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+](?::[a-z0-9-]+)?(?:=[0-9A-Za-z][0-9A-Za-z.+:~-]*)?")
-"""Debian Policy 5.6.1, 5.6.8 and 5.6.12. A name that ends in '-' is one to remove, apt-get(8)."""
+"""Debian Policy 5.6.1, 5.6.8 and 5.6.12. A name that ends in '-' removes the package, apt-get(8)."""
 
 
-def _apt(word: str) -> str:
-    if _APT.fullmatch(word):
+def _apt(package: str) -> str:
+    if _APT.fullmatch(package):
         return ""
-    return "it is a path" if "/" in word else "apt removes what ends in '-'" if word.endswith("-") else "that is no name"
+    return "it is a path" if "/" in package else "apt removes a package whose name ends in '-'" if package.endswith("-") else "it is not a name"
 
 
-_CHECKS: Mapping[Manager, Callable[[str], str]] = {Manager.PIP: _pip, Manager.NPM: _npm, Manager.APT: _apt}
-_HINTS: Mapping[Manager, str] = {
-    Manager.PIP: "Give a requirement such as 'requests', 'requests>=2.31' or 'uvicorn[standard]==0.30.*'.",
-    Manager.NPM: "Give a name with or without a version, such as 'lodash', 'lodash@^4' or '@types/node@20'.",
-    Manager.APT: "Give a name with or without architecture and version, such as 'tree', 'tree=2.1.0-1' or 'libc6:amd64'.",
+_CHECKS: Final[Mapping[Manager, Callable[[str], str]]] = {Manager.PIP: _pip, Manager.NPM: _npm, Manager.APT: _apt}
+_HINTS: Final[Mapping[Manager, str]] = {
+    Manager.PIP: "Pass a requirement such as 'requests', 'requests>=2.31' or 'uvicorn[standard]==0.30.*'.",
+    Manager.NPM: "Pass a name with or without a version, such as 'lodash', 'lodash@^4' or '@types/node@20'.",
+    Manager.APT: "Pass a name with or without architecture and version, such as 'tree', 'tree=2.1.0-1' or 'libc6:amd64'.",
 }
-_SHOWN: Mapping[Manager, str] = {Manager.PIP: "pip", Manager.NPM: "npm", Manager.APT: "apt-get"}
+_SHOWN: Final[Mapping[Manager, str]] = {Manager.PIP: "pip", Manager.NPM: "npm", Manager.APT: "apt-get"}
 
-_SCRIPTS: Mapping[Manager, str] = {
+_SCRIPTS: Final[Mapping[Manager, str]] = {
     Manager.PIP: """\
 python=$(command -v python3 || command -v python) || { echo "This image has no python." >&2; exit 127; }
 if command -v uv >/dev/null; then exec uv pip install --python "$python" --break-system-packages -- "$@"; fi
@@ -193,8 +196,8 @@ fi
 exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 install -- "$@"
 """,
 }
-_ENV: Mapping[Manager, Mapping[str, str]] = {
-    # What an image's own configuration says as well; here for images that have none.
+_ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
+    # Images of Sandlot have the same configuration; other images do not.
     Manager.PIP: {
         "UV_DEFAULT_INDEX": f"{INDEX}/pypi/simple/",
         "UV_NO_PROGRESS": "1",

@@ -1,11 +1,11 @@
-"""Standard input of processes: given whole, or written piece by piece, each piece once, also over a restart of the service.
+"""Standard input of processes: passed whole, or written piece by piece, each byte once, also across a restart of the service.
 
-Laws:
-- A write that was answered has reached the guest, which keeps it for the process whatever becomes of the service.
-- A write that says where in the input its bytes belong can be said again: what has come there before is not written twice.
-- Of a process that the service did not start, or started before it was restarted, the input is found again by its id.
-- Whoever gives a write up, or goes away, leaves the turn to the next; nobody waits for ever behind a process that does not read.
-- Standard input that was given whole is counted (``core/node/buffer_budget.py``) for as long as the process does not take it.
+Invariants:
+- A write that returned has reached the guest, which keeps the bytes for the process whatever happens to the service.
+- A write with an offset can be repeated: bytes that have arrived before are not written twice.
+- The input of every process of the sandbox can be written by the process's id, whichever service or image started the process.
+- Writes to one process take turns. A write that is cancelled, or whose client disconnects, gives up its turn.
+- Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the process has taken it.
 """
 
 from __future__ import annotations
@@ -13,223 +13,240 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable
 from contextlib import suppress
+from typing import Final
 
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.client import Link, ProcessCall
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, ProcessId
 
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES: Final = 64 * 1024
+"""Bytes of one write on the link."""
+PROMPT_BYTES: Final = 128 * 1024
+"""Bytes that the guest takes at once, whether the process reads or not: half of a stream's window (``protocol/streams.py``)."""
+PROMPT_S: Final = 5.0
+"""Longest wait for another write, or for a guest that confirms the end of an input."""
 
-PROMPT_BYTES = 128 * 1024
-"""The guest takes as much at once, whether the process reads or not: half of a stream's window (``protocol/streams.py``)."""
-PROMPT_S = 5.0
-
-_LOOK_S, _LOOK_MOST_S = 0.005, 0.25
+_POLL_S: Final = 0.005
+_MAX_POLL_S: Final = 0.25
 
 
 class StdinWriter:
-    """The way to one process's standard input.
+    """Writer of one process's standard input.
 
     Args:
-        call: What it travels on.
-        base: How many bytes had come before.
+        call: Call that carries the input.
+        base_bytes: Bytes that had arrived before the call was attached.
     """
 
-    __slots__ = ("_base", "call", "lock")
+    __slots__ = ("_base_bytes", "call", "lock")
 
-    def __init__(self, call: ProcessCall, base: int) -> None:
-        self._base = base
+    def __init__(self, call: ProcessCall, base_bytes: int) -> None:
+        self._base_bytes = base_bytes
         self.call = call
         self.lock = asyncio.Lock()
 
     @property
     def position(self) -> int:
-        """How many bytes will have come once all that was written here is there."""
-        return self._base + self.call.sent_bytes
+        """Bytes that will have arrived once everything written here has arrived."""
+        return self._base_bytes + self.call.sent_bytes
 
 
-def remember(sandbox: Sandbox, call: ProcessCall, base: int) -> StdinWriter:
-    """A call on which a process's input can be written."""
-    way = sandbox.inputs[call.id] = StdinWriter(call, base)
-    return way
+class StdinManager:
+    """Writes to the standard input of processes.
 
-
-def forget(sandbox: Sandbox, call: ProcessCall) -> None:
-    """That call is over. Idempotent."""
-    known = sandbox.inputs.get(call.id)
-    if known is not None and known.call is call:
-        del sandbox.inputs[call.id]
-
-
-async def write(sandbox: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset: int | None = None) -> int:
-    """Write to a process's standard input; waits while the process does not read.
-
-    Args:
-        sandbox: Where.
-        id_: The process.
-        chunks: What to write.
-        offset: Where in the whole input that begins; what has come there before is left out. None is at its end.
-
-    Returns:
-        How many bytes have come for its input so far: where the next write begins.
-
-    Raises:
-        NotFoundError: ``process_not_found``.
-        ConflictError: It takes no input, its input was closed, it has ended, or something is missing before ``offset``.
-        SandboxEndedError: The sandbox has ended.
+    Attributes:
+        writers: Writers of each sandbox, by process.
     """
-    process = check_id(id_)
-    async with sandbox.connection(None) as link:
-        way = await _way(sandbox, link, process)
-        async with way.lock:
-            skip = 0
-            if offset is not None:
-                come = await _until_there(link, way, process)
-                if offset > come:
-                    raise ConflictError(
-                        f"The input of process {process} has {come} bytes; what belongs between them and byte {offset} is missing.",
-                        code=ErrorCode.CONFLICT,
-                        hint="Write it from where the input ends.",
-                        fields={"process": process, "stdin_bytes": come},
-                    )
-                skip = come - offset
-            async for chunk in chunks:
-                rest, skip = chunk[skip:], max(0, skip - len(chunk))
-                for at in range(0, len(rest), PIECE_BYTES):
-                    await way.call.write(rest[at : at + PIECE_BYTES])
-            return await _until_there(link, way, process)
 
+    def __init__(self) -> None:
+        self.writers: SandboxLocal[dict[ProcessId, StdinWriter]] = SandboxLocal(lambda _: {})
 
-async def close(sandbox: Sandbox, id_: str) -> None:
-    """End a process's standard input. Where it does not read what was written before, the end is on its way behind that after 5 s.
+    def register(self, sandbox: Sandbox, call: ProcessCall, base_bytes: int = 0) -> StdinWriter:
+        """Let clients write to a process on a call.
 
-    Raises:
-        NotFoundError: ``process_not_found``.
-        ConflictError: It takes no input, its input was closed before, it has ended, or somebody has been writing for 5 s.
-        SandboxEndedError: The sandbox has ended.
-    """
-    process = check_id(id_)
-    async with sandbox.connection(None) as link:
-        way = await _way(sandbox, link, process)
-        try:
-            async with asyncio.timeout(PROMPT_S):
-                await way.lock.acquire()
-        except TimeoutError:
-            raise ConflictError(
-                f"The input of process {process} is still being written.",
-                code=ErrorCode.CONFLICT,
-                hint="Give that write up first: it waits because the process does not read. Or end the process by a signal.",
-                fields={"process": process},
-            ) from None
-        try:
-            if not way.call.takes_input:
-                raise _no_input(process)
-            way.call.close_stdin()
-            with suppress(TimeoutError):
+        Args:
+            sandbox: Sandbox of the process.
+            call: Call that carries the input.
+            base_bytes: Bytes that had arrived before the call was attached.
+        """
+        writer = self.writers.of(sandbox)[call.id] = StdinWriter(call, base_bytes)
+        return writer
+
+    def unregister(self, sandbox: Sandbox, call: ProcessCall) -> None:
+        """Forget a call that is over. Idempotent."""
+        writers = self.writers.get(sandbox)
+        if writers and call.id in writers and writers[call.id].call is call:
+            del writers[call.id]
+
+    async def write(self, sandbox: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset: int | None = None) -> int:
+        """Write to a process's standard input. Waits while the process does not read.
+
+        Args:
+            sandbox: Sandbox of the process.
+            id_: Id of the process.
+            chunks: Bytes to write.
+            offset: Position of the first byte in the whole input; bytes that have arrived before are skipped. None appends.
+
+        Returns:
+            Bytes of the input that have arrived so far: the offset of the next write.
+
+        Raises:
+            NotFoundError: ``process_not_found``.
+            ConflictError: The process takes no input, its input was closed, it has ended, or bytes before ``offset`` are missing.
+            SandboxEndedError: The sandbox has ended.
+        """
+        process = check_id(id_)
+        async with sandbox.connection(None) as link:
+            writer = await self._writer(sandbox, link, process)
+            async with writer.lock:
+                skip = 0
+                if offset is not None:
+                    arrived = await _confirm(link, writer, process)
+                    if offset > arrived:
+                        raise ConflictError(
+                            f"`offset` is {offset}, but only {arrived} bytes of the input of process {process} have arrived.",
+                            code=ErrorCode.CONFLICT,
+                            hint=f"Write the input from byte {arrived} on.",
+                            fields={"process": process, "stdin_bytes": arrived},
+                        )
+                    skip = arrived - offset
+                async for chunk in chunks:
+                    rest, skip = chunk[skip:], max(0, skip - len(chunk))
+                    for at in range(0, len(rest), PIECE_BYTES):
+                        await writer.call.write(rest[at : at + PIECE_BYTES])
+                return await _confirm(link, writer, process)
+
+    async def close(self, sandbox: Sandbox, id_: str) -> None:
+        """End a process's standard input.
+
+        Return when the guest has confirmed the end, or after 5 s if the process does not read earlier input; the end then follows that input.
+
+        Raises:
+            NotFoundError: ``process_not_found``.
+            ConflictError: The process takes no input, its input was closed before, it has ended, or another write took longer than 5 s.
+            SandboxEndedError: The sandbox has ended.
+        """
+        process = check_id(id_)
+        async with sandbox.connection(None) as link:
+            writer = await self._writer(sandbox, link, process)
+            try:
                 async with asyncio.timeout(PROMPT_S):
-                    await _until_closed(link, process)
-        finally:
-            way.lock.release()
+                    await writer.lock.acquire()
+            except TimeoutError:
+                raise ConflictError(
+                    f"Another request is still writing the input of process {process}.",
+                    code=ErrorCode.CONFLICT,
+                    hint="Cancel that request, or end the process by a signal: the process does not read its input.",
+                    fields={"process": process},
+                ) from None
+            try:
+                if not writer.call.takes_input:
+                    raise _no_input(process)
+                writer.call.close_stdin()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PROMPT_S):
+                        await _confirm_closed(link, process)
+            finally:
+                writer.lock.release()
 
+    def feed(self, sandbox: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
+        """Write a process's whole input in a task. The caller has reserved the memory; the task releases the memory."""
 
-def feed(sandbox: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
-    """Write a process's whole input beside everything else; its bytes were taken from the budget, and go back to it."""
+        async def write_all() -> None:
+            with suppress(SandlotError):  # a process need not read its input to the end
+                for at in range(0, len(data), PIECE_BYTES):
+                    await call.write(data[at : at + PIECE_BYTES])
+                call.close_stdin()
 
-    async def write_all() -> None:
-        # A process need not read its input to the end.
+        task = sandbox.tasks.create_task(write_all())
+        size = len(data)
+        # Not in the coroutine: a task that is cancelled before its first step runs none of it.
+        task.add_done_callback(lambda _: sandbox.buffers.give(size))
+        return task
+
+    async def confirm_fed(self, sandbox: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
+        """Wait until an input that was passed whole has reached the guest, unless that depends on a process that reads.
+
+        Args:
+            sandbox: Sandbox of the process.
+            feeding: Task that :meth:`feed` returned.
+            call: Call that carries the input.
+            size: Bytes of the input.
+        """
+        if size > PROMPT_BYTES:
+            return
+        with suppress(SandlotError, TimeoutError):
+            async with asyncio.timeout(PROMPT_S), sandbox.connection(None) as link:
+                await asyncio.wait({feeding})
+                await _confirm_closed(link, call.id)
+
+    async def drain(self, sandbox: Sandbox, call: ProcessCall) -> None:
+        """Discard the output of a call that only carries input, until the process ends."""
         with suppress(SandlotError):
-            for at in range(0, len(data), PIECE_BYTES):
-                await call.write(data[at : at + PIECE_BYTES])
-            call.close_stdin()
+            async for _ in call:
+                pass
+        self.unregister(sandbox, call)
+        await call.aclose()
 
-    task = sandbox.tasks.create_task(write_all())
-    size = len(data)
-    # Not in the coroutine: one that is cancelled before its first step runs none of it.
-    task.add_done_callback(lambda _: sandbox.buffers.give(size))
-    return task
-
-
-async def given(sandbox: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
-    """Return once an input that was given whole has reached the guest, where that does not depend on the process's reading it."""
-    if size > PROMPT_BYTES:
-        return
-    with suppress(SandlotError, TimeoutError):
-        async with asyncio.timeout(PROMPT_S), sandbox.connection(None) as link:
-            await asyncio.wait({feeding})
-            await _until_closed(link, call.id)
-
-
-async def drain(sandbox: Sandbox, call: ProcessCall) -> None:
-    """Take what comes on a call that is there for its input only, until the process ends."""
-    with suppress(SandlotError):
-        async for _ in call:
-            pass
-    forget(sandbox, call)
-    await call.aclose()
+    async def _writer(self, sandbox: Sandbox, link: Link, process: ProcessId) -> StdinWriter:
+        writers = self.writers.of(sandbox)
+        if process in writers:
+            return writers[process]
+        info = await link.process(process)
+        if not info.stdin:
+            raise _no_input(process)
+        call = await link.attach(process, stdout_from=info.stdout_bytes, stderr_from=info.stderr_bytes)
+        if process in writers:  # another request was faster
+            await call.aclose()
+            return writers[process]
+        sandbox.spawn(self.drain(sandbox, call))
+        return self.register(sandbox, call, info.stdin_bytes)
 
 
 def check_id(id_: str) -> ProcessId:
-    """A process id out of a text.
+    """Return a text as the id of a process.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The text is not an id of a process.
     """
     if PROCESS_ID.fullmatch(id_) is None:
         raise InvalidRequestError(
-            f"{id_[:64]!r} is not the id of a process.", hint="Process ids are 32 hexadecimal digits, as given by the call that started it."
+            f"{id_[:64]!r} is not the id of a process.", hint="Pass the id that the call returned which started the process: 32 hexadecimal digits."
         )
     return ProcessId(id_)
 
 
-async def _way(sandbox: Sandbox, link: Link, process: ProcessId) -> StdinWriter:
-    """The way to a process's input: the one there is, or a new one."""
-    known = sandbox.inputs.get(process)
-    if known is not None:
-        return known
-    info = await link.process(process)
-    if not info.stdin:
-        raise _no_input(process)
-    call = await link.attach(process, stdout_from=info.stdout_bytes, stderr_from=info.stderr_bytes)
-    known = sandbox.inputs.get(process)
-    if known is not None:  # somebody else was faster
-        await call.aclose()
-        return known
-    sandbox.spawn(drain(sandbox, call))
-    return remember(sandbox, call, info.stdin_bytes)
-
-
-async def _until_there(link: Link, way: StdinWriter, process: ProcessId) -> int:
-    """Return once all that was written has come to the guest: how much that is, with what others wrote."""
-    wait_s = _LOOK_S
+async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
+    """Wait until everything that was written has arrived. Return the bytes of the input, those of other writers included."""
+    wait_s = _POLL_S
     while True:
         try:
             info = await link.process(process)
         except UnavailableError as error:
-            # Too many calls at once, which whoever is told repeats: what was written already would be written twice.
+            # Too many calls at once. A client that gets this error repeats its write, which would write the same bytes twice.
             if error.code is not ErrorCode.BUSY:
                 raise
         else:
-            if info.stdin_bytes >= way.position:
+            if info.stdin_bytes >= writer.position:
                 return info.stdin_bytes
             if not info.stdin:
                 raise _no_input(process)
         await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LOOK_MOST_S)
+        wait_s = min(2 * wait_s, _MAX_POLL_S)
 
 
-async def _until_closed(link: Link, process: ProcessId) -> None:
-    """Return once the end of its input has come to the guest."""
-    wait_s = _LOOK_S
+async def _confirm_closed(link: Link, process: ProcessId) -> None:
+    wait_s = _POLL_S
     while (await link.process(process)).stdin:
         await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LOOK_MOST_S)
+        wait_s = min(2 * wait_s, _MAX_POLL_S)
 
 
 def _no_input(process: ProcessId) -> ConflictError:
     return ConflictError(
         f"Process {process} takes no input: it has ended, its input was closed, or it was started without.",
         code=ErrorCode.CONFLICT,
-        hint="Start it with stdin_open to write to it.",
+        hint="Start the process with `stdin_open` to write to it.",
         fields={"process": process},
     )

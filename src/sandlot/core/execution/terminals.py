@@ -1,56 +1,58 @@
-"""Processes on a terminal: opened, gone back to, resized. They outlive whoever looks at them.
+"""Processes on a terminal: attach, resize, type. A process on a terminal outlives its clients.
 
-Laws:
-- What is typed goes on the looker's own call, so that lookers do not wait for each other.
-- What is typed and not taken yet waits here, 1 MiB of it, counted (``core/node/buffer_budget.py``); where more comes and none of it is
-  taken for 30 s, the visit ends.
+Invariants:
+- Each client types on its own call, so clients do not wait for each other.
+- Input that the process has not taken yet is kept here, up to 1 MiB, and counted in the buffer budget (``core/node/buffer_budget.py``). A client
+  that sends more while nothing is taken for 30 s is disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Final
 
-from sandlot.core.execution import processes
-from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.execution.processes import ProcessExecution, ProcessService
 from sandlot.core.execution.stdin import check_id
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError
 from sandlot.model.specs import KIB, MIB, check_screen
 
-AHEAD_MAX_BYTES = 1 * MIB
-"""Of what is typed; a message may go beyond it once."""
-STUCK_S = 30.0
-_PIECE_BYTES = 64 * KIB
+AHEAD_MAX_BYTES: Final = 1 * MIB
+"""Input that is kept for one client; one message may exceed the limit."""
+STUCK_S: Final = 30.0
+"""Longest time in which the process takes no input before a client beyond the limit is disconnected."""
+_PIECE_BYTES: Final = 64 * KIB
 
 
-async def attach(sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
-    """Look at a process on a terminal again, and type.
+async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
+    """Follow a process on a terminal, to see its output and to type.
 
     Args:
-        sandbox: Where.
-        id_: The process.
-        offset: Byte of its output to go on from; None is the oldest that is kept.
+        processes: Service that finds the process.
+        sandbox: Sandbox of the process.
+        id_: Id of the process.
+        offset: Byte of the output to continue from; None is the oldest byte that the guest keeps.
 
     Raises:
         NotFoundError: ``process_not_found``.
-        ConflictError: It has no terminal.
+        ConflictError: The process has no terminal.
         SandboxEndedError: The sandbox has ended.
     """
-    if not (await processes.look(sandbox, id_)).pty:
+    if not (await processes.get(sandbox, id_)).pty:
         raise ConflictError(
-            f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start it with 'pty', or read its output and write its input."
+            f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`, or read its output and write its input."
         )
     return await processes.follow(sandbox, id_, stdout_from=offset, stderr_from=None)
 
 
 async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
-    """Give a process's terminal another size; whether it was still running.
+    """Change the size of a process's terminal. Return False if the process had ended.
 
     Raises:
         NotFoundError: ``process_not_found``.
-        ConflictError: It has no terminal.
-        InvalidRequestError: No such size.
+        ConflictError: The process has no terminal.
+        InvalidRequestError: The size is not valid.
         SandboxEndedError: The sandbox has ended.
     """
     check_screen(rows, cols)
@@ -59,74 +61,74 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
 
 
 class TerminalInput:
-    """What a client typed, until the program's terminal has taken it.
+    """Input that a client typed, until the terminal has taken it.
 
     Args:
-        sandbox: Where the program runs.
-        run: It.
+        sandbox: Sandbox of the process.
+        run: Process on the terminal.
     """
 
-    __slots__ = ("_ended", "_news", "_room", "_run", "_sandbox", "_waiting")
+    __slots__ = ("_changed", "_ended", "_pending", "_room", "_run", "_sandbox")
 
     def __init__(self, sandbox: Sandbox, run: ProcessExecution) -> None:
         self._sandbox = sandbox
         self._run = run
-        self._waiting = bytearray()
+        self._pending = bytearray()
         self._ended = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._room = asyncio.Event()
 
     async def add(self, data: bytes) -> None:
-        """More was typed; waits while too much waits.
+        """Add input. Waits while more than the limit is pending.
 
         Raises:
-            LimitError: ``limit_exceeded``: nothing was taken for 30 s.
-            UnavailableError: ``busy``: there is no memory to keep it.
+            LimitError: ``limit_exceeded``: the process took nothing for 30 s.
+            UnavailableError: ``busy``: there is no memory for the input.
         """
         if self._ended:
             return
         self._sandbox.buffers.take(len(data))
-        self._waiting += data
-        self._news.set()
-        while len(self._waiting) > AHEAD_MAX_BYTES:
+        self._pending += data
+        self._changed.set()
+        while len(self._pending) > AHEAD_MAX_BYTES:
             self._room.clear()
             try:
                 async with asyncio.timeout(STUCK_S):
                     await self._room.wait()
             except TimeoutError:
                 raise LimitError(
-                    f"The program reads nothing of what is typed, and {len(self._waiting):,} bytes of it wait.",
+                    f"The process has read no input for {STUCK_S:g} s, and {len(self._pending):,} bytes are pending.",
                     code=ErrorCode.LIMIT_EXCEEDED,
-                    hint="Connect again, and send it a signal or wait until it reads.",
+                    hint="Connect again, and send a signal to the process or wait until it reads.",
                     fields={"process": self._run.id},
                 ) from None
 
     def end(self) -> None:
-        """Nothing comes after this. Idempotent."""
+        """End the input. Idempotent."""
         self._ended = True
-        self._news.set()
+        self._changed.set()
 
     async def hand_on(self) -> None:
-        """Type it, as fast as it is taken; never returns.
+        """Write the input to the process as fast as the process takes it. Never returns.
 
         Raises:
             SandlotError: The sandbox has ended.
         """
         while True:
-            while piece := bytes(self._waiting[:_PIECE_BYTES]):
-                with suppress(ConflictError):  # it has ended, which is about to be told, or its input has
+            while piece := bytes(self._pending[:_PIECE_BYTES]):
+                with suppress(ConflictError):  # the process or its input has ended; the client is about to learn it
                     await self._run.type(piece)
                 self._drop(len(piece))
             if self._ended:
                 self._run.end_input()
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     def close(self) -> None:
-        """Nobody types any more. Idempotent."""
-        self._drop(len(self._waiting))
+        """Drop pending input and release its memory. Idempotent."""
+        self._drop(len(self._pending))
 
     def _drop(self, size: int) -> None:
-        del self._waiting[:size]
+        del self._pending[:size]
         self._sandbox.buffers.give(size)
         self._room.set()

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
@@ -254,6 +254,15 @@ class BufferedFolderWatch:
             self._drain()
 
 
+def _close_all(watchers: dict[str, BufferedFolderWatch]) -> None:
+    for watcher in watchers.values():
+        watcher.close()
+
+
+WATCHERS: Final[SandboxLocal[dict[str, BufferedFolderWatch]]] = SandboxLocal(lambda _: {}, _close_all)
+"""Watches of a sandbox, by id."""
+
+
 async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
     """Create a watcher. Changes after the return of this function are kept.
 
@@ -268,7 +277,8 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
         SandlotError: As for :func:`sandlot.core.files.watch.watch`.
     """
     _check_live(sandbox)
-    if len(sandbox.watchers) >= MOST:
+    watchers = WATCHERS.of(sandbox)
+    if len(watchers) >= MOST:
         raise LimitError(
             f"The sandbox has {MOST} watchers, the maximum.",
             code=ErrorCode.LIMIT_EXCEEDED,
@@ -276,11 +286,11 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
             fields={"watchers": MOST},
         )
     watcher = BufferedFolderWatch(sandbox, path, user, recursive=recursive)
-    sandbox.watchers[watcher.id] = watcher
+    watchers[watcher.id] = watcher
     try:
         await watcher.begin()
     except BaseException:
-        sandbox.watchers.pop(watcher.id, None)
+        watchers.pop(watcher.id, None)
         raise
     return watcher
 
@@ -293,7 +303,7 @@ def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
         SandboxEndedError: The sandbox has ended.
     """
     _check_live(sandbox)
-    watcher = sandbox.watchers.get(id_)
+    watcher = WATCHERS.of(sandbox).get(id_)
     if watcher is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
@@ -310,7 +320,7 @@ def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
         SandboxEndedError: The sandbox has ended.
     """
     _check_live(sandbox)
-    return list(sandbox.watchers.values())
+    return list(WATCHERS.of(sandbox).values())
 
 
 async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
@@ -334,7 +344,7 @@ def remove(sandbox: Sandbox, id_: str) -> None:
         NotFoundError: ``not_found``.
     """
     find(sandbox, id_).close()
-    del sandbox.watchers[id_]
+    del WATCHERS.of(sandbox)[id_]
 
 
 def _check_live(sandbox: Sandbox) -> None:

@@ -26,14 +26,14 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution.packages import services_of
+from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.drivers import STEP_TIMEOUT_S, Drivers, Templates, driver_step
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.operations import Operation
 from sandlot.core.pools.manager import PoolManager
-from sandlot.core.ports import Clock, GuestLinkFactory, PackageIndex, ResolvedTemplate
+from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
@@ -83,7 +83,7 @@ class LifecycleDependencies:
         pools: Pools of warm sandboxes.
         volumes: Volumes of this node. None: none.
         memory_images: Folders of hibernation images.
-        packages: Package indexes for guests. None: none.
+        package_access: Access of guests to the package indexes.
         link_factory: Makes a link to a guest.
         clock: Clock of the service.
         policy: Decisions of the operator.
@@ -101,7 +101,7 @@ class LifecycleDependencies:
     pools: PoolManager
     volumes: VolumeManager | None
     memory_images: MemoryImages
-    packages: PackageIndex | None
+    package_access: PackageAccess
     link_factory: GuestLinkFactory
     clock: Clock
     policy: AdmissionPolicy
@@ -274,7 +274,7 @@ class SandboxSupervisor:
 
     def services(self) -> Mapping[str, Service]:
         """Return the services of the host that the guest may use, by name."""
-        return services_of(self.dependencies.packages, self.sandbox)
+        return self.dependencies.package_access.of(self.sandbox)
 
     def extend_deadline(self, timeout_s: float | None) -> None:
         """Move the deadline of the sandbox to ``timeout_s`` seconds from now. None removes the deadline."""

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import processes
 from sandlot.core.execution.output import CommandOutputCollector
-from sandlot.core.execution.processes import STDERR, STDOUT
+from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.manager import SandboxManager
@@ -41,6 +40,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
+from sandlot.protocol.schema import STDERR, STDOUT
 
 PATIENCE_S = 5.0
 """Time that a run waits for room: the sandbox of the previous run may still be being removed."""
@@ -56,11 +56,14 @@ _GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB
 word), so they are compared in a thread."""
 
 
-async def execute(manager: SandboxManager, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S) -> Result:
+async def execute(
+    manager: SandboxManager, processes: ProcessService, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S
+) -> Result:
     """Run a program in a sandbox of its own and return the result. Cancelling ends the program and the sandbox.
 
     Args:
         manager: Creates the sandbox.
+        processes: Runs the program.
         principal: Owner of the sandbox.
         params: Program to run.
         patience_s: Seconds to wait if there is no room for the sandbox.
@@ -70,7 +73,7 @@ async def execute(manager: SandboxManager, principal: Principal, params: OneShot
     """
     async with _new_sandbox(manager, principal, params, patience_s) as sandbox:
         await _write_files(sandbox, params)
-        seen = await _run(sandbox, params)
+        seen = await _run(processes, sandbox, params)
         if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
             raise seen.ended  # killed by a request or by the stop of the service, so the program has no verdict
     if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_INLINE_CHARS[params.comparison]:
@@ -122,14 +125,14 @@ async def _write_files(sandbox: Sandbox, params: OneShotParams) -> None:
         await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
 
 
-async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
+async def _run(processes: ProcessService, sandbox: Sandbox, params: OneShotParams) -> Observation:
     language = language_of(params.language)
     spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
     description = ExecutionDescription(origin=params.origin, language=language.name, code=params.code)
     loop = asyncio.get_running_loop()
     process = await processes.start(sandbox, spec, stdin=params.stdin, description=description)
     began_s = loop.time()
-    output = CommandOutputCollector(sandbox.buffers, (STDOUT, STDERR), head_bytes=params.output_bytes, tail_bytes=0)
+    output = CommandOutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
     seen = Observation(execution=process.id)
     try:
         # The guest enforces the timeout. This limit applies if the guest does not.
@@ -140,7 +143,7 @@ async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
                         if not seen.flooded and not _kept(output, event, params.output_bytes):
                             seen.flooded = True
                             patience.reschedule(loop.time() + _KILL_PATIENCE_S)
-                            await processes.send_signal(sandbox, process.id, int(signals.SIGKILL))
+                            await processes.signal(sandbox, process.id, int(signals.SIGKILL))
                     seen.outcome = await process.outcome()
         if seen.outcome is not None and seen.outcome.exit_code and sandbox.instance is not None:
             seen.oom_kills = (await sandbox.instance.usage()).oom_kills
@@ -150,7 +153,7 @@ async def _run(sandbox: Sandbox, params: OneShotParams) -> Observation:
         seen.duration_s = loop.time() - began_s
         output.close()
         await process.close()
-    seen.stdout, seen.stderr = (output[channel].text() for channel in (STDOUT, STDERR))
+    seen.stdout, seen.stderr = (output.captures[channel].text() for channel in (STDOUT, STDERR))
     return seen
 
 
@@ -162,7 +165,7 @@ def _kept(output: CommandOutputCollector, event: Output | Lost, most_bytes: int)
     """
     if isinstance(event, Lost):  # output that is read all the time has no gaps, unless the guest reports one
         return False
-    capture = output[event.channel]
+    capture = output.captures[event.channel]
     room = most_bytes - capture.held_bytes
     output.add(Output(event.channel, event.offset, event.data[:room]))
     if capture.omitted:
@@ -218,12 +221,18 @@ def check(items: int, concurrency: int) -> None:
 
 
 async def execute_batch(
-    manager: SandboxManager, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
+    manager: SandboxManager,
+    processes: ProcessService,
+    principal: Principal,
+    items: Sequence[OneShotParams | SandlotError],
+    *,
+    concurrency: int = DEFAULT_CONCURRENCY,
 ) -> AsyncGenerator[BatchItem]:
     """Run a batch of programs and yield each result as soon as it is known. Closing the generator ends all running programs.
 
     Args:
         manager: Creates the sandboxes.
+        processes: Runs the programs.
         principal: Owner of the sandboxes.
         items: Programs to run. An error stands for an invalid item and is yielded unchanged.
         concurrency: Number of runs at once.
@@ -237,7 +246,7 @@ async def execute_batch(
 
     async def work() -> None:
         for index, item in todo:
-            await done.put(BatchItem(index, await _outcome(manager, principal, item)))
+            await done.put(BatchItem(index, await _outcome(manager, processes, principal, item)))
 
     workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
     try:
@@ -249,11 +258,13 @@ async def execute_batch(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _outcome(manager: SandboxManager, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
+async def _outcome(
+    manager: SandboxManager, processes: ProcessService, principal: Principal, item: OneShotParams | SandlotError
+) -> Result | SandlotError:
     if isinstance(item, SandlotError):
         return item
     try:
-        return await execute(manager, principal, item, patience_s=BATCH_PATIENCE_S)
+        return await execute(manager, processes, principal, item, patience_s=BATCH_PATIENCE_S)
     except SandlotError as error:
         return error
     except Exception:  # noqa: BLE001 - logged; the other items must not be affected

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,6 +24,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.log_followers import LogFollowers
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.types import CellError, Lost, Output
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.capture import Capture, shortened, shortened_argv
@@ -34,9 +34,6 @@ from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
 from sandlot.model.specs import KIB, MIB
 from sandlot.model.storage import ExecutionTable, Position
 from sandlot.protocol.schema import STDERR, STDOUT
-
-if TYPE_CHECKING:
-    from sandlot.core.sandbox import Sandbox
 
 __all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "ExecutionDescription", "ExecutionLog", "LogEntry"]
 
@@ -158,7 +155,7 @@ class LogEntry:
             error=self._error,
             files=files,
         )
-        self.leave()
+        self._close()
         self.execution_log.ended(record)
 
     def cut(self) -> None:
@@ -171,10 +168,13 @@ class LogEntry:
     def leave(self) -> None:
         """Stop following the execution without recording an end. Idempotent."""
         if not self._over:
-            self._over = True
-            self._sandbox.left[self._record.id] = self._record
-            self.execution_log.log_followers.ended(self)
-            self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
+            self.execution_log.left(self._sandbox, self._record)
+            self._close()
+
+    def _close(self) -> None:
+        self._over = True
+        self.execution_log.log_followers.ended(self)
+        self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
 
 
 BATCH = 200
@@ -210,8 +210,7 @@ class ExecutionLog:
         """Memory of the entries that wait for the store, and of the output of running executions."""
         self.log_followers = LogFollowers()
         """Followers of the output (:mod:`sandlot.core.records.log_stream`)."""
-        self.waits: Counter[SandboxId] = Counter()
-        """Number of link calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.execution.following`)."""
+        self._left: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
 
     # Executions ------------------------------------------------------------------------------------------------------
 
@@ -398,6 +397,18 @@ class ExecutionLog:
     def go_on(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
         """Open the entry of an execution of an earlier service. The caller adds all output again from the beginning."""
         return LogEntry(self, record, sandbox, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
+
+    def left(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
+        """Keep the record of an execution whose entry was left without an end, until the sandbox wakes."""
+        if not sandbox.is_removed:
+            self._left.of(sandbox)[record.id] = record
+
+    def take_left(self, sandbox: Sandbox) -> Sequence[ExecutionRecord]:
+        """Return the records that were left since the last call, and forget them."""
+        left = self._left.get(sandbox) or {}
+        records = list(left.values())
+        left.clear()
+        return records
 
     def lose(self, record: ExecutionRecord) -> None:
         """Record that the end of an execution is unknown for good."""

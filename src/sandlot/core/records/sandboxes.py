@@ -23,7 +23,6 @@ from sandlot.core.concurrency import KeyedLock
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
-from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
@@ -60,7 +59,6 @@ class SandboxRecorder:
         node: This node.
         clock: Clock of the service.
         events: Feed whose followers are woken after an event is committed.
-        execution_log: Log of the executions in the sandboxes.
         metrics: Counts the creates.
         execution_counter: Counts executions against the quotas of their owners.
     """
@@ -72,13 +70,11 @@ class SandboxRecorder:
         clock: Clock,
         events: EventFeed,
         *,
-        execution_log: ExecutionLog | None = None,
         metrics: Metrics | None = None,
         execution_counter: MonthlyExecutionCounter | None = None,
     ) -> None:
         self.store = store
         self.metrics = metrics or Metrics()
-        self.execution_log = execution_log
         self.execution_counter = execution_counter
         self._node = node
         self._clock = clock

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from sandlot.core.execution import processes
 from sandlot.core.files import files
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -118,7 +117,7 @@ async def execute(core: Core, principal: Principal, body: ExecuteBody) -> Execut
                 command = await writing
             spec = translate.process(what, command, env, sandbox.spec.env, core.clock.monotonic_s() - began_s)
             try:
-                done = await processes.run(
+                done = await core.processes.run(
                     sandbox, spec, description=ExecutionDescription(origin=translate.NAME, language=body.language, code=body.code)
                 )
             except SandboxEndedError as error:

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import structlog
 from starlette.requests import Request
 
-from sandlot.core.execution import code, processes
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.files import files
@@ -45,15 +44,15 @@ _UNBUFFERED = {"X-Accel-Buffering": "no"}
 _log = structlog.get_logger("sandlot.doors")
 
 
-async def execute(clock: Clock, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
+async def execute(core: Core, sandbox: Sandbox, body: ExecBody) -> ExecAnswer:
     """Run a command to its end.
 
     Raises:
         TimeoutExceededError: It took too long, and was ended.
         SandlotError: It could not be run. A command that fails is no error.
     """
-    async with _ready(clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
-        done = await processes.run(sandbox, command.spec(), description=_label(command))
+    async with _ready(core.clock, sandbox, body, running.DEFAULT_EXEC_S) as command:
+        done = await core.processes.run(sandbox, command.spec(), description=_label(command))
     if done.outcome.reason == "timeout":
         raise running.late(command.timeout_s)
     return running.exec_answer(done)
@@ -67,22 +66,22 @@ async def stream(request: Request, sandbox: Sandbox, body: ExecBody) -> Stream:
     """
     async with AsyncExitStack() as stack:
         command = await stack.enter_async_context(_ready(core_of(request).clock, sandbox, body, running.DEFAULT_STREAM_S))
-        run = await processes.start(sandbox, command.spec(), description=_label(command))
+        run = await core_of(request).processes.start(sandbox, command.spec(), description=_label(command))
         stack.push_async_callback(run.close)
         close = stack.pop_all().aclose
     return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def run_cell(clock: Clock, sandbox: Sandbox, session: str, body: RunBody) -> RunAnswer:
+async def run_cell(core: Core, sandbox: Sandbox, session: str, body: RunBody) -> RunAnswer:
     """Run code in a session.
 
     Raises:
         NotFoundError: ``context_not_found``.
         TimeoutExceededError: It took too long, and was interrupted; variables stay.
     """
-    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(clock, sandbox, running.DEFAULT_EXEC_S)
+    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(core.clock, sandbox, running.DEFAULT_EXEC_S)
     cell = CellSpec(body.code, language=None, context=session, timeout_s=timeout_s)
-    return running.run_answer(await code.execute(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
+    return running.run_answer(await core.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
 
 
 async def folder(sandbox: Sandbox, path: str) -> list[EntryAnswer]:

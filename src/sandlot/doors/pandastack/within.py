@@ -36,7 +36,7 @@ router = APIRouter()
 @router.post("/v1/sandboxes/{sandbox}/exec")
 async def execute(sandbox: str, body: ExecBody, request: Request) -> Response:
     """Run a command; it is killed when its client goes away."""
-    return reply(await unless_gone(request, inside.execute(core_of(request).clock, _box(request, sandbox), body)))
+    return reply(await unless_gone(request, inside.execute(core_of(request), _box(request, sandbox), body)))
 
 
 @router.post("/v1/sandboxes/{sandbox}/exec/stream")
@@ -63,7 +63,7 @@ async def list_sessions(sandbox: str, request: Request) -> Response:
 @router.post("/v1/sandboxes/{sandbox}/repl/sessions/{context}/run")
 async def run(sandbox: str, context: str, body: RunBody, request: Request) -> Response:
     """Run code in a session; it is interrupted when its client goes away, and its variables stay."""
-    return reply(await unless_gone(request, inside.run_cell(core_of(request).clock, _box(request, sandbox), context, body)))
+    return reply(await unless_gone(request, inside.run_cell(core_of(request), _box(request, sandbox), context, body)))
 
 
 @router.delete("/v1/sandboxes/{sandbox}/repl/sessions/{context}")

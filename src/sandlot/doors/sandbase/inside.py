@@ -19,7 +19,6 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.execution import processes
 from sandlot.core.files import files
 from sandlot.core.files.files import FileDownload
 from sandlot.core.records.execution_log import ExecutionDescription
@@ -54,7 +53,7 @@ async def run(sandbox: str, body: ProcessBody, request: Request) -> Response:
     box = live(request, sandbox)
     spec = translate.process(body, box)
     try:
-        finished = await unless_gone(request, processes.run(box, spec, description=ExecutionDescription(origin=translate.NAME)))
+        finished = await unless_gone(request, core_of(request).processes.run(box, spec, description=ExecutionDescription(origin=translate.NAME)))
     except SandlotError as error:
         if error.code not in _NOT_RUN:
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sandlot.core.execution import code, packages
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.execution.requirements import InstallParams, choose_manager
 from sandlot.core.oneshot.runner import execute as run_once
@@ -85,7 +84,7 @@ async def execute(core: Core, principal: Principal, session: str, body: CodeBody
     timeout_s = translate.timeout(body.timeout)
     cell = CellSpec(body.code, language=spoken.ours, timeout_s=timeout_s)
     try:
-        return translate.code_answer(sandbox, await code.execute(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
+        return translate.code_answer(sandbox, await core.code.run(sandbox, cell, description=ExecutionDescription(origin=translate.NAME)), timeout_s)
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
 
@@ -101,7 +100,7 @@ async def install(core: Core, principal: Principal, session: str, body: InstallB
     asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
     try:
         return translate.install_answer(
-            asked, await packages.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
+            asked, await core.packages.install(sandbox, asked, principal.quota, description=ExecutionDescription(origin=translate.NAME))
         )
     except SandboxEndedError as error:
         raise translate.no_session(session, error) from None
@@ -114,4 +113,4 @@ async def run(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAns
         SandlotError: It could not be run. A program that fails is no error.
     """
     spoken = translate.language(body.language)
-    return translate.answer(await run_once(core.manager, principal, translate.shot(body)), spoken)
+    return translate.answer(await run_once(core.manager, core.processes, principal, translate.shot(body)), spoken)

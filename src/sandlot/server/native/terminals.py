@@ -21,13 +21,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
 
-from sandlot.core.execution import processes, terminals
-from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.execution import terminals
+from sandlot.core.execution.processes import ProcessExecution, ProcessService, signal_number
 from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.server.native.common import also, reply, sandbox_of
+from sandlot.server.native.common import also, core_of, reply, sandbox_of
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
 from sandlot.web import errors, sockets
 
@@ -52,12 +52,12 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
     `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
     """
     query = sockets.query_of(socket, TerminalQuery)
-    box = sandbox_of(socket, sandbox)
-    run = await terminals.attach(box, process, offset=query.stdout_from)
+    processes, box = core_of(socket).processes, sandbox_of(socket, sandbox)
+    run = await terminals.attach(processes, box, process, offset=query.stdout_from)
     try:
         if query.rows is not None and query.cols is not None:
             await terminals.resize(box, process, query.rows, query.cols)
-        await _serve(socket, box, run, offset=query.stdout_from or 0)
+        await _serve(socket, processes, box, run, offset=query.stdout_from or 0)
     finally:
         await run.detach()
 
@@ -65,16 +65,17 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
 @router.get("/{process}/terminal", include_in_schema=False)
 async def plain_request(sandbox: str, process: str, request: Request) -> Response:
     """Say to somebody who asks without a WebSocket what it takes."""
-    await processes.look(sandbox_of(request, sandbox), process)
+    await core_of(request).processes.get(sandbox_of(request, sandbox), process)
     error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
     return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
-async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, *, offset: int) -> None:
+async def _serve(socket: WebSocket, processes: ProcessService, sandbox: Sandbox, run: ProcessExecution, *, offset: int) -> None:
     """Let a client use a terminal until it goes away or the process ends.
 
     Args:
         socket: Not accepted yet.
+        processes: Sends signals.
         sandbox: Where the process runs.
         run: It; let go of in the end.
         offset: Where its output begins here.
@@ -83,7 +84,7 @@ async def _serve(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, *, 
     gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
     showing = asyncio.create_task(_show(socket, run, offset))
     typed = TerminalInput(sandbox, run)
-    taking = asyncio.create_task(_take(socket, sandbox, run, typed))
+    taking = asyncio.create_task(_take(socket, processes, sandbox, run, typed))
     typing = asyncio.create_task(typed.hand_on())
     leaving = asyncio.create_task(gone.wait())
     tasks: set[asyncio.Task[Any]] = {showing, taking, typing, leaving}
@@ -116,7 +117,7 @@ async def _show(socket: WebSocket, run: ProcessExecution, offset: int) -> None:
     await sockets.tell(socket, {"event": "exit", **ExitedAnswer.of(await run.outcome()).model_dump()})
 
 
-async def _take(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput) -> None:
+async def _take(socket: WebSocket, processes: ProcessService, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput) -> None:
     """What the client says, until it leaves."""
     while True:
         message = await socket.receive()
@@ -126,18 +127,18 @@ async def _take(socket: WebSocket, sandbox: Sandbox, run: ProcessExecution, type
             if message.get("bytes") is not None:
                 await typed.add(message["bytes"])
             else:
-                await _obey(sandbox, run, typed, message.get("text") or "")
+                await _obey(processes, sandbox, run, typed, message.get("text") or "")
         except ConflictError:
             continue  # it has ended, which is about to be told
 
 
-async def _obey(sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput, text: str) -> None:
+async def _obey(processes: ProcessService, sandbox: Sandbox, run: ProcessExecution, typed: TerminalInput, text: str) -> None:
     asked = _parsed(text)
     match asked:
         case {"resize": {"rows": int(rows), "cols": int(cols)}}:
             await terminals.resize(sandbox, run.id, rows, cols)
         case {"signal": str() | int() as signal}:
-            await processes.send_signal(sandbox, run.id, processes.signal_number(signal))
+            await processes.signal(sandbox, run.id, signal_number(signal))
         case {"eof": True}:
             typed.end()
         case _:

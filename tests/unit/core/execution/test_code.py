@@ -17,33 +17,33 @@ from tests.support.node import NodeState, open_node
 from tests.support.service import Bench
 
 
-async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(sandbox: Sandbox) -> None:
-    done = await asyncio.gather(*(code.execute(sandbox, CellSpec(f"import time; time.sleep(0.2); print({n})", timeout_s=0.8)) for n in range(5)))
+async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(at: Bench, sandbox: Sandbox) -> None:
+    done = await asyncio.gather(*(at.core.code.run(sandbox, CellSpec(f"import time; time.sleep(0.2); print({n})", timeout_s=0.8)) for n in range(5)))
     assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
     assert {each.outcome.status for each in done} == {"ok"}
 
 
-async def test_a_client_that_goes_away_interrupts_its_own_cell_only(sandbox: Sandbox) -> None:
-    await code.execute(sandbox, CellSpec("log = []"))
-    first = asyncio.create_task(code.execute(sandbox, CellSpec("import time\nlog.append('first')\ntime.sleep(0.5)\nlog.append('done')")))
+async def test_a_client_that_goes_away_interrupts_its_own_cell_only(at: Bench, sandbox: Sandbox) -> None:
+    await at.core.code.run(sandbox, CellSpec("log = []"))
+    first = asyncio.create_task(at.core.code.run(sandbox, CellSpec("import time\nlog.append('first')\ntime.sleep(0.5)\nlog.append('done')")))
     await asyncio.sleep(0.1)
-    waiting = asyncio.create_task(code.execute(sandbox, CellSpec("log.append('never')")))
+    waiting = asyncio.create_task(at.core.code.run(sandbox, CellSpec("log.append('never')")))
     await asyncio.sleep(0.1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert (await first).outcome.status == "ok"
-    endless = asyncio.create_task(code.execute(sandbox, CellSpec("log.append('endless')\nwhile True: pass", timeout_s=None)))
+    endless = asyncio.create_task(at.core.code.run(sandbox, CellSpec("log.append('endless')\nwhile True: pass", timeout_s=None)))
     await asyncio.sleep(0.2)
     endless.cancel()
     with pytest.raises(asyncio.CancelledError):
         await endless
-    done = await code.execute(sandbox, CellSpec("print(log)"))
+    done = await at.core.code.run(sandbox, CellSpec("print(log)"))
     assert done.stdout.text() == "['first', 'done', 'endless']\n"
 
 
 async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, sandbox: Sandbox) -> None:
-    cells = [asyncio.create_task(code.execute(sandbox, CellSpec("import time; time.sleep(100)"))) for _ in range(3)]
+    cells = [asyncio.create_task(at.core.code.run(sandbox, CellSpec("import time; time.sleep(100)"))) for _ in range(3)]
     await asyncio.sleep(0.2)
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     for cell in cells:
@@ -62,8 +62,8 @@ async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path:
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
 
-        starts = [code.begin(sandbox, CellSpec("wait", timeout_s=None)) for _ in range(5)]
+        starts = [node.core.code.launch(sandbox, CellSpec("wait", timeout_s=None)) for _ in range(5)]
         started = await asyncio.gather(*starts, return_exceptions=True)
 
         assert [type(each) for each in started if isinstance(each, BaseException)] == [LimitError, LimitError]
-        assert len(sandbox.background) == 3
+        assert len(node.core.code.state.of(sandbox).background) == 3

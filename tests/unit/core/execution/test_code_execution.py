@@ -1,4 +1,4 @@
-"""Who is there for a cell: several that asked for it, those who come back for it, and nobody."""
+"""Followers of a cell: several clients, clients that come back, and none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from sandlot.core.execution import code, unattended
+from sandlot.core.execution import followers, unattended
 from sandlot.core.execution.code import CellSpec
+from sandlot.core.execution.followers import FOLLOWED
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ids import new_process_id
@@ -21,29 +22,31 @@ ENDLESS = CellSpec("import time\nprint('begun', flush=True)\nwhile True: time.sl
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 0.3)
+    monkeypatch.setattr(followers, "AWAY_S", 0.3)
 
 
 @pytest.mark.usefixtures("short")
 async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
-    first = await code.start(sandbox, SLOW, id=id_)
-    second = asyncio.create_task(code.execute(sandbox, SLOW, id=id_))
-    await until(lambda: sandbox.present[id_].people == 2)
+    first = await at.core.code.start(sandbox, SLOW, id=id_)
+    second = asyncio.create_task(at.core.code.run(sandbox, SLOW, id=id_))
+    followers = FOLLOWED.of(sandbox).get(id_)
+    assert followers is not None
+    await until(lambda: followers.count == 2)
     await first.close()
     done = await second
     assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
-    await until(lambda: not sandbox.present)
+    await until(lambda: not FOLLOWED.of(sandbox))
     await until(lambda: sandbox.activity.held == 0)
-    record = await at.service.core.executions.get(OPERATOR, id_)
+    record = await at.core.executions.get(OPERATOR, id_)
     assert (record.status, record.stdout) == ("ok", done.stdout.text())
 
 
 @pytest.mark.usefixtures("short")
-async def test_whoever_follows_it_meanwhile_counts(sandbox: Sandbox) -> None:
+async def test_whoever_follows_it_meanwhile_counts(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
-    first = await code.start(sandbox, SLOW, id=id_)
-    followed = await code.follow(sandbox, id_)
+    first = await at.core.code.start(sandbox, SLOW, id=id_)
+    followed = await at.core.code.follow(sandbox, id_)
     await first.close()
     async for _ in followed:
         pass
@@ -53,43 +56,43 @@ async def test_whoever_follows_it_meanwhile_counts(sandbox: Sandbox) -> None:
 
 @pytest.mark.usefixtures("short")
 async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, sandbox: Sandbox) -> None:
-    await code.execute(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
+    await at.core.code.run(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
     id_ = new_process_id()
-    first, second = [await code.start(sandbox, ENDLESS, id=id_) for _ in range(2)]
+    first, second = [await at.core.code.start(sandbox, ENDLESS, id=id_) for _ in range(2)]
     await second.close()
     await first.close()
-    await until(lambda: not sandbox.present)
-    done = await code.collected(sandbox, id_, wait_s=None)
+    await until(lambda: not FOLLOWED.of(sandbox))
+    done = await at.core.code.collect(sandbox, id_, wait_s=None)
     assert done.outcome.status == "error"
     await until(lambda: sandbox.activity.held == 0)
-    assert (await at.service.core.executions.get(OPERATOR, id_)).status == "killed"
+    assert (await at.core.executions.get(OPERATOR, id_)).status == "killed"
 
 
-async def test_one_that_nobody_can_ask_for_again_is_interrupted_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 3600.0)
-    running = await code.start(sandbox, ENDLESS)
+async def test_one_that_nobody_can_ask_for_again_is_interrupted_at_once(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "AWAY_S", 3600.0)
+    running = await at.core.code.start(sandbox, ENDLESS)
     await running.close()
-    assert (await code.collected(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
+    assert (await at.core.code.collect(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
 
 
 async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
-    assert sandbox.execution_counter is not None
-    id_, before = new_process_id(), sandbox.execution_counter.used(sandbox.owner)
-    first, second = await asyncio.gather(*(code.execute(sandbox, SLOW, id=id_) for _ in range(2)))
-    third = await code.execute(sandbox, SLOW, id=id_)
+    assert at.core.execution_counter is not None
+    id_, before = new_process_id(), at.core.execution_counter.used(sandbox.owner)
+    first, second = await asyncio.gather(*(at.core.code.run(sandbox, SLOW, id=id_) for _ in range(2)))
+    third = await at.core.code.run(sandbox, SLOW, id=id_)
     assert first.stdout.text() == second.stdout.text() == third.stdout.text()
-    assert sandbox.execution_counter.used(sandbox.owner) == before + 1
+    assert at.core.execution_counter.used(sandbox.owner) == before + 1
     waiting = new_process_id()
-    assert [await code.begin(sandbox, CellSpec("1"), id=waiting) for _ in range(2)] == [waiting] * 2
-    await until(lambda: not sandbox.background)
-    assert await code.begin(sandbox, CellSpec("1"), id=waiting) == waiting
-    assert sandbox.execution_counter.used(sandbox.owner) == before + 2
-    page = await at.service.core.executions.page(OPERATOR)
+    assert [await at.core.code.launch(sandbox, CellSpec("1"), id=waiting) for _ in range(2)] == [waiting] * 2
+    await until(lambda: not at.core.code.state.of(sandbox).background)
+    assert await at.core.code.launch(sandbox, CellSpec("1"), id=waiting) == waiting
+    assert at.core.execution_counter.used(sandbox.owner) == before + 2
+    page = await at.core.executions.page(OPERATOR)
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 
 
 def test_clients_repeat_a_call_before_its_cell_is_interrupted() -> None:
     waits_s = [retries.cut_wait_s(tries, once=True, luck=0.0) or 0.0 for tries in range(1, retries.MAX_TRIES)]
     assert waits_s == sorted(waits_s)
-    assert sum(waits_s[:2]) < code.AWAY_S, "a connection broke, and the service is there"
+    assert sum(waits_s[:2]) < followers.AWAY_S, "a connection broke, and the service is there"
     assert max(waits_s) < unattended.BACK_S, "the service was started again, and the client may just have begun its longest wait"

@@ -1,4 +1,4 @@
-"""Contexts of a sandbox: made, listed, restarted, removed; cells in the background, followed, and found again by the next service."""
+"""Contexts: created, listed, restarted, removed; cells in the background, followed, and known to the next service."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import pytest
 from sandlot.core.execution import code, contexts
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.link.types import Display, Output
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
 from sandlot.testing.memory.driver import MemoryDriver
-from tests.support.service import BASE, serving
+from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
 
 GATE = "import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.02)\n"
 OPEN = "open('/tmp/gate', 'w').close()"
 
 
-async def done(sandbox: Sandbox, execution: str) -> code.CodeExecutionResult:
-    return await code.collected(sandbox, execution, wait_s=None)
+async def done(core: Core, sandbox: Sandbox, execution: str) -> code.CodeExecutionResult:
+    return await core.code.collect(sandbox, execution, wait_s=None)
 
 
-async def test_one_is_made_listed_used_restarted_and_removed(sandbox: Sandbox) -> None:
+async def test_one_is_made_listed_used_restarted_and_removed(at: Bench, sandbox: Sandbox) -> None:
     made = await contexts.create(sandbox, "python3", cwd="/tmp", env={"WHICH": "mine"})
     assert (made.language, made.cwd) == ("python", "/tmp")
-    ran = await code.execute(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
+    ran = await at.core.code.run(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
     assert ran.stdout.text() == "/tmp mine\n"
     known = await contexts.get(sandbox, made.id)
     assert (known.state, known.execution_count) == ("idle", 1)
     assert known.pid
     assert made.id in {context.id for context in await contexts.listing(sandbox)}
     await contexts.restart(sandbox, made.id)
-    failed = await code.execute(sandbox, CellSpec("kept", context=made.id, language=None))
+    failed = await at.core.code.run(sandbox, CellSpec("kept", context=made.id, language=None))
     assert failed.error is not None
     assert failed.error.name == "NameError"
     assert not await contexts.interrupt(sandbox, made.id), "nothing runs"
@@ -46,9 +47,9 @@ async def test_one_is_made_listed_used_restarted_and_removed(sandbox: Sandbox) -
         lambda: contexts.restart(sandbox, made.id),
         lambda: contexts.remove(sandbox, made.id),
         lambda: contexts.interrupt(sandbox, made.id),
-        lambda: code.execute(sandbox, CellSpec("1", context=made.id)),
-        lambda: code.start(sandbox, CellSpec("1", context=made.id)),
-        lambda: code.begin(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.core.code.run(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.core.code.start(sandbox, CellSpec("1", context=made.id)),
+        lambda: at.core.code.launch(sandbox, CellSpec("1", context=made.id)),
         lambda: contexts.get(sandbox, "no id of one"),
     ]
     for call in calls:
@@ -58,14 +59,14 @@ async def test_one_is_made_listed_used_restarted_and_removed(sandbox: Sandbox) -
 
 
 @pytest.mark.real_guest
-async def test_languages_have_contexts_of_their_own(sandbox: Sandbox) -> None:
-    await code.execute(sandbox, CellSpec("x=from-bash", language="sh"))
-    assert (await code.execute(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
-    await code.execute(sandbox, CellSpec("let x = 'from js'", language="js"))
-    assert (await code.execute(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
+async def test_languages_have_contexts_of_their_own(at: Bench, sandbox: Sandbox) -> None:
+    await at.core.code.run(sandbox, CellSpec("x=from-bash", language="sh"))
+    assert (await at.core.code.run(sandbox, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
+    await at.core.code.run(sandbox, CellSpec("let x = 'from js'", language="js"))
+    assert (await at.core.code.run(sandbox, CellSpec("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
     assert {context.id for context in await contexts.listing(sandbox)} >= {"bash", "javascript"}
     with pytest.raises(ConflictError):
-        await code.execute(sandbox, CellSpec("1", language="python", context="bash"))
+        await at.core.code.run(sandbox, CellSpec("1", language="python", context="bash"))
 
 
 @pytest.mark.real_guest
@@ -79,25 +80,25 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
         mine = (await contexts.create(sandbox, "python")).id
-        await code.execute(sandbox, CellSpec("kept = 41", context=mine))
-        running = await code.begin(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
-        waiting = await code.begin(sandbox, CellSpec("print('its turn')", context=mine))
+        await first.core.code.run(sandbox, CellSpec("kept = 41", context=mine))
+        running = await first.core.code.launch(sandbox, CellSpec(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
+        waiting = await first.core.code.launch(sandbox, CellSpec("print('its turn')", context=mine))
 
         async def has_begun() -> bool:
-            return (await code.collected(sandbox, running)).stdout.text() == "begun\n"
+            return (await first.core.code.collect(sandbox, running)).stdout.text() == "begun\n"
 
         await until(has_begun)
     async with serving(tmp_path, driver) as second:
         again = second.core.registry.find(sandbox.id, OPERATOR)
         assert (await contexts.get(again, mine)).state == "busy"
-        follower = await code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
-        await code.execute(again, CellSpec(OPEN))
+        follower = await second.core.code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
+        await second.core.code.run(again, CellSpec(OPEN))
         told = [event async for event in follower]
         assert (await follower.outcome()).status == "ok"
         await follower.close()
         assert [event.data for event in told if isinstance(event, Output)] == [b"over\n"]
         assert [event.data["text/plain"] for event in told if isinstance(event, Display)] == ["42"]
-        assert (await done(again, waiting)).stdout.text() == "its turn\n"
+        assert (await done(second.core, again, waiting)).stdout.text() == "its turn\n"
 
         async def is_logged() -> bool:
             return (await second.core.executions.get(OPERATOR, running)).status != "running"

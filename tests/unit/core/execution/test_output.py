@@ -1,4 +1,4 @@
-"""What a cell gave, collected: displays that are updated and cleared, and bounds."""
+"""Collected results of a cell: displays that are updated and cleared, and bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def texts(results: CodeOutputCollector) -> list[str | bytes]:
 def test_everything_has_its_place() -> None:
     error = CellError("ValueError", "no", ())
     results = collected(CellStarted(1), Output(1, 0, b"out"), Output(2, 0, b"err"), shown("a"), error)
-    assert (results[1].text(), results[2].text(), texts(results), results.error) == ("out", "err", ["a"], error)
+    assert (results.output.captures[1].text(), results.output.captures[2].text(), texts(results), results.error) == ("out", "err", ["a"], error)
 
 
 def test_an_update_takes_the_place_of_what_had_the_name() -> None:

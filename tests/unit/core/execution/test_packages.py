@@ -1,4 +1,4 @@
-"""Installs whose clients go away: asked to end, given time to clean up, gone on with for who comes back."""
+"""Installs whose clients leave: ended with time to clean up, or continued for clients that come back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import code, packages, processes
+from sandlot.core.execution import followers, packages, processes
+from sandlot.core.execution.followers import FOLLOWED
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
 from tests.support.node import Node, NodeState, open_node, run_pending, settled
+from tests.support.service import Bench
 from tests.support.until import until
 
 WHAT = InstallParams(Manager.PIP, ("a",))
@@ -28,36 +31,36 @@ IGNORES = "#!/bin/sh\ntrap '' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 0.5)
+    monkeypatch.setattr(followers, "AWAY_S", 0.5)
 
 
-async def put(sandbox: Sandbox, manager: str) -> None:
+async def put(core: Core, sandbox: Sandbox, manager: str) -> None:
     """A program in the package manager's place."""
     spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-    assert (await processes.run(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
+    assert (await core.processes.run(sandbox, spec, stdin=manager.encode())).outcome.exit_code == 0
 
 
-async def running(sandbox: Sandbox, id_: str) -> bool:
-    return (await processes.look(sandbox, id_)).running
+async def running(core: Core, sandbox: Sandbox, id_: str) -> bool:
+    return (await core.processes.get(sandbox, id_)).running
 
 
-async def begun(sandbox: Sandbox, **more: object) -> packages.Install:
-    made = await packages.start(sandbox, WHAT, Quota(), **more)  # type: ignore[arg-type]
+async def begun(core: Core, sandbox: Sandbox, **more: object) -> packages.Install:
+    made = await core.packages.start(sandbox, WHAT, Quota(), **more)  # type: ignore[arg-type]
     await anext(aiter(made.run))
     return made
 
 
 @pytest.mark.real_guest
-async def test_one_that_does_not_heed_it_is_killed(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_heed_it_is_killed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "GRACE_S", 0.3)
-    await put(sandbox, IGNORES)
-    made = await begun(sandbox)
+    await put(at.core, sandbox, IGNORES)
+    made = await begun(at.core, sandbox)
     await made.close()
-    await until(lambda: ended(sandbox, made.run.id))
+    await until(lambda: ended(at.core, sandbox, made.run.id))
 
 
-async def ended(sandbox: Sandbox, id_: str) -> bool:
-    return not await running(sandbox, id_)
+async def ended(core: Core, sandbox: Sandbox, id_: str) -> bool:
+    return not await running(core, sandbox, id_)
 
 
 @asynccontextmanager
@@ -75,18 +78,18 @@ async def gated(folder: Path) -> AsyncIterator[tuple[Node, Sandbox, MemoryGuest,
 
 
 async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 3600.0)
+    monkeypatch.setattr(followers, "AWAY_S", 3600.0)
     id_ = new_process_id()
-    async with gated(tmp_path) as (_, sandbox, guest, gate):
+    async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(packages.install(sandbox, WHAT, Quota(), id=id_))
+        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        assert sandbox.installs == 1
+        assert node.core.packages.access.installs(sandbox) == 1
         start.release()
 
-        following = asyncio.create_task(packages.install(sandbox, WHAT, Quota(), id=id_))
+        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
         await settled(lambda: bool(guest.requests("process.attach")))
         gate.set()
 
@@ -95,60 +98,60 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
 
 
 async def test_second_client_joins_an_install_whose_first_client_left_during_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 0.0)
+    monkeypatch.setattr(followers, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(packages.install(sandbox, WHAT, Quota(), id=id_))
+        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        following = asyncio.create_task(packages.install(sandbox, WHAT, Quota(), id=id_))
+        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
         await run_pending()
         start.release()
         await settled(lambda: bool(guest.processes.running))
         await run_pending()
-        assert sandbox.installs == 1
+        assert node.core.packages.access.installs(sandbox) == 1
         gate.set()
 
         assert (await following).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         assert len(guest.requests("process.start")) == 1
-        assert sandbox.execution_counter is not None
-        assert sandbox.execution_counter.used(sandbox.owner) == 1
+        assert node.core.execution_counter is not None
+        assert node.core.execution_counter.used(sandbox.owner) == 1
         record = await node.core.executions.get(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
-        await settled(lambda: not sandbox.installs and not sandbox.present)
+        await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
 
 
 async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 0.0)
+    monkeypatch.setattr(followers, "AWAY_S", 0.0)
     id_ = new_process_id()
-    async with gated(tmp_path) as (_, sandbox, guest, gate):
-        leaving = await packages.start(sandbox, WHAT, Quota(), id=id_)
-        following = await packages.start(sandbox, WHAT, Quota(), id=id_)
+    async with gated(tmp_path) as (node, sandbox, guest, gate):
+        leaving = await node.core.packages.start(sandbox, WHAT, Quota(), id=id_)
+        following = await node.core.packages.start(sandbox, WHAT, Quota(), id=id_)
         await leaving.close()
         await run_pending()
         gate.set()
 
-        assert (await processes.collected(sandbox, following.run, None)).outcome.exit_code == 0
+        assert (await processes.collect(sandbox, following.run, None)).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         await following.close()
-        await settled(lambda: not sandbox.installs and not sandbox.present)
+        await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
 
 
 async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "AWAY_S", 0.0)
-    async with gated(tmp_path) as (_, sandbox, guest, _):
+    monkeypatch.setattr(followers, "AWAY_S", 0.0)
+    async with gated(tmp_path) as (node, sandbox, guest, _):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(packages.install(sandbox, WHAT, Quota(), id=new_process_id()))
+        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=new_process_id()))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
         start.release()
 
         await settled(lambda: [call["signal"] for call in guest.requests("process.signal")][:1] == [signal.SIGTERM])
-        await settled(lambda: not sandbox.installs and not sandbox.present)
+        await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
 
 
 async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> None:
@@ -166,10 +169,10 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
 
-        made = await begun(sandbox)
+        made = await begun(node.core, sandbox)
         await made.close()
 
-        await settled(lambda: not node.guest(sandbox).processes.running and not sandbox.installs)
+        await settled(lambda: not node.guest(sandbox).processes.running and not node.core.packages.access.installs(sandbox))
         assert cleaned.is_set()
-        assert not sandbox.present
+        assert not FOLLOWED.of(sandbox)
         assert (await node.core.executions.get(OPERATOR, made.run.id)).status == "killed"

@@ -1,4 +1,4 @@
-"""Processes: collected, followed, left, fed, signalled; and what becomes of them when their client goes away."""
+"""Processes: collected, followed, in the background, signalled, restarted, and left by their clients."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import output, processes
-from sandlot.core.execution import stdin as process_stdin
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, NotFoundError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.model.states import State
 from tests.support.node import NodeState, open_node, settled
-from tests.support.service import pieces
+from tests.support.service import Bench, pieces
+from tests.support.until import until
 
 
-async def test_its_end_is_waited_for_without_reading(sandbox: Sandbox) -> None:
-    id_, _ = await processes.launch(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
-    assert await processes.wait(sandbox, id_, 0.01) is None
-    assert await processes.wait(sandbox, id_, 0) is None
-    waited = await asyncio.gather(processes.wait(sandbox, id_), processes.wait(sandbox, id_, 60))
+async def test_its_end_is_waited_for_without_reading(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await at.core.processes.launch(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
+    assert await at.core.processes.wait(sandbox, id_, 0.01) is None
+    assert await at.core.processes.wait(sandbox, id_, 0) is None
+    waited = await asyncio.gather(at.core.processes.wait(sandbox, id_), at.core.processes.wait(sandbox, id_, 60))
     assert {outcome.exit_code for outcome in waited if outcome is not None} == {3}
-    assert await processes.wait(sandbox, id_, 0) == waited[0], "also afterwards"
+    assert await at.core.processes.wait(sandbox, id_, 0) == waited[0], "also afterwards"
     with pytest.raises(NotFoundError):
-        await processes.wait(sandbox, "0" * 32)
+        await at.core.processes.wait(sandbox, "0" * 32)
 
 
-async def test_the_end_is_told_also_while_somebody_reads_slowly(sandbox: Sandbox) -> None:
-    id_, _ = await processes.launch(sandbox, sh("head -c 700000 /dev/zero"))
-    slow = await processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
+async def test_the_end_is_told_also_while_somebody_reads_slowly(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await at.core.processes.launch(sandbox, sh("head -c 700000 /dev/zero"))
+    slow = await at.core.processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
-        done = await processes.wait(sandbox, id_, 60)
+        done = await at.core.processes.wait(sandbox, id_, 60)
         assert done is not None
         assert done.exit_code == 0
     finally:
@@ -46,7 +46,7 @@ async def test_process_whose_client_goes_away_during_its_start_is_killed(tmp_pat
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
         guest = node.guest(sandbox)
         start = guest.hold("process.start")
-        running = asyncio.create_task(processes.run(sandbox, sh("sleep 1000")))
+        running = asyncio.create_task(node.core.processes.run(sandbox, sh("sleep 1000")))
         await start.reached.wait()
 
         running.cancel()
@@ -60,23 +60,23 @@ async def test_process_whose_client_goes_away_during_its_start_is_killed(tmp_pat
 async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        run = await processes.start(sandbox, sh("sleep 1000", timeout_s=None))
+        run = await node.core.processes.start(sandbox, sh("sleep 1000", timeout_s=None))
         await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 
         await run.close()
         await settled(lambda: not sandbox.tasks)
 
         assert sandbox.state is State.HIBERNATED
-        assert (await processes.look(sandbox, run.id)).running
+        assert (await node.core.processes.get(sandbox, run.id)).running
 
 
-async def test_one_that_takes_no_input_says_so(sandbox: Sandbox) -> None:
-    id_, _ = await processes.launch(sandbox, sh("sleep 4325", timeout_s=None))
+async def test_one_that_takes_no_input_says_so(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await at.core.processes.launch(sandbox, sh("sleep 4325", timeout_s=None))
     with pytest.raises(ConflictError):
-        await process_stdin.write(sandbox, id_, pieces(b"x"))
+        await at.core.stdin.write(sandbox, id_, pieces(b"x"))
     with pytest.raises(ConflictError):
-        await process_stdin.close(sandbox, id_)
-    await processes.send_signal(sandbox, id_, 9)
+        await at.core.stdin.close(sandbox, id_)
+    await at.core.processes.signal(sandbox, id_, 9)
 
 
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])
@@ -91,3 +91,34 @@ def test_a_duration_that_json_carries(seconds: float, told: float) -> None:
 
 def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user: User = User.USER) -> ProcessSpec:
     return ProcessSpec(shell_argv(command), stdin=stdin, timeout_s=timeout_s, user=user)
+
+
+async def test_what_runs_is_killed_and_the_same_begins_anew(at: Bench, sandbox: Sandbox) -> None:
+    spec = ProcessSpec(("sh", "-c", 'echo "$A"; pwd; exec sleep 1000'), env={"A": "again"}, cwd="/tmp", tag="mine", timeout_s=None)
+    first, first_pid = await at.core.processes.launch(sandbox, spec)
+    second, second_pid = await at.core.processes.restart(sandbox, first)
+    assert first != second
+    assert first_pid != second_pid
+    assert (await at.core.processes.get(sandbox, first)).signal == 9
+    assert at.core.processes.details(sandbox, second).spec == spec
+
+    async def has_written() -> bool:
+        return (await at.core.processes.read(sandbox, second, stdout_from=None, stderr_from=None))[1].text() == "again\n/tmp\n"
+
+    await until(has_written)
+    await at.core.processes.signal(sandbox, second, 9)
+    await at.core.processes.wait(sandbox, second)
+    third, _ = await at.core.processes.restart(sandbox, second)
+    assert (await at.core.processes.get(sandbox, third)).running
+    await at.core.processes.signal(sandbox, third, 9)
+
+
+async def test_what_is_not_known_any_more_is_left_alone(at: Bench, sandbox: Sandbox) -> None:
+    process, _ = await at.core.processes.launch(sandbox, ProcessSpec(("sleep", "1000"), timeout_s=None))
+    at.core.processes.state.of(sandbox).close()
+    with pytest.raises(ConflictError):
+        await at.core.processes.restart(sandbox, process)
+    assert (await at.core.processes.get(sandbox, process)).running
+    await at.core.processes.signal(sandbox, process, 9)
+    with pytest.raises(NotFoundError):
+        await at.core.processes.restart(sandbox, "0" * 32)

@@ -1,4 +1,4 @@
-"""Words for packages: what is let through to a package manager, and what is refused before anything runs."""
+"""Requirements: those that reach a package manager, and those that are refused before anything runs."""
 
 from __future__ import annotations
 

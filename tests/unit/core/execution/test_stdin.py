@@ -1,4 +1,4 @@
-"""Standard input: by anybody, in parts, each byte once, also where its way has to be found again."""
+"""Standard input: by several clients, in pieces, each byte once, also after a restart of the service."""
 
 from __future__ import annotations
 
@@ -7,68 +7,68 @@ import asyncio
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import processes, stdin
-from sandlot.core.execution.processes import STDOUT
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.link.client import Link
 from sandlot.link.types import Output, ProcessInfo
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, shell_argv
+from sandlot.protocol.schema import STDOUT
 from tests.support.node import Node, settled
-from tests.support.service import pieces
+from tests.support.service import Bench, pieces
 
 
-async def test_a_write_that_is_said_again_is_done_once(sandbox: Sandbox) -> None:
-    id_ = await cat(sandbox)
+async def test_a_write_that_is_said_again_is_done_once(at: Bench, sandbox: Sandbox) -> None:
+    id_ = await cat(at.core, sandbox)
     for _ in range(3):
-        assert await stdin.write(sandbox, id_, pieces(b"on", b"ce"), offset=0) == 4
-    assert await stdin.write(sandbox, id_, pieces(b"ce+mo", b"re"), offset=2) == 9, "what overlaps is left out"
+        assert await at.core.stdin.write(sandbox, id_, pieces(b"on", b"ce"), offset=0) == 4
+    assert await at.core.stdin.write(sandbox, id_, pieces(b"ce+mo", b"re"), offset=2) == 9, "what overlaps is left out"
     with pytest.raises(ConflictError) as missing:
-        await stdin.write(sandbox, id_, pieces(b"late"), offset=100)
+        await at.core.stdin.write(sandbox, id_, pieces(b"late"), offset=100)
     assert missing.value.fields["stdin_bytes"] == 9
-    assert await ending(sandbox, id_) == b"once+more"
+    assert await ending(at.core, sandbox, id_) == b"once+more"
 
 
-async def test_the_way_is_found_again_after_a_restart(sandbox: Sandbox) -> None:
-    id_ = await cat(sandbox)
-    await stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
-    sandbox.inputs.clear()  # a service that has just taken the sandbox over knows of no input
-    assert await stdin.write(sandbox, id_, pieces(b"before,after"), offset=0) == 12
-    assert await ending(sandbox, id_) == b"before,after"
+async def test_the_way_is_found_again_after_a_restart(at: Bench, sandbox: Sandbox) -> None:
+    id_ = await cat(at.core, sandbox)
+    await at.core.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
+    at.core.stdin.writers.of(sandbox).clear()  # a service that has just taken the sandbox over knows of no input
+    assert await at.core.stdin.write(sandbox, id_, pieces(b"before,after"), offset=0) == 12
+    assert await ending(at.core, sandbox, id_) == b"before,after"
     with pytest.raises(ConflictError):
-        await stdin.write(sandbox, id_, pieces(b"late"))
-    sandbox.inputs.clear()
+        await at.core.stdin.write(sandbox, id_, pieces(b"late"))
+    at.core.stdin.writers.of(sandbox).clear()
     with pytest.raises(ConflictError):
-        await stdin.close(sandbox, id_)
+        await at.core.stdin.close(sandbox, id_)
 
 
-async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_up(sandbox: Sandbox) -> None:
-    id_, _ = await processes.launch(sandbox, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))
-    writing = asyncio.create_task(stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
+async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_up(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await at.core.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))
+    writing = asyncio.create_task(at.core.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
     await asyncio.sleep(0.3)
     assert not writing.done()
-    assert (await processes.run(sandbox, ProcessSpec(("true",)))).outcome.exit_code == 0, "nobody else waits"
+    assert (await at.core.processes.run(sandbox, ProcessSpec(("true",)))).outcome.exit_code == 0, "nobody else waits"
     writing.cancel()
     await asyncio.wait({writing})
-    come = (await processes.look(sandbox, id_)).stdin_bytes
+    come = (await at.core.processes.get(sandbox, id_)).stdin_bytes
     assert 0 < come < 1_000_000
-    await processes.send_signal(sandbox, id_, 9)
+    await at.core.processes.signal(sandbox, id_, 9)
 
 
 @pytest.mark.real_guest
-async def test_a_process_that_ends_takes_no_more(sandbox: Sandbox) -> None:
-    id_, _ = await processes.launch(sandbox, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
+async def test_a_process_that_ends_takes_no_more(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await at.core.processes.launch(sandbox, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
     with pytest.raises(ConflictError):
-        await stdin.write(sandbox, id_, pieces(b"x" * 1_000_000))
+        await at.core.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000))
     with pytest.raises(NotFoundError):
-        await stdin.write(sandbox, "0" * 32, pieces(b"x"))
+        await at.core.stdin.write(sandbox, "0" * 32, pieces(b"x"))
 
 
-async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    id_ = await cat(sandbox)
-    await stdin.write(sandbox, id_, pieces(b"a"))
+async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    id_ = await cat(at.core, sandbox)
+    await at.core.stdin.write(sandbox, id_, pieces(b"a"))
     asks, asked = Link.process, 0
 
     async def busy(link: Link, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
@@ -79,7 +79,7 @@ async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(sand
         return await asks(link, id)
 
     monkeypatch.setattr(Link, "process", busy)
-    assert await stdin.write(sandbox, id_, pieces(b"b")) == 2
+    assert await at.core.stdin.write(sandbox, id_, pieces(b"b")) == 2
     assert asked >= 3
 
 
@@ -89,7 +89,7 @@ async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
         call = await link.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
     sandbox.buffers.take(5)
 
-    feeding = stdin.feed(sandbox, call, b"hello")
+    feeding = node.core.stdin.feed(sandbox, call, b"hello")
     feeding.cancel()
     await asyncio.wait({feeding})
 
@@ -99,12 +99,12 @@ async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
 
 async def test_unconfirmed_write_ends_with_its_sandbox(node: Node) -> None:
     sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-    id_ = await cat(sandbox)
-    await stdin.write(sandbox, id_, pieces(b"a"))
+    id_ = await cat(node.core, sandbox)
+    await node.core.stdin.write(sandbox, id_, pieces(b"a"))
     guest = node.guest(sandbox)
     confirmations = len(guest.requests("process.get"))
     guest.drop_next("process.get")
-    writing = asyncio.create_task(stdin.write(sandbox, id_, pieces(b"b")))
+    writing = asyncio.create_task(node.core.stdin.write(sandbox, id_, pieces(b"b")))
     await settled(lambda: len(guest.requests("process.get")) > confirmations)
 
     await node.sandboxes.kill(sandbox.id, OPERATOR)
@@ -114,15 +114,15 @@ async def test_unconfirmed_write_ends_with_its_sandbox(node: Node) -> None:
         await writing
 
 
-async def cat(sandbox: Sandbox) -> ProcessId:
-    id_, _ = await processes.launch(sandbox, ProcessSpec(("cat",), stdin=True, timeout_s=None))
+async def cat(core: Core, sandbox: Sandbox) -> ProcessId:
+    id_, _ = await core.processes.launch(sandbox, ProcessSpec(("cat",), stdin=True, timeout_s=None))
     return id_
 
 
-async def ending(sandbox: Sandbox, id_: str) -> bytes:
+async def ending(core: Core, sandbox: Sandbox, id_: str) -> bytes:
     """Close its input; all that it wrote."""
-    await stdin.close(sandbox, id_)
-    run = await processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
+    await core.stdin.close(sandbox, id_)
+    run = await core.processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
         return b"".join([event.data async for event in run if isinstance(event, Output) and event.channel == STDOUT])
     finally:

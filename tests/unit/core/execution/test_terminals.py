@@ -1,4 +1,4 @@
-"""Terminals: what a program on one sees and does, and that nobody is held up by it, whoever comes and goes."""
+"""Processes on a terminal: input, output, size, sessions, and clients that come and go."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core.execution import processes
-from sandlot.core.execution.processes import STDOUT, ProcessExecution
+from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
+from sandlot.protocol.schema import STDOUT
 from tests.support.cases import cases
+from tests.support.service import Bench
 from tests.support.until import until
 
 pytestmark = pytest.mark.real_guest  # terminals are the kernel's
 
 
 @cases("user", [User.USER, User.ROOT])
-async def test_a_program_has_a_terminal_of_its_own(sandbox: Sandbox, user: User) -> None:
+async def test_a_program_has_a_terminal_of_its_own(at: Bench, sandbox: Sandbox, user: User) -> None:
     look = "test -t 0 -a -t 1 -a -t 2 && stty size && echo $TERM && echo err >&2 && : < $(tty) && : < /dev/tty; ps -o sid= -p $$ | tr -d ' '; echo $$"
-    run = await opened(sandbox, look, user=user)
+    run = await opened(at.core, sandbox, look, user=user)
     size, term, err, session, pid = (await rest(run)).decode().split("\r\n")[:-1]
     assert (size, term, err) == ("24 80", "xterm-256color", "err"), "standard error too is what is shown"
     assert session == pid, "it leads a session"
     assert (await run.outcome()).exit_code == 0
-    info = await processes.look(sandbox, run.id)
+    info = await at.core.processes.get(sandbox, run.id)
     assert (info.pty, info.running, info.stderr_bytes) == (True, False, 0)
 
 
 @cases("typed", [b"", b"whole line\n", b"half a line"])
-async def test_the_end_of_the_input_is_seen(sandbox: Sandbox, typed: bytes) -> None:
-    run = await opened(sandbox, "stty -echo; echo ready; cat; echo end")
+async def test_the_end_of_the_input_is_seen(at: Bench, sandbox: Sandbox, typed: bytes) -> None:
+    run = await opened(at.core, sandbox, "stty -echo; echo ready; cat; echo end")
     shown = aiter(run)
     await until_shown(shown, b"ready\r\n")
     if typed:
@@ -42,24 +44,24 @@ async def test_the_end_of_the_input_is_seen(sandbox: Sandbox, typed: bytes) -> N
     assert (await run.outcome()).exit_code == 0
 
 
-async def test_when_it_ends_what_it_left_on_the_terminal_hangs_up(sandbox: Sandbox) -> None:
-    run = await opened(sandbox, "sleep 4342 & (trap '' HUP; touch /tmp/set; exec sleep 4343) & until test -e /tmp/set; do sleep 0.05; done")
+async def test_when_it_ends_what_it_left_on_the_terminal_hangs_up(at: Bench, sandbox: Sandbox) -> None:
+    run = await opened(at.core, sandbox, "sleep 4342 & (trap '' HUP; touch /tmp/set; exec sleep 4343) & until test -e /tmp/set; do sleep 0.05; done")
     await rest(run)
     await run.outcome()
-    await until(lambda: dead(sandbox, "4342"))
-    assert not await dead(sandbox, "4343"), "who was told to live on does"
-    await processes.run(sandbox, ProcessSpec(("pkill", "-f", "sleep 4343"), user=User.ROOT))
+    await until(lambda: dead(at.core, sandbox, "4342"))
+    assert not await dead(at.core, sandbox, "4343"), "who was told to live on does"
+    await at.core.processes.run(sandbox, ProcessSpec(("pkill", "-f", "sleep 4343"), user=User.ROOT))
 
 
-async def test_a_program_that_lets_go_of_it_before_it_ends_ends_well(sandbox: Sandbox) -> None:
+async def test_a_program_that_lets_go_of_it_before_it_ends_ends_well(at: Bench, sandbox: Sandbox) -> None:
     for _ in range(5):
-        run = await opened(sandbox, "exec 0<&- 1<&- 2<&-; sleep 0.2; exit 3")
+        run = await opened(at.core, sandbox, "exec 0<&- 1<&- 2<&-; sleep 0.2; exit 3")
         assert (await run.outcome()).exit_code == 3
         assert (await run.outcome()).signal is None
 
 
-async def test_program_that_opens_its_terminal_again_is_read_again(sandbox: Sandbox) -> None:
-    run = await opened(sandbox, "exec 0<&- 1<&- 2<&-; sleep 0.2; echo again > /dev/tty")
+async def test_program_that_opens_its_terminal_again_is_read_again(at: Bench, sandbox: Sandbox) -> None:
+    run = await opened(at.core, sandbox, "exec 0<&- 1<&- 2<&-; sleep 0.2; echo again > /dev/tty")
 
     assert await rest(run) == b"again\r\n"
 
@@ -67,15 +69,15 @@ async def test_program_that_opens_its_terminal_again_is_read_again(sandbox: Sand
 @cases(
     "argv, cwd, code", [(("no-such",), None, "path_not_found"), (("/etc/passwd",), None, "permission_denied"), (("true",), "/no", "path_not_found")]
 )
-async def test_what_cannot_run_on_one_says_why_each_time(sandbox: Sandbox, argv: tuple[str, ...], cwd: str | None, code: str) -> None:
+async def test_what_cannot_run_on_one_says_why_each_time(at: Bench, sandbox: Sandbox, argv: tuple[str, ...], cwd: str | None, code: str) -> None:
     for _ in range(2):
         with pytest.raises(SandlotError) as refused:
-            await processes.start(sandbox, ProcessSpec(argv, cwd=cwd, rows=24, cols=80))
+            await at.core.processes.start(sandbox, ProcessSpec(argv, cwd=cwd, rows=24, cols=80))
         assert str(refused.value.code) == code
 
 
-async def opened(sandbox: Sandbox, command: str, *, user: User = User.USER, timeout_s: float | None = 60) -> ProcessExecution:
-    return await processes.start(sandbox, ProcessSpec(shell_argv(command), user=user, timeout_s=timeout_s, rows=24, cols=80))
+async def opened(core: Core, sandbox: Sandbox, command: str, *, user: User = User.USER, timeout_s: float | None = 60) -> ProcessExecution:
+    return await core.processes.start(sandbox, ProcessSpec(shell_argv(command), user=user, timeout_s=timeout_s, rows=24, cols=80))
 
 
 async def rest(run: ProcessExecution) -> bytes:
@@ -83,7 +85,7 @@ async def rest(run: ProcessExecution) -> bytes:
 
 
 async def until_shown(shown: AsyncIterator[Output | Lost], wanted: bytes) -> bytes:
-    """What is shown until something is, with it."""
+    """Return the output up to and including some text."""
     got = b""
     while wanted not in got:
         event = await anext(shown)
@@ -95,6 +97,6 @@ async def until_shown(shown: AsyncIterator[Output | Lost], wanted: bytes) -> byt
     return got[: got.index(wanted) + len(wanted)]
 
 
-async def dead(sandbox: Sandbox, word: str) -> bool:
-    done = await processes.run(sandbox, ProcessSpec(shell_argv(f"pgrep -f 'sleep {word[0]}[{word[1]}]{word[2:]}'"), user=User.ROOT))
+async def dead(core: Core, sandbox: Sandbox, word: str) -> bool:
+    done = await core.processes.run(sandbox, ProcessSpec(shell_argv(f"pgrep -f 'sleep {word[0]}[{word[1]}]{word[2:]}'"), user=User.ROOT))
     return done.outcome.exit_code != 0

@@ -1,4 +1,4 @@
-"""What the next service makes of the runs that the one before left, by how they were begun."""
+"""Executions that no client follows: their log entries, and what the next service does with them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import code, packages, processes, unattended
+from sandlot.core.execution import code, followers, unattended
 from sandlot.core.execution.code import CellSpec
+from sandlot.core.execution.followers import FOLLOWED
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR, Quota
-from sandlot.model.ids import new_process_id
+from sandlot.model.ids import new_process_id, new_sandbox_id
+from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.node import NodeState, open_node, settled
-from tests.support.service import BASE, serving
+from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
 
 ENDLESS = CellSpec("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)", timeout_s=None)
@@ -30,7 +33,7 @@ OPEN = ProcessSpec(argv=("touch", "/tmp/gate"))
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unattended, "BACK_S", 0.5)
-    monkeypatch.setattr(code, "AWAY_S", 0.3)
+    monkeypatch.setattr(followers, "AWAY_S", 0.3)
 
 
 async def found(service: Service, sandbox: Sandbox) -> Sandbox:
@@ -43,9 +46,9 @@ async def status(service: Service, id_: str) -> str:
     return (await service.core.executions.get(OPERATOR, id_)).status
 
 
-async def begun(sandbox: Sandbox, cell: CellSpec, **more: object) -> code.CodeExecution:
+async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, **more: object) -> code.CodeExecution:
     """A cell in the foreground whose turn has come."""
-    running = await code.start(sandbox, cell, **more)  # type: ignore[arg-type]
+    running = await core.code.start(sandbox, cell, **more)  # type: ignore[arg-type]
     await anext(aiter(running))
     return running
 
@@ -54,17 +57,19 @@ async def begun(sandbox: Sandbox, cell: CellSpec, **more: object) -> code.CodeEx
 async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        left = await begun(sandbox, ENDLESS)
-        kept = await code.begin(sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done"))
+        left = await begun(first.core, sandbox, ENDLESS)
+        kept = await first.core.code.launch(
+            sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
+        )
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         await until(lambda: status_is(second, left.id, "killed"))
-        assert (await code.collected(sandbox, left.id, wait_s=None)).outcome.status == "error"
-        assert not sandbox.present
+        assert (await second.core.code.collect(sandbox, left.id, wait_s=None)).outcome.status == "error"
+        assert not FOLLOWED.of(sandbox)
         assert (sandbox.activity.held, await status(second, kept)) == (1, "running"), (
             "the one in the background goes on, and it alone keeps the sandbox"
         )
-        await processes.run(sandbox, OPEN)
+        await second.core.processes.run(sandbox, OPEN)
         await until(lambda: status_is(second, kept, "ok"))
         await until(lambda: sandbox.activity.held == 0)
 
@@ -78,15 +83,15 @@ async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tm
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        await begun(sandbox, GATED, id=joined)
-        await code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), id=followed)
+        await begun(first.core, sandbox, GATED, id=joined)
+        await first.core.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), id=followed)
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        waiting = asyncio.create_task(code.execute(sandbox, GATED, id=joined))
-        follower = await code.follow(sandbox, followed)
+        waiting = asyncio.create_task(second.core.code.run(sandbox, GATED, id=joined))
+        follower = await second.core.code.follow(sandbox, followed)
         await asyncio.sleep(1.0)  # longer than it is waited for somebody
         assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
-        await processes.run(sandbox, OPEN)
+        await second.core.processes.run(sandbox, OPEN)
         done = await waiting
         assert (done.outcome.status, done.stdout.text()) == ("ok", "end\n")
         await follower.close()
@@ -99,12 +104,14 @@ async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tm
 async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        left = await processes.start(sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None))
+        left = await first.core.processes.start(
+            sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None)
+        )
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
         await asyncio.sleep(1.0)
         assert (await status(second, left.id), sandbox.activity.held) == ("running", 0)
-        await processes.run(sandbox, OPEN)
+        await second.core.processes.run(sandbox, OPEN)
         await until(lambda: status_is(second, left.id, "exited"))
 
 
@@ -113,15 +120,15 @@ async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
-        await processes.run(sandbox, put, stdin=manager.encode())
-        await packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
-        await processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
-        assert packages.may_read(sandbox)
+        await first.core.processes.run(sandbox, put, stdin=manager.encode())
+        await first.core.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await first.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
+        assert first.core.packages.access.is_open(sandbox)
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        assert packages.may_read(sandbox)
-        await processes.run(sandbox, OPEN)
-        await until(lambda: not packages.may_read(sandbox))
+        assert second.core.packages.access.is_open(sandbox)
+        await second.core.processes.run(sandbox, OPEN)
+        await until(lambda: not second.core.packages.access.is_open(sandbox))
 
 
 async def wait_for_ever(_: object) -> None:
@@ -134,16 +141,17 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        await code.start(sandbox, CellSpec("wait", timeout_s=None), id=id_)
+        await node.core.code.start(sandbox, CellSpec("wait", timeout_s=None), id=id_)
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
         again = node.sandboxes.find(sandbox.id, OPERATOR)
-        assert id_ in again.present
+        followers = FOLLOWED.of(again).get(id_)
+        assert followers is not None
 
         recovery.set()
-        follower = await code.follow(again, id_)
-        assert again.present[id_].people >= 1
+        follower = await node.core.code.follow(again, id_)
+        assert followers.count >= 1
         await follower.close()
 
 
@@ -156,13 +164,135 @@ async def test_inherited_install_has_package_access_before_its_sandbox_is_recove
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
-        await packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
+        await node.core.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
         again = node.sandboxes.find(sandbox.id, OPERATOR)
-        assert packages.may_read(again)
+        assert node.core.packages.access.is_open(again)
 
         recovery.set()
         gate.set()
-        await settled(lambda: not packages.may_read(again))
+        await settled(lambda: not node.core.packages.access.is_open(again))
+
+
+def background(script: str) -> ProcessSpec:
+    return ProcessSpec(argv=shell_argv(script), timeout_s=None)
+
+
+async def ended(service: Service, id_: str) -> ExecutionRecord:
+    """The line of a run, once it has ended."""
+    found: list[ExecutionRecord] = []
+
+    async def over() -> bool:
+        found[:] = [await service.core.executions.get(OPERATOR, id_)]
+        return found[0].status != "running"
+
+    await until(over)
+    return found[0]
+
+
+@pytest.mark.real_guest
+async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: MemoryDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        gone = await first.sandboxes.create(BASE, OPERATOR)
+        await first.core.processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
+        short, _ = await first.core.processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
+        long, _ = await first.core.processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
+        cell = await first.core.code.start(sandbox, CellSpec("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
+        events = aiter(cell)
+        await anext(events)
+        lost, _ = await first.core.processes.launch(gone, background("sleep 1000"))
+        # Writes to the processes and the cell while no service runs.
+        helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
+        await first.core.processes.launch(sandbox, background(helper))
+        unknown = ExecutionRecord(
+            id=ExecutionId(new_process_id()),
+            owner=sandbox.owner,
+            sandbox=sandbox.id,
+            kind="command",
+            created_at=first.core.clock.now(),
+            status="running",
+        )
+        elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node))
+        await first.core.executions.flush()
+        await first.store.executions.save([unknown, elsewhere])
+    for instance in driver.booted:
+        if instance.ref == gone.id:
+            await instance.destroy()
+    await asyncio.sleep(0.4)
+    async with serving(tmp_path, driver, keep=True) as second:
+        done = await ended(second, short)
+        assert (done.status, done.exit_code, done.stdout, done.stderr) == ("exited", 5, "short\n", "one\n")
+        done = await ended(second, cell.id)
+        assert (done.status, done.stdout) == ("ok", "cell\nthree\n")
+        assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
+        assert (await ended(second, lost)).status in {"lost", "killed"}
+        again = second.core.registry.find(sandbox.id, OPERATOR)
+        await second.core.processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
+        done = await ended(second, long)
+        assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
+        assert done.duration_s is not None
+        assert done.duration_s > 0.4
+        await second.sandboxes.kill(sandbox.id, OPERATOR)
+
+
+async def test_the_end_of_a_sandbox_ends_its_lines(at: Bench, sandbox: Sandbox) -> None:
+    id_, _ = await at.core.processes.launch(sandbox, background("echo x; sleep 1000"))
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    assert (await ended(at.service, id_)).status == "killed"
+
+
+async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unattended, "MAX_WAITS", 2)
+    monkeypatch.setattr(unattended, "POLL_S", 0.05)
+    ids = [(await at.core.processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
+    waits = at.core.processes.unattended.waits
+    await until(lambda: waits[sandbox.id] == 2)
+    assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
+    assert not waits
+
+
+async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Bench, sandbox: Sandbox) -> None:
+    guest = at.driver.guest(sandbox.ref)
+
+    for _ in range(20):
+        await at.core.processes.launch(sandbox, background("sleep 1000"))
+    await at.core.processes.list(sandbox)  # after all requests that the launches caused
+
+    assert len(guest.requests("process.wait")) == 16
+
+
+async def test_background_process_does_not_count_as_activity(at: Bench, sandbox: Sandbox) -> None:
+    guest = at.driver.guest(sandbox.ref)
+
+    await at.core.processes.launch(sandbox, background("sleep 1000"))
+    await at.core.processes.list(sandbox)
+
+    assert len(guest.requests("process.wait")) == 1
+    assert sandbox.activity.held == 0
+
+
+async def test_the_end_of_a_sandbox_ends_the_lines_of_those_too_for_which_no_call_was_left(
+    at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unattended, "MAX_WAITS", 1)
+    ids = [(await at.core.processes.launch(sandbox, background("sleep 1000")))[0] for _ in range(4)]
+    await until(lambda: at.core.processes.unattended.waits[sandbox.id] == 1)
+    await at.sandboxes.kill(sandbox.id, OPERATOR)
+    assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
+
+
+async def test_wake_leaves_the_log_entries_of_ended_executions_alone(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        await node.core.processes.run(sandbox, ProcessSpec(("true",)))
+        guest = node.guest(sandbox)
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+        await node.sandboxes.resume(sandbox.id, OPERATOR)
+        await settled(lambda: not sandbox.tasks)
+
+        assert guest.requests("process.wait") == []
+        assert node.guest(sandbox).requests("process.wait") == []

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.files import changes, files
 from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
@@ -63,6 +62,6 @@ async def test_forged_report_without_end_is_cut_off(at: Bench) -> None:
         (program,) = await link.processes()
         await link.signal(program.process, int(signal.SIGSTOP))  # before it can report
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
-    _, _ = await processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
+    _, _ = await at.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):
         await marked.changed()

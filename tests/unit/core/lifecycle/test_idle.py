@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.lifecycle import idle
 from sandlot.core.lifecycle.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
 from sandlot.core.lifecycle.update import UpdateSandboxParams
@@ -35,7 +34,7 @@ async def test_one_that_does_nothing_ends_and_says_why(at: Bench, clock: ManualC
 
 async def test_what_is_done_for_a_client_keeps_it_however_little_it_takes(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(IDLE, OPERATOR)
-    foreground = asyncio.create_task(processes.run(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
+    foreground = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
     await at.pass_idly(clock, 10 * LIMIT_S)
     assert not sandbox.end_requested.is_set()
     foreground.cancel()
@@ -46,8 +45,8 @@ async def test_what_is_done_for_a_client_keeps_it_however_little_it_takes(at: Be
 
 async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(IDLE, OPERATOR)
-    process, _ = await processes.launch(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
-    follower = await processes.follow(sandbox, process, stdout_from=0, stderr_from=0)
+    process, _ = await at.core.processes.launch(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
+    follower = await at.core.processes.follow(sandbox, process, stdout_from=0, stderr_from=0)
     await at.pass_idly(clock, 10 * LIMIT_S)
     assert not sandbox.end_requested.is_set()
     await follower.detach()
@@ -58,14 +57,14 @@ async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualCloc
 @pytest.mark.real_guest
 async def test_a_background_process_that_works_keeps_it_and_one_that_sleeps_does_not(at: Bench, clock: ManualClock) -> None:
     works, sleeps = await at.sandboxes.create(IDLE, OPERATOR), await at.sandboxes.create(IDLE, OPERATOR)
-    busy, _ = await processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
-    await processes.launch(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
+    busy, _ = await at.core.processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
+    await at.core.processes.launch(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
     for _ in range(8):
         await takes(works, 2 * BUSY_SHARE * TICK_S)
         await clock.pass_s(TICK_S, TICK_S)
     assert not works.end_requested.is_set()
     assert sleeps.end_requested.is_set()
-    await processes.send_signal(works, busy, 9)
+    await at.core.processes.signal(works, busy, 9)
     await at.pass_idly(clock, LIMIT_S + 4 * TICK_S)
     await works.ended.wait()
 

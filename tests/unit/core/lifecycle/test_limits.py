@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.pools.models import PoolSizes
 from sandlot.core.sandbox import Sandbox
@@ -93,7 +92,7 @@ async def test_what_the_host_refuses_is_changed_nowhere(at: Bench, sandbox: Sand
 async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, sandbox: Sandbox) -> None:
     before = await promised(at)
     for _ in range(20):
-        await processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
+        await at.core.processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match=r"2\d processes and threads run"):
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=16, memory_bytes=2 * GIB)))
     assert (await inside(sandbox), sandbox.spec.limits, at.driver.booted[0].changes) == (PIDS, LIMITS, [])

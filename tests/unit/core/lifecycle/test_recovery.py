@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import code, processes
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.files import files
 from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, ONE_RUN, USE_WORD, over
@@ -33,14 +32,14 @@ ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12),
 
 async def output(service: Service, id_: str, *argv: str) -> str:
     sandbox = service.core.registry.find(id_, OPERATOR)
-    return (await processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
+    return (await service.core.processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
 
 
 async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
-        await code.execute(sandbox, CellSpec("x = 41"))
-        process, _ = await processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
+        await first.core.code.run(sandbox, CellSpec("x = 41"))
+        process, _ = await first.core.processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
 
         async def content() -> AsyncIterator[bytes]:
             yield b"kept"
@@ -50,9 +49,9 @@ async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: Mem
         again = second.core.registry.find(sandbox.id, ALICE)
         assert again is not sandbox
         assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, sandbox.created_at, ALICE.owner)
-        assert (await code.execute(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
+        assert (await second.core.code.run(again, CellSpec("print(x + 1)"))).stdout.text() == "42\n"
         assert await output(second, sandbox.id, "sh", "-c", "cat /workspace/a; echo $A") == "keptof the sandbox\n"
-        outcome, stdout, _ = await processes.kept(again, process, stdout_from=0, stderr_from=0)
+        outcome, stdout, _ = await second.core.processes.read(again, process, stdout_from=0, stderr_from=0)
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
             second.core.registry.find(sandbox.id, BOB)
@@ -190,9 +189,9 @@ async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
-        running = asyncio.create_task(processes.run(sandbox, spec))
+        running = asyncio.create_task(first.core.processes.run(sandbox, spec))
         async with asyncio.timeout(30):
-            while not [info for info in await processes.listing(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
+            while not [info for info in await first.core.processes.list(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
                 await asyncio.sleep(0.01)
         await first.sandboxes.aclose(keep=True)
         with pytest.raises(SandlotError) as told:

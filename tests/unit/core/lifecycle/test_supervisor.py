@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.core.execution import code, processes
+from sandlot.core.execution import code
 from sandlot.core.lifecycle.supervisor import state_after
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.node.disposer import FIRST_PAUSE_S, LAST_PAUSE_S
@@ -48,8 +48,8 @@ async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandb
 
 
 async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sandbox) -> None:
-    running = asyncio.create_task(processes.run(sandbox, ProcessSpec(("sleep", "100"))))
-    executing = asyncio.create_task(code.execute(sandbox, code.CellSpec("import time; time.sleep(100)")))
+    running = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(("sleep", "100"))))
+    executing = asyncio.create_task(at.core.code.run(sandbox, code.CellSpec("import time; time.sleep(100)")))
     await asyncio.sleep(0.2)
     at.driver.booted[0].crash()
     for task in (running, executing):
@@ -63,7 +63,7 @@ async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sand
 
 async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, sandbox: Sandbox) -> None:
     other = await at.sandbox()
-    running = asyncio.create_task(processes.run(sandbox, ProcessSpec(("sleep", "100"))))
+    running = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(("sleep", "100"))))
     await asyncio.sleep(0.01)
     at.driver.booted[0].guest.send_garbage()
     with pytest.raises(SandboxEndedError, match="laws of the link"):
@@ -73,7 +73,7 @@ async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no
     assert sandbox.exit is not None
     assert sandbox.exit.reason is ExitReason.CRASHED
     assert "laws of the link" in sandbox.exit.detail
-    assert (await processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
+    assert (await at.core.processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
 
 
 async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, sandbox: Sandbox) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import processes
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
@@ -39,15 +38,15 @@ def is_in(sandbox: Sandbox, state: State) -> bool:
 
 
 async def test_process_of_a_paused_sandbox_gets_no_time(node: Node, sandbox: Sandbox) -> None:
-    process, _ = await processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
+    process, _ = await node.core.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
     await node.sandboxes.pause(sandbox.id, OPERATOR)
     assert node.instance(sandbox).is_paused
     node.clock.advance(60)
     await node.sandboxes.resume(sandbox.id, OPERATOR)
-    assert (await processes.look(sandbox, process)).running
+    assert (await node.core.processes.get(sandbox, process)).running
 
     node.clock.advance(10)
-    outcome = await processes.wait(sandbox, process, 5)
+    outcome = await node.core.processes.wait(sandbox, process, 5)
     assert outcome is not None
     assert outcome.exit_code == 0
 
@@ -55,7 +54,7 @@ async def test_process_of_a_paused_sandbox_gets_no_time(node: Node, sandbox: San
 async def test_concurrent_requests_resume_a_paused_sandbox_once(node: Node, sandbox: Sandbox) -> None:
     await node.sandboxes.pause(sandbox.id, OPERATOR)
 
-    runs = await asyncio.gather(*(processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
+    runs = await asyncio.gather(*(node.core.processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
 
     assert [run.stdout.text() for run in runs] == [f"{number}\n" for number in range(5)]
     page = await node.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
@@ -86,20 +85,20 @@ async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: Node, s
         await getattr(node.sandboxes, step)(sandbox.id, OPERATOR)
 
     assert is_in(sandbox, before)
-    assert (await processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
+    assert (await node.core.processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
 
 
 async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: NodeState) -> None:
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(BASE, OPERATOR)
-        await processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
+        await node.core.processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
         await node.sandboxes.pause(sandbox.id, OPERATOR)
     async with open_node(state) as node:
         again = node.core.registry.find(sandbox.id, OPERATOR)
         await again.recovered.wait()
         assert is_in(again, State.PAUSED)
         assert node.instance(again).is_paused
-        assert (await processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
+        assert (await node.core.processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
         assert is_in(again, State.RUNNING)
 
 

@@ -46,17 +46,17 @@ def test_share_is_limited_by_itself_and_by_the_whole() -> None:
 
 def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     buffers = BufferBudget(10 * COPIES)
-    output = CommandOutputCollector(buffers, (1, 2))
+    output = CommandOutputCollector(buffers)
     output.add(Output(1, 0, b"12345678"))
     output.add(Output(2, 0, b"abc"))
     output.add(Output(2, 3, b"de"))
-    assert (output[1].content(), output[1].omitted) == (b"12345678", 0)
-    assert output[2].omitted == 3
-    assert output[2].content().endswith(b"de")
+    assert (output.captures[1].content(), output.captures[1].omitted) == (b"12345678", 0)
+    assert output.captures[2].omitted == 3
+    assert output.captures[2].content().endswith(b"de")
     assert buffers.taken_bytes == 10 * COPIES
-    assert not output.try_take(1)
+    assert not output.reserve(1)
     output.add(Lost(1, 5, 8))
-    assert output[1].omitted == 5
+    assert output.captures[1].omitted == 5
     output.close()
     output.close()
     assert buffers.taken_bytes == 0
@@ -64,12 +64,12 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
 
 def test_flood_takes_only_the_memory_that_is_kept() -> None:
     buffers = BufferBudget(1 << 30)
-    output = CommandOutputCollector(buffers, (1,))
+    output = CommandOutputCollector(buffers)
     for number in range(64):
         output.add(Output(1, number << 16, bytes(1 << 16)))
-    assert output[1].held_bytes == HEAD_BYTES + TAIL_BYTES
-    assert buffers.taken_bytes == COPIES * output[1].held_bytes
-    assert output.try_take(100)
-    assert output[1].omitted == (64 << 16) - HEAD_BYTES - TAIL_BYTES
+    assert output.captures[1].held_bytes == HEAD_BYTES + TAIL_BYTES
+    assert buffers.taken_bytes == COPIES * output.captures[1].held_bytes
+    assert output.reserve(100)
+    assert output.captures[1].omitted == (64 << 16) - HEAD_BYTES - TAIL_BYTES
     output.close()
     assert buffers.taken_bytes == 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.lifecycle import recovery
 from sandlot.core.oneshot.params import OneShotParams
@@ -35,7 +34,7 @@ def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # 
 
 
 async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
-    return await execute(at.service.core.manager, OPERATOR, shot(code, language, **more))
+    return await execute(at.core.manager, at.core.processes, OPERATOR, shot(code, language, **more))
 
 
 async def test_empty_stdin_is_closed(at: Bench) -> None:
@@ -101,7 +100,7 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
         stays = await service.sandboxes.create(BASE, OPERATOR)
-        task = asyncio.create_task(execute(service.sandboxes, OPERATOR, shot("sleep 60", "bash")))
+        task = asyncio.create_task(execute(service.core.manager, service.core.processes, OPERATOR, shot("sleep 60", "bash")))
         await until(lambda: sum(sandbox.is_announced for sandbox in service.core.registry.list(OPERATOR)) == 2)
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
@@ -131,13 +130,13 @@ async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
         first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
         await until(lambda: here.sandboxes.held == 1)
         with pytest.raises(UnavailableError):
-            await execute(here.service.core.manager, OPERATOR, shot("echo 2", "bash"), patience_s=0)
+            await execute(here.core.manager, here.core.processes, OPERATOR, shot("echo 2", "bash"), patience_s=0)
         assert (await run(here, "echo 2", "bash")).stdout == "2\n"
         assert (await first).stdout == "1\n"
 
 
 async def test_run_over_the_quota_creates_no_sandbox(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at.service.core.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
+    monkeypatch.setattr(at.core.execution_counter, "_quota_of", lambda _: Quota(executions_per_month=0))
     with pytest.raises(LimitError) as refused:
         await run(at, "echo 1", "bash")
     assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
@@ -148,15 +147,15 @@ async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
     at.sandboxes.refuse()
     async with asyncio.timeout(60):
         with pytest.raises(UnavailableError) as refused:
-            await execute(at.service.core.manager, OPERATOR, shot("echo 1", "bash"), patience_s=3600)
+            await execute(at.core.manager, at.core.processes, OPERATOR, shot("echo 1", "bash"), patience_s=3600)
     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
 async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
-    assert (await execute(at.service.core.manager, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    assert (await execute(at.core.manager, at.core.processes, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="30 seconds"):
-        await execute(at.service.core.manager, principal, shot("echo 1", "bash", timeout_s=31))
+        await execute(at.core.manager, at.core.processes, principal, shot("echo 1", "bash", timeout_s=31))
 
 
 @pytest.mark.parametrize(
@@ -190,6 +189,6 @@ async def _writing(at: Bench) -> None:
 
     async def written() -> bool:
         (sandbox,) = at.sandboxes.list(OPERATOR)
-        return any(info.stdout_bytes for info in await processes.listing(sandbox))
+        return any(info.stdout_bytes for info in await at.core.processes.list(sandbox))
 
     await until(written)

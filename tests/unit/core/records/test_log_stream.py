@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records import log_followers, log_stream
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.link.types import Lost, Output
 from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.errors import UnavailableError
@@ -28,7 +28,7 @@ BOTH = log_stream.CHANNELS["both"]
 
 @pytest.fixture
 def execution_log(at: Bench) -> ExecutionLog:
-    return at.service.core.executions
+    return at.core.executions
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ async def still(clock: ManualClock) -> Sandbox:
     return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
 
-async def run(sandbox: Sandbox, command: str, clock: ManualClock) -> None:
-    await processes.run(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
+async def run(core: Core, sandbox: Sandbox, command: str, clock: ManualClock) -> None:
+    await core.processes.run(sandbox, ProcessSpec(argv=shell_argv(command), timeout_s=20))
     clock.advance(0.001)
 
 
@@ -58,9 +58,11 @@ class Followed:
         return "".join(item.text for item in self.items if isinstance(item, Entry | Wrote) and item.channel == channel)
 
 
-async def test_one_read_is_limited(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_read_is_limited(
+    at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
-        await run(sandbox, f"echo {number}", clock)
+        await run(at.core, sandbox, f"echo {number}", clock)
     monkeypatch.setattr(log_stream, "PAGE", 2)
     assert [entry.text for entry in (await log_stream.read(execution_log, sandbox, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
     monkeypatch.setattr(log_stream, "MOST_CHARS", 5)
@@ -72,9 +74,9 @@ async def test_one_read_is_limited(sandbox: Sandbox, execution_log: ExecutionLog
     assert (len(entries), more) == (4, True)
 
 
-async def test_follower_gets_each_byte_once(sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
-    await run(sandbox, "echo before", clock)
-    process = await processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
+async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog, clock: ManualClock) -> None:
+    await run(at.core, sandbox, "echo before", clock)
+    process = await at.core.processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
     pieces = aiter(process)
     await process.type(b"half a ")
     await anext(pieces)
@@ -90,7 +92,7 @@ async def test_follower_gets_each_byte_once(sandbox: Sandbox, execution_log: Exe
         pass
     await process.outcome()
     await process.close()
-    await run(sandbox, "echo after; echo bad >&2", clock)
+    await run(at.core, sandbox, "echo after; echo bad >&2", clock)
     await until(lambda: followed.text() == "before\nhalf a line ä\nafter\n")
     await until(lambda: followed.text(2) == "bad\n")
     await until(lambda: sum(isinstance(item, Over) for item in followed.items) == 2)
@@ -100,9 +102,9 @@ async def test_follower_gets_each_byte_once(sandbox: Sandbox, execution_log: Exe
 
 
 @pytest.mark.real_guest
-async def test_output_of_a_background_process_appears_at_its_end(sandbox: Sandbox, execution_log: ExecutionLog) -> None:
+async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog) -> None:
     followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
-    process = await processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
+    process = await at.core.processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
     await anext(aiter(process))
     await until(lambda: followed.text() == "seen\n")
     await process.type(b"unseen\n")

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from sandlot.core.execution import processes
 from sandlot.core.files import files
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.doors.agentsandbox import outputs
 from sandlot.doors.agentsandbox.outputs import Before, Found
 from sandlot.model.access import Quota
@@ -25,8 +25,8 @@ async def sandbox(at: SharedBench) -> Sandbox:
     return made
 
 
-async def sh(sandbox: Sandbox, command: str) -> None:
-    done = await processes.run(sandbox, ProcessSpec(("sh", "-c", command)))
+async def sh(core: Core, sandbox: Sandbox, command: str) -> None:
+    done = await core.processes.run(sandbox, ProcessSpec(("sh", "-c", command)))
     assert done.outcome.exit_code == 0, done.stderr.text()
 
 
@@ -52,9 +52,9 @@ def test_hidden_and_compiled_files_are_no_outputs(path: str, *, hidden: bool) ->
 
 async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await Before.look(sandbox)
-    await sh(sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
+    await sh(at.core, sandbox, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
-    kept = await outputs.collect(at.service.core.files, sandbox, before)
+    kept = await outputs.collect(at.core.files, sandbox, before)
     assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
     assert (kept.left, kept.more) == (2, False)
 
@@ -69,15 +69,15 @@ async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench
             return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
 
     monkeypatch.setattr(outputs, "KEPT_BYTES", 250)
-    kept = await outputs.collect(at.service.core.files, sandbox, Liar(sandbox, {}))
+    kept = await outputs.collect(at.core.files, sandbox, Liar(sandbox, {}))
     assert sum(record.size_bytes for record in kept.records) <= 250
     assert kept.left >= 4
 
 
 async def test_outputs_count_against_the_upload_quota(at: SharedBench, sandbox: Sandbox) -> None:
     before = await Before.look(sandbox)
-    await sh(sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
-    kept = await outputs.collect(at.service.core.files, sandbox, before, Quota(upload_bytes=5))
+    await sh(at.core, sandbox, "cd /output; printf 12345 > a; printf 123456 > b")
+    kept = await outputs.collect(at.core.files, sandbox, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
@@ -86,13 +86,13 @@ async def test_collecting_outputs_has_a_time_limit(at: SharedBench, sandbox: San
         await asyncio.Event().wait()
 
     before = await Before.look(sandbox)
-    await sh(sandbox, "echo 1 > a")
+    await sh(at.core, sandbox, "echo 1 > a")
     monkeypatch.setattr(outputs, "COLLECT_S", 0.5)
-    monkeypatch.setattr(type(at.service.core.files), "keep", forever)
-    kept = await outputs.collect(at.service.core.files, sandbox, before)
+    monkeypatch.setattr(type(at.core.files), "keep", forever)
+    kept = await outputs.collect(at.core.files, sandbox, before)
     assert (list(kept.records), kept.left) == ([], 1)
     monkeypatch.setattr(files, "listing", forever)
-    assert (await outputs.collect(at.service.core.files, sandbox, before)).more
+    assert (await outputs.collect(at.core.files, sandbox, before)).more
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
@@ -103,6 +103,6 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
         raise class_of(code)("no", code=code)
 
     before = await Before.look(sandbox)
-    await sh(sandbox, "echo 1 > a")
-    monkeypatch.setattr(type(at.service.core.files), "keep", refuses)
-    assert (await outputs.collect(at.service.core.files, sandbox, before)).left == 1
+    await sh(at.core, sandbox, "echo 1 > a")
+    monkeypatch.setattr(type(at.core.files), "keep", refuses)
+    assert (await outputs.collect(at.core.files, sandbox, before)).left == 1

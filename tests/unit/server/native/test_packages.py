@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.sandbox import Sandbox
 from sandlot.link.services import GuestStream
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.protocol.schema import PACKAGES_PORT
@@ -127,13 +126,8 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
             if name == "output":
                 assert told_["data"] == "open\n"
                 break
-    await until(lambda: ended(sandbox))
+    await until(lambda: not at.core.packages.access.installs(sandbox))
     assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
-
-
-async def ended(sandbox: Sandbox) -> bool:
-    """Whether the install is over whose client went away."""
-    return not sandbox.installs
 
 
 @pytest.mark.real_guest

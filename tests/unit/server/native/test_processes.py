@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from sandlot.core.execution import stdin
-from sandlot.core.execution.helpers import is_program
+from sandlot.core.execution.helpers import is_helper
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.http import events, output, post, problem, told
@@ -276,7 +276,7 @@ async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, ht
     asking = asyncio.create_task(ask())
     await until(lambda: one_process(http, url))
     async with sandbox.connection() as link:
-        (program,) = [info for info in await link.processes() if is_program(info.argv)]
+        (program,) = [info for info in await link.processes() if is_helper(info.argv)]
         await link.signal(program.process, 9)
     await http.put(f"{url}/files/content", params={"path": "/workspace/go"}, content=b"")
     answer = await asking

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from sandlot.core.execution.helpers import is_program
+from sandlot.core.execution.helpers import is_helper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from tests.support.archives import archive, entry
@@ -26,7 +26,7 @@ ARCHIVE = "/files/archive"
 async def helpers(sandbox: Sandbox) -> int:
     """How many programs of ours the guest knows of, running or over."""
     async with sandbox.connection() as link:
-        return sum(is_program(info.argv) for info in await link.processes())
+        return sum(is_helper(info.argv) for info in await link.processes())
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.core.execution import process_details
-from sandlot.core.execution.helpers import is_program
+from sandlot.core.execution import processes
+from sandlot.core.execution.helpers import is_helper
 from sandlot.core.files import watch
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
@@ -68,7 +68,7 @@ async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: 
 async def cut(sandbox: Sandbox) -> None:
     """End whatever watches."""
     async with sandbox.connection() as link:
-        for program in (info for info in await link.processes() if is_program(info.argv)):
+        for program in (info for info in await link.processes() if is_helper(info.argv)):
             await link.signal(program.process, int(signal.SIGKILL))
 
 
@@ -80,11 +80,11 @@ async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient,
     await taken(http, watcher, ("overflow", ""))
     await run(http, url, "echo > w/seen")
     await taken(http, watcher, ("created", "/workspace/w/seen"))
-    assert len(sandbox.watchers) == 1
+    assert len(watch.WATCHERS.of(sandbox)) == 1
     await cut(sandbox)
     await run(http, url, "rm -r w")
     assert (await taken(http, watcher, ("gone", "/workspace/w")))[-1] == ("gone", "/workspace/w")
-    assert sandbox.watchers == {}
+    assert watch.WATCHERS.of(sandbox) == {}
 
 
 @pytest.mark.real_guest
@@ -97,16 +97,16 @@ async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url:
     problem(await http.post(f"{url}/files/watchers", json={"path": "/workspace/w"}), 429, "limit_exceeded")
     before = sandbox.buffers.taken_bytes
     await run(http, url, "for i in $(seq 9); do echo > w/$i; done")
-    await until(lambda: all(each.full for each in sandbox.watchers.values()))
+    await until(lambda: all(each.full for each in watch.WATCHERS.of(sandbox).values()))
     assert sandbox.buffers.taken_bytes > before
     told = (await http.post(f"{watcher}/events")).json()["events"]
     assert (len(told), told[0]["event"], told[-1]["event"]) == (6, "created", "overflow")
     await http.delete(url)
-    await until(lambda: (len(sandbox.watchers), sandbox.buffers.taken_bytes) == (0, 0))
+    await until(lambda: (watch.WATCHERS.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
     problem(await http.post(f"{watcher}/events"), 410, "sandbox_ended")
 
 
-async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
+async def test_a_list_tells_what_a_process_was_started_with(at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     body = {"command": "sleep 60", "background": True, "tag": "mine", "env": {"A": "b"}, "cwd": "/tmp"}
     process = (await http.post(f"{url}/processes", json=body)).json()["process"]
     for told in ((await http.get(f"{url}/processes")).json()["processes"][-1], (await http.get(f"{url}/processes/{process}")).json()):
@@ -114,17 +114,17 @@ async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncCli
     problem(await http.post(f"{url}/processes", json={**body, "tag": "x" * 300}), 400, "invalid_request")
     problem(await http.post(f"{url}/processes", json={**body, "tag": ""}), 400, "invalid_request")
     await http.delete(url)
-    await until(lambda: (len(sandbox.notes), sandbox.buffers.taken_bytes) == (0, 0))
+    await until(lambda: (at.core.processes.state.get(sandbox), sandbox.buffers.taken_bytes) == (None, 0))
 
 
 async def test_notes_are_bounded_and_those_of_what_has_ended_go_first(
-    http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_details, "MOST_BYTES", 1000)
+    monkeypatch.setattr(processes, "MAX_DETAILS_BYTES", 1000)
     await http.post(f"{url}/processes", json={"command": "sleep 60", "tag": "runs", "background": True})
     for tag in ("a", "b", "c"):
         await http.post(f"{url}/processes", json={"command": "true", "tag": tag})
-    assert [note.tag for note in sandbox.notes.values()] == ["runs", "b", "c"]
+    assert [note.tag for note in at.core.processes.state.of(sandbox).details.values()] == ["runs", "b", "c"]
     await http.post(f"{url}/processes", json={"command": "true", "tag": "large", "env": {"A": "x" * 20_000}})
-    assert [(note.tag, note.env, note.spec is None) for note in sandbox.notes.values()][-1] == ("large", {}, True)
+    assert [(note.tag, note.env, note.spec is None) for note in at.core.processes.state.of(sandbox).details.values()][-1] == ("large", {}, True)
     assert sandbox.buffers.taken_bytes <= 1000

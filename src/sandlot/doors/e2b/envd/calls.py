@@ -18,13 +18,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
 from sandlot.doors.e2b import access
 from sandlot.doors.e2b.envd import connect, errors, translate
 from sandlot.doors.e2b.envd.wire import Message
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, TimeoutExceededError
 from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
-from sandlot.web.asking import body_of, unless_gone, while_connected
+from sandlot.web.asking import body_of, core_of, unless_gone, while_connected
 from sandlot.web.bodies import MOST_ERRORS
 from sandlot.web.streams import Stream
 
@@ -46,10 +47,11 @@ class Call:
         SandlotError: What it says of itself makes no sense, or its sandbox is no more.
     """
 
-    __slots__ = ("ping_s", "request", "sandbox", "timeout_s", "user")
+    __slots__ = ("core", "ping_s", "request", "sandbox", "timeout_s", "user")
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.core: Core = core_of(request)
         self.sandbox: Sandbox = access.box_of(request)
         self.user: User = translate.basic_user(request.headers.get("authorization", ""))
         self.timeout_s = connect.timeout_s(request.headers.get("connect-timeout-ms"))

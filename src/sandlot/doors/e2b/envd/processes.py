@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from sandlot.core.execution import process_details, processes, stdin, terminals
+from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.records.execution_log import ExecutionDescription
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import translate
 from sandlot.doors.e2b.envd.calls import Call, Told
 from sandlot.doors.e2b.envd.wire import (
@@ -37,28 +36,28 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 async def start(call: Call, asked: StartMessage) -> Told:
     """Run a command, and tell of it."""
     spec = translate.spec(asked, call.user, call.timeout_s)
-    run = await processes.start(call.sandbox, spec, description=ExecutionDescription(origin=NAME))
+    run = await call.core.processes.start(call.sandbox, spec, description=ExecutionDescription(origin=NAME))
     return Told(_told(run, spec.timeout_s, pty=spec.pty), run.detach, translate.KEEPALIVE)
 
 
 async def connect(call: Call, asked: SelectMessage) -> Told:
     """Tell of a command that runs."""
-    found = await find(call.sandbox, asked.process)
-    run = await processes.follow(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
+    found = await find(call, asked.process)
+    run = await call.core.processes.follow(call.sandbox, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
     return Told(_told(run, None, pty=found.pty), run.detach, translate.KEEPALIVE)
 
 
 async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
     """All that run."""
-    running = [info for info in await processes.listing(call.sandbox) if info.running]
-    return {"processes": [translate.process(info, process_details.of(call.sandbox, info.process)) for info in running]}
+    running = [info for info in await call.core.processes.list(call.sandbox) if info.running]
+    return {"processes": [translate.process(info, call.core.processes.details(call.sandbox, info.process)) for info in running]}
 
 
 async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
     """Write to a command's standard input, or type."""
-    found = await find(call.sandbox, asked.process)
+    found = await find(call, asked.process)
     _check_kind(found, asked.input)
-    await stdin.write(call.sandbox, found.process, _one(asked.input.data))
+    await call.core.stdin.write(call.sandbox, found.process, _one(asked.input.data))
     return {}
 
 
@@ -67,7 +66,7 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
     first = await anext(asked, None)
     if first is None or first.start is None:
         raise InvalidRequestError("The first message of an input has to say for which process it is.", hint="Send 'start' first.")
-    found = await find(call.sandbox, first.start.process)
+    found = await find(call, first.start.process)
 
     async def pieces() -> AsyncIterator[bytes]:
         async for message in asked:
@@ -77,44 +76,44 @@ async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> 
                 _check_kind(found, message.data.input)
                 yield message.data.input.data
 
-    await stdin.write(call.sandbox, found.process, pieces())
+    await call.core.stdin.write(call.sandbox, found.process, pieces())
 
 
 async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
     """End a command's standard input."""
-    found = await find(call.sandbox, asked.process)
+    found = await find(call, asked.process)
     if found.pty:
         raise ConflictError("A terminal's input does not end.", code=ErrorCode.CONFLICT, hint="Type Ctrl+D (byte 4) in place of that.")
-    await stdin.close(call.sandbox, found.process)
+    await call.core.stdin.close(call.sandbox, found.process)
     return {}
 
 
 async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
     """End a command."""
     number = translate.signal(asked.signal)
-    found = await find(call.sandbox, asked.process)
-    if not await processes.send_signal(call.sandbox, found.process, number):
+    found = await find(call, asked.process)
+    if not await call.core.processes.signal(call.sandbox, found.process, number):
         raise _absent(asked.process)
     return {}
 
 
 async def update(call: Call, asked: UpdateMessage) -> Mapping[str, Any]:
     """Give a terminal another size."""
-    found = await find(call.sandbox, asked.process)
+    found = await find(call, asked.process)
     if asked.pty is not None:
         await terminals.resize(call.sandbox, found.process, *translate.screen(asked.pty))
     return {}
 
 
-async def find(sandbox: Sandbox, selector: Selector) -> ProcessInfo:
+async def find(call: Call, selector: Selector) -> ProcessInfo:
     """The process that is meant.
 
     Raises:
         NotFoundError: ``process_not_found``: none that runs.
     """
-    for info in await processes.listing(sandbox):
+    for info in await call.core.processes.list(call.sandbox):
         if info.running and (
-            info.pid == selector.pid or (selector.tag is not None and process_details.of(sandbox, info.process).tag == selector.tag)
+            info.pid == selector.pid or (selector.tag is not None and call.core.processes.details(call.sandbox, info.process).tag == selector.tag)
         ):
             return info
     raise _absent(selector)

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sandlot.core.execution.output import ProcessOutcome
-from sandlot.core.execution.process_details import ProcessDetails
-from sandlot.core.execution.processes import STDERR
+from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.files import watch
 from sandlot.core.files.watch import FileEvent
 from sandlot.doors.e2b.envd.wire import Config, Pty, StartMessage
 from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.specs import MAX_TIMEOUT_S, ProcessSpec, User
+from sandlot.protocol.schema import STDERR
 
 HOMES: Mapping[User, str] = {User.USER: "/home/user", User.ROOT: "/root"}
 

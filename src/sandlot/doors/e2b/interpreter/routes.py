@@ -39,7 +39,7 @@ async def execute(body: ExecuteBody, request: Request) -> Response:
     """Run code, and tell what it gives as it comes: a line of JSON each."""
     sandbox = box_of(request)
     context, default = running.context_of(body.context_id, body.language)
-    execution = await unless_gone(request, running.start(sandbox, body.code, context, default, body.env_vars or {}))
+    execution = await unless_gone(request, running.start(core_of(request).code, sandbox, body.code, context, default, body.env_vars or {}))
     return Stream(running.lines(core_of(request), execution), execution.close, media_type=LINES, beat=BEAT)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import structlog
 
-from sandlot.core.execution import code, contexts
-from sandlot.core.execution.code import CellSpec, CodeExecution
+from sandlot.core.execution import contexts
+from sandlot.core.execution.code import CellSpec, CodeExecution, CodeService
 from sandlot.core.execution.contexts import Context
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -56,10 +56,11 @@ def context_of(id_: str | None, language: str | None) -> tuple[str, str | None]:
     return str(id_), known.get(str(id_))
 
 
-async def start(sandbox: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]) -> CodeExecution:
+async def start(code: CodeService, sandbox: Sandbox, source: str, context: str, default: str | None, env: Mapping[str, str]) -> CodeExecution:
     """Begin to run code.
 
     Args:
+        code: Runs the code.
         sandbox: Where.
         source: The code.
         context: The context's id.
@@ -74,7 +75,7 @@ async def start(sandbox: Sandbox, source: str, context: str, default: str | None
     description = ExecutionDescription(origin=translate.NAME)
     if default is None:
         return await code.start(sandbox, cell, description=description)
-    if context not in sandbox.contexts:
+    if context not in contexts.CONFIRMED.of(sandbox):
         await contexts.create(sandbox, default, cwd=HOME, id=context)
     try:
         return await code.start(sandbox, cell, description=description)

@@ -14,8 +14,7 @@ from datetime import datetime
 
 from fastapi import Request, Response
 
-from sandlot.core.execution import process_details, processes, stdin
-from sandlot.core.execution.processes import ProcessExecution
+from sandlot.core.execution.processes import ProcessExecution, ProcessService, signal_number
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
@@ -49,23 +48,23 @@ _SIGKILL = 9
 async def run(body: RunBody, request: Request) -> Response:
     """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
     sandbox = inside(request)
-    process = await unless_gone(request, processes.start(sandbox, translate.run(body), description=_LABEL))
+    process = await unless_gone(request, core_of(request).processes.start(sandbox, translate.run(body), description=_LABEL))
     return streams.events(request, _told(sandbox, process, translate.CHANNELS["output"], whole=True), process.close)
 
 
 @INSIDE.route("POST", "/processes")
 async def start(body: ProcessBody, request: Request) -> Response:
     """Start a program and leave it."""
-    sandbox, spec = inside(request), translate.start(body)
+    processes, sandbox, spec = core_of(request).processes, inside(request), translate.start(body)
     id_, _ = await processes.launch(sandbox, spec, description=_LABEL)
-    return reply(_answer(request, sandbox, await processes.look(sandbox, id_), core_of(request).clock.now()), 201)
+    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), core_of(request).clock.now()), 201)
 
 
 @INSIDE.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
     """The processes that were started through the service: running ones, and the last ones that ended."""
     sandbox = inside(request)
-    found = await processes.listing(sandbox)
+    found = await core_of(request).processes.list(sandbox)
     logged = await core_of(request).executions.page(principal_of(request), sandbox=sandbox.id, limit=_LOOKED_BACK)
     began = {str(record.id): record.created_at for record in logged}
     return reply(ProcessesAnswer(processes=[_answer(request, sandbox, info, began.get(info.process)) for info in found]))
@@ -75,7 +74,7 @@ async def list_processes(request: Request) -> Response:
 async def get(process: str, request: Request) -> Response:
     """Look at one process."""
     sandbox = inside(request)
-    info = await find(sandbox, process)
+    info = await find(core_of(request).processes, sandbox, process)
     began: datetime | None = None
     with suppress(NotFoundError):
         began = (await core_of(request).executions.get(principal_of(request), info.process)).created_at
@@ -85,39 +84,39 @@ async def get(process: str, request: Request) -> Response:
 @INSIDE.route("DELETE", "/processes/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill a process and those that it began."""
-    sandbox = inside(request)
-    await processes.send_signal(sandbox, (await find(sandbox, process)).process, _SIGKILL)
+    processes, sandbox = core_of(request).processes, inside(request)
+    await processes.signal(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/restart")
 async def restart(process: str, request: Request) -> Response:
     """Start a process again: it is killed where it still runs, and has another pid then."""
-    sandbox = inside(request)
-    id_, _ = await processes.restart(sandbox, (await find(sandbox, process)).process, description=_LABEL)
-    return reply(_answer(request, sandbox, await processes.look(sandbox, id_), core_of(request).clock.now()))
+    processes, sandbox = core_of(request).processes, inside(request)
+    id_, _ = await processes.restart(sandbox, (await find(processes, sandbox, process)).process, description=_LABEL)
+    return reply(_answer(request, sandbox, await processes.get(sandbox, id_), core_of(request).clock.now()))
 
 
 @INSIDE.route("POST", "/processes/{process}/signal")
 async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
     """Send a signal to a process's group."""
-    sandbox, number = inside(request), processes.signal_number(body.signal)
-    return reply(SignalAnswer(success=await processes.send_signal(sandbox, (await find(sandbox, process)).process, number)))
+    processes, sandbox, number = core_of(request).processes, inside(request), signal_number(body.signal)
+    return reply(SignalAnswer(success=await processes.signal(sandbox, (await find(processes, sandbox, process)).process, number)))
 
 
 @INSIDE.route("POST", STDIN)
 async def write_input(process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
-    sandbox = inside(request)
-    await while_connected(request, stdin.write(sandbox, (await find(sandbox, process)).process, body_of(request)))
+    core, sandbox = core_of(request), inside(request)
+    await while_connected(request, core.stdin.write(sandbox, (await find(core.processes, sandbox, process)).process, body_of(request)))
     return Response(status_code=204)
 
 
 @INSIDE.route("POST", "/processes/{process}/stdin/close")
 async def close_input(process: str, request: Request) -> Response:
     """End a process's standard input."""
-    sandbox = inside(request)
-    await unless_gone(request, stdin.close(sandbox, (await find(sandbox, process)).process))
+    core, sandbox = core_of(request), inside(request)
+    await unless_gone(request, core.stdin.close(sandbox, (await find(core.processes, sandbox, process)).process))
     return Response(status_code=204)
 
 
@@ -141,17 +140,15 @@ for _which in translate.CHANNELS:
     _reading(_which)
 
 
-async def find(sandbox: Sandbox, word: str) -> ProcessInfo:
+async def find(processes: ProcessService, sandbox: Sandbox, word: str) -> ProcessInfo:
     """A process by its pid, its name or its id.
 
     Raises:
         NotFoundError: ``process_not_found``.
     """
     pid = translate.pid_of(word)
-    known = await processes.listing(sandbox)
-    found = [
-        info for info in known if (info.pid == pid if pid is not None else word in {process_details.of(sandbox, info.process).tag, info.process})
-    ]
+    known = await processes.list(sandbox)
+    found = [info for info in known if (info.pid == pid if pid is not None else word in {processes.details(sandbox, info.process).tag, info.process})]
     if not found:
         raise NotFoundError(
             f"There is no process {word[:64]!r} in sandbox {sandbox.id}.",
@@ -163,8 +160,8 @@ async def find(sandbox: Sandbox, word: str) -> ProcessInfo:
 
 
 async def _output(request: Request, word: str, which: str) -> Response:
-    sandbox = inside(request)
-    info = await find(sandbox, word)
+    processes, sandbox = core_of(request).processes, inside(request)
+    info = await find(processes, sandbox, word)
     process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None, to_end=False)
     lines, told = Lines(sandbox.buffers), list[str]()
     taken = 0
@@ -187,8 +184,8 @@ async def _output(request: Request, word: str, which: str) -> Response:
 
 
 async def _follow(request: Request, word: str, which: str) -> Response:
-    sandbox = inside(request)
-    info = await find(sandbox, word)
+    processes, sandbox = core_of(request).processes, inside(request)
+    info = await find(processes, sandbox, word)
     process = await processes.follow(sandbox, info.process, stdout_from=None, stderr_from=None)
     return streams.events(request, _told(sandbox, process, translate.CHANNELS[which], whole=False), process.detach)
 
@@ -232,4 +229,5 @@ def _line(channel: int, text: str) -> streams.Event:
 
 
 def _answer(request: Request, sandbox: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
-    return translate.process(info, process_details.of(sandbox, info.process), began_at, core_of(request).clock.now())
+    core = core_of(request)
+    return translate.process(info, core.processes.details(sandbox, info.process), began_at, core.clock.now())

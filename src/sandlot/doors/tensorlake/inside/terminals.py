@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from fastapi import Request, Response, WebSocket
 from starlette.websockets import WebSocketState
 
-from sandlot.core.execution import processes, terminals
+from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.records.execution_log import ExecutionDescription
@@ -49,23 +49,23 @@ _SIGKILL = 9
 async def open_terminal(body: TerminalBody, request: Request) -> Response:
     """Start a program on a terminal."""
     sandbox = inside(request)
-    id_, _ = await processes.launch(sandbox, translate.terminal(body), description=_LABEL)
+    id_, _ = await core_of(request).processes.launch(sandbox, translate.terminal(body), description=_LABEL)
     return reply(TerminalAnswer(session_id=id_, token=core_of(request).url_signer.token(principal_of(request).owner, sandbox.id)), 201)
 
 
 @INSIDE.route("DELETE", "/pty/{process}")
 async def kill(process: str, request: Request) -> Response:
     """Kill the program on a terminal."""
-    sandbox = inside(request)
-    await processes.send_signal(sandbox, (await find(sandbox, process)).process, _SIGKILL)
+    processes, sandbox = core_of(request).processes, inside(request)
+    await processes.signal(sandbox, (await find(processes, sandbox, process)).process, _SIGKILL)
     return Response(status_code=204)
 
 
 @INSIDE.socket("/pty/{process}/ws")
 async def terminal(process: str, socket: WebSocket) -> None:
     """Look at a terminal, and type."""
-    sandbox = inside(socket)
-    run = await terminals.attach(sandbox, (await find(sandbox, process)).process)
+    processes, sandbox = core_of(socket).processes, inside(socket)
+    run = await terminals.attach(processes, sandbox, (await find(processes, sandbox, process)).process)
     try:
         await _serve(socket, sandbox, run)
     finally:

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from sandlot.core.execution.output import ProcessOutcome, finite
-from sandlot.core.execution.process_details import ProcessDetails
-from sandlot.core.execution.processes import STDERR, STDOUT
+from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
 from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import ProcessSpec
+from sandlot.protocol.schema import STDERR, STDOUT
 
 CHANNELS: Mapping[str, frozenset[int]] = {"stdout": frozenset({STDOUT}), "stderr": frozenset({STDERR}), "output": frozenset({STDOUT, STDERR})}
 """A word of a path -> the channels that it means."""

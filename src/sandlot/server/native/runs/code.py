@@ -7,11 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.execution import code
 from sandlot.core.execution.code import CodeExecution
-from sandlot.core.execution.processes import STDERR, STDOUT
 from sandlot.link.types import CellError, CellStarted, Cleared, Display
-from sandlot.server.native.common import also, reply, sandbox_of, unless_gone
+from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.server.native.common import also, core_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.code import (
     BegunAnswer,
@@ -41,14 +40,14 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
 )
 async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: Key = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
-    box, cell = sandbox_of(request, sandbox), body.cell()
+    code, box, cell = core_of(request).code, sandbox_of(request, sandbox), body.cell()
     id_ = named(box.id, idempotency_key, body)
     if body.background:
-        return reply(BegunAnswer(execution=await code.begin(box, cell, id=id_)), 202)
+        return reply(BegunAnswer(execution=await code.launch(box, cell, id=id_)), 202)
     if streams.wanted(request):
         execution = await unless_gone(request, code.start(box, cell, id=id_))
         return streams.events(request, _told(execution), execution.close)
-    return reply(ExecutedAnswer.executed(await unless_gone(request, code.execute(box, cell, id=id_))))
+    return reply(ExecutedAnswer.executed(await unless_gone(request, code.run(box, cell, id=id_))))
 
 
 @router.get(
@@ -57,21 +56,21 @@ async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: K
 )
 async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
-    box = sandbox_of(request, sandbox)
+    code, box = core_of(request).code, sandbox_of(request, sandbox)
     if streams.wanted(request):
         events_from, stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or query.offsets
         await unless_gone(request, code.check_known(box, execution))  # a stream that has begun can only fail, which is no 404
         followed = await code.follow(box, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
         return streams.events(request, _told(followed, events_from, stdout_from or 0, stderr_from or 0), followed.close)
     events_from, stdout_from, stderr_from = query.offsets
-    work = code.collected(box, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait_s=query.wait)
+    work = code.collect(box, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait_s=query.wait)
     return reply(KeptCellAnswer.kept(await unless_gone(request, work)))
 
 
 @router.post("/{execution}/interrupt", responses=also(InterruptedAnswer, "It was told."))
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
     """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
-    return reply(InterruptedAnswer(running=await code.interrupt(sandbox_of(request, sandbox), execution)))
+    return reply(InterruptedAnswer(running=await core_of(request).code.interrupt(sandbox_of(request, sandbox), execution)))
 
 
 def gone_on(event_id: str) -> tuple[int, int, int] | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from sandlot.core.execution import output
-from sandlot.core.execution.process_details import ProcessDetails
+from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
 from sandlot.core.files.changes import FOLDERS, ChangedFile
 from sandlot.link.types import ProcessInfo

@@ -107,7 +107,7 @@ async def test_one_that_is_not_to_be_resumed_by_itself_says_what_to_do(http: htt
         await http.patch(url, json={"limits": {"cpus": 0.5}}),
     ):
         told = problem(refused, 409, "sandbox_paused")
-        assert "Resume it" in told["hint"]
+        assert "Resume the sandbox" in told["hint"]
         assert told["fields"]["state"] == "paused"
     assert await state(http, url) == "paused"
     resumed = (await http.post(f"{url}/resume", json={"timeout": 77})).json()

@@ -1,0 +1,67 @@
+"""Access of guests to the package indexes.
+
+A sandbox of network ``packages`` may read the indexes at any time. A sandbox of network ``none`` may read them only while an install runs
+whose key allows installs. Access is checked for each request of the guest, so the end of the install ends the access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sandlot.core.ports import PackageIndex
+from sandlot.core.sandbox import Sandbox, SandboxLocal
+from sandlot.link.services import GuestStream, Service
+from sandlot.model.specs import Network
+from sandlot.protocol import schema
+
+
+class _Installs:
+    """Installs of one sandbox that have access; a new one is created at zero."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class PackageAccess:
+    """Decides which sandboxes may read the package indexes.
+
+    Args:
+        index: Package indexes; None if the service has none.
+    """
+
+    def __init__(self, index: PackageIndex | None) -> None:
+        self._index = index
+        self._installs = SandboxLocal(lambda _: _Installs())
+
+    def of(self, sandbox: Sandbox) -> Mapping[str, Service]:
+        """Return the services that the guest of a sandbox may call, by name."""
+        index = self._index
+        if index is None:
+            return {}
+
+        async def serve(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+            await index.serve(stream, sandbox=sandbox.id, allowed=lambda: self.is_open(sandbox))
+
+        return {schema.PACKAGES: serve}
+
+    def is_open(self, sandbox: Sandbox) -> bool:
+        """Return True if processes of a sandbox may read the package indexes now."""
+        installs = self._installs.get(sandbox)
+        return sandbox.spec.network is Network.PACKAGES or (installs is not None and installs.count > 0)
+
+    def installs(self, sandbox: Sandbox) -> int:
+        """Return the number of installs of a sandbox that have access."""
+        installs = self._installs.get(sandbox)
+        return 0 if installs is None else installs.count
+
+    def open(self, sandbox: Sandbox) -> None:
+        """Let an install of a sandbox read the indexes, until :meth:`close`."""
+        self._installs.of(sandbox).count += 1
+
+    def close(self, sandbox: Sandbox) -> None:
+        """End the access of one install."""
+        if (installs := self._installs.get(sandbox)) is not None:
+            installs.count -= 1
