@@ -23,7 +23,6 @@ NOT_DONE = {
     "core/execution",
     "core/files",
     "core/forwarding",
-    "core/lifecycle",
     "core/node",
     "core/oneshot",
     "core/pools",

@@ -79,7 +79,7 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
         await really(table, record, event)
 
     monkeypatch.setattr(Table, "save", save)
-    monkeypatch.setattr("sandlot.core.lifecycle.supervisor.RECORD_PATIENCE_S", 0.05)
+    monkeypatch.setattr("sandlot.core.lifecycle.supervisor.RECORD_TIMEOUT_S", 0.05)
     await at.sandboxes.kill(sandbox.id, ALICE)
     assert at.driver.leftovers() == []
     answers.set()
