@@ -18,8 +18,6 @@ from tests.meta.tree import PACKAGE, modules, name
 
 NOT_DONE = {
     "cli",
-    "core",
-    "core/lifecycle",
     "doors",
     "doors/agentsandbox",
     "doors/e2b",

@@ -1,12 +1,13 @@
-"""All sandboxes of this service: created, found, prolonged, killed, and remembered for a while after their end.
+"""Manager of sandboxes: create, kill, update, suspend and resume them, and open and close all of them with the service.
 
-Laws:
-- A sandbox counts against the service's bound, and against what the host has (:mod:`sandlot.core.node.reservations`), from the request
-  that creates it until its last trace is removed.
-- A client that goes away while its sandbox is created leaves nothing behind.
-- What a request of one idempotency key made is made once, however often it is sent, also to the service after this one.
-- A service that ends leaves its sandboxes to the next one, unless it is told to end them (:mod:`sandlot.core.lifecycle.recovery`).
-- Killing is idempotent; any number of callers may wait for the same end.
+Invariants:
+- A sandbox counts against the limit of the service and against the host's resources (:mod:`sandlot.core.node.reservations`) from its create request
+  until nothing of it is left on the host.
+- A create whose client disconnects leaves nothing behind.
+- A create request with an idempotency key creates one sandbox, however often the request is sent, also to the next service.
+- A service that stops leaves its sandboxes to the next service (:mod:`sandlot.core.lifecycle.recovery`), or ends them: see
+  :meth:`SandboxManager.aclose`.
+- A kill is idempotent, and any number of callers can wait for the same end.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.states import LIFECYCLE, Recovery, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
-"""For removing everything when the service stops; what is left then is swept by the next start."""
+"""Seconds for the removal of all sandboxes when the service stops. The next start removes what is left."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -64,10 +65,10 @@ class SandboxManager:
         self._close_by_s: float | None = None
 
     async def open(self) -> int:
-        """Take over what an earlier service of this node left running, and remove the rest of it; how many are taken over.
+        """Recover the sandboxes that an earlier service of this node left, and remove its leftovers. Return the number of recovered sandboxes.
 
-        It returns before they answer: a call to one of them waits for that. Call it before anything else, and only while holding the state
-        directory's lock.
+        The recoveries go on after the return: a call to a sandbox waits for its recovery. Call this method first, and only while the service holds
+        the lock of the data directory.
 
         Raises:
             SandlotError: The store cannot be read or written.
@@ -85,26 +86,26 @@ class SandboxManager:
                 self._registry.without_driver.add(record.id)
             else:
                 self._recover(self._registry.revive(record))
-        for work in (
+        for task in (
             recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept),
             IdleMonitor(self._registry, self._lifecycle.clock).run(),
             self._lifecycle.pools.run(),
         ):
-            self._tasks.spawn(work)
+            self._tasks.spawn(task)
         return self._registry.count
 
     def refuse(self) -> None:
-        """Let nothing be created any more, because the service is about to stop."""
+        """Refuse new sandboxes, because the service is about to stop."""
         self._scheduler.close()
 
     async def aclose(self, *, keep: bool = False) -> None:
-        """Leave every sandbox to the next service, or end them and wait until all are removed; nothing can be created any more.
+        """Leave all sandboxes to the next service, or end them and wait until they are removed. No sandbox can be created any more.
 
-        Idempotent, and however often it is called, what cannot be removed is waited for once. What is being created is ended in any case,
-        because its client is told so.
+        A sandbox that is being created is ended in any case, and its client gets an error. Idempotent; all calls together wait at most
+        ``CLOSE_TIMEOUT_S``.
 
         Args:
-            keep: Whether those that run live on.
+            keep: Leave the running sandboxes to the next service.
         """
         self.refuse()
         self._tasks.cancel()
@@ -136,21 +137,21 @@ class SandboxManager:
         """Create a sandbox and wait until it runs.
 
         Args:
-            params: It, as it was asked for.
-            principal: Whose it will be.
-            key: The client's own name for this request. Sent again, it gives what it gave, also where that has ended by then.
-            source: What it goes on from, in place of its template.
+            params: The request.
+            principal: Caller; the sandbox belongs to its owner.
+            key: Idempotency key. A repeated request returns the same sandbox, even if the sandbox has ended.
+            source: Snapshot or sandbox from which the new sandbox starts. None: its template.
 
         Raises:
-            InvalidRequestError: The request makes no sense, or can never fit on this node.
+            InvalidRequestError: The request is invalid or can never fit on this node.
             ForbiddenError: The operator does not allow the isolation.
-            UnsupportedError: It asks for what cannot be enforced yet.
+            UnsupportedError: The isolation cannot enforce a property of the request.
             NotFoundError: ``template_not_found``, ``file_not_found``.
             LimitError: ``quota_exceeded``.
-            ConflictError: Another request was sent under this key before.
-            HostError: This host cannot do it; says why.
+            ConflictError: A different request was sent under this key.
+            HostError: This host cannot start the sandbox; the message says why.
             UnavailableError: There is no room, or the service is stopping.
-            SandboxEndedError: Somebody killed it while it was created.
+            SandboxEndedError: The sandbox was killed while it was created.
         """
         if key is None:
             return await self._create(params, principal, None, None, source)
@@ -232,7 +233,7 @@ class SandboxManager:
         release_volumes(self._lifecycle.volumes, sandbox)
 
     async def kill(self, id_: str, principal: Principal) -> None:
-        """End a sandbox; return when its processes are dead. Idempotent.
+        """End a sandbox and return when its processes are dead. Idempotent.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
@@ -247,70 +248,70 @@ class SandboxManager:
         if not sandbox.ended.is_set():
             raise sandbox.stopping_error()
 
-    async def update(self, id_: str, principal: Principal, what: UpdateSandboxParams) -> Sandbox:
-        """Change a sandbox: all of what is asked, or nothing.
+    async def update(self, id_: str, principal: Principal, params: UpdateSandboxParams) -> Sandbox:
+        """Apply all changes to a sandbox, or none.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
             LimitError: ``quota_exceeded``.
-            InvalidRequestError: Out of bounds.
-            UnsupportedError: A limit that cannot be changed while it runs.
-            ConflictError: It uses more than it would be allowed, or is still being created.
-            UnavailableError: ``busy``: the node has not so much to give now.
-            SandboxEndedError: It has ended.
+            InvalidRequestError: A value is out of bounds.
+            UnsupportedError: A limit cannot be changed while the sandbox runs.
+            ConflictError: The sandbox uses more than the new limits allow, or is still being created.
+            UnavailableError: ``busy``: the node has not enough resources now.
+            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)
-        with self._registry.reserve_name(sandbox.owner, what.name if what.unique_name else None, besides=sandbox):
-            await SandboxUpdate(sandbox, principal, what, self._lifecycle).run()
+        with self._registry.reserve_name(sandbox.owner, params.name if params.unique_name else None, besides=sandbox):
+            await SandboxUpdate(sandbox, principal, params, self._lifecycle).run()
         sandbox.activity.touch()
         return sandbox
 
     async def usage(self, id_: str, principal: Principal) -> Used:
-        """Measure what a sandbox uses, beside its limits."""
+        """Return the measured usage of a sandbox and its limits."""
         return await used(self._registry.find(id_, principal))
 
     async def pause(self, id_: str, principal: Principal) -> Sandbox:
-        """Freeze a sandbox where it is; one that rests already does.
+        """Freeze a sandbox. Does nothing if the sandbox rests already.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
-            UnsupportedError: Its isolation cannot.
-            SandboxEndedError: It has ended.
+            UnsupportedError: The isolation cannot pause sandboxes.
+            SandboxEndedError: The sandbox has ended.
         """
-        return await self._ordered(self._registry.find(id_, principal), suspend.pause)
+        return await self._submit(self._registry.find(id_, principal), suspend.pause)
 
     async def hibernate(self, id_: str, principal: Principal) -> Sandbox:
-        """Write a sandbox to the disk and give its memory back.
+        """Write a sandbox to disk and release its memory.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
-            UnsupportedError: Its isolation cannot.
-            HostError: It cannot be written; it goes on as it was.
-            SandboxEndedError: It has ended.
+            UnsupportedError: The isolation cannot write memory.
+            HostError: The sandbox cannot be written; it goes on.
+            SandboxEndedError: The sandbox has ended.
         """
-        return await self._ordered(self._registry.find(id_, principal), suspend.hibernate)
+        return await self._submit(self._registry.find(id_, principal), suspend.hibernate)
 
     async def resume(self, id_: str, principal: Principal, *, timeout_s: float | None = suspend.SAME) -> Sandbox:
-        """Let a sandbox go on that was paused or hibernated, with its timeout anew; one that runs does.
+        """Resume a paused or hibernated sandbox and start its timeout again. A running sandbox only gets the new timeout.
 
         Args:
-            id_: Its id.
-            principal: Who asks.
-            timeout_s: A new timeout; None is none.
+            id_: Id of the sandbox.
+            principal: Caller.
+            timeout_s: New timeout. None: no timeout.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
             LimitError: ``quota_exceeded``.
-            UnavailableError: ``busy``: the node has no room for a hibernated one now.
-            ConflictError: ``snapshot_unusable``: its image cannot be used any more.
-            SandboxEndedError: It has ended.
+            UnavailableError: ``busy``: the node has no room for the hibernated sandbox now.
+            ConflictError: ``snapshot_unusable``: the hibernation image cannot be used any more.
+            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)
         if timeout_s is None or timeout_s != suspend.SAME:
             quotas.check_lifetime(principal.quota, timeout_s)
-        return await self._ordered(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
+        return await self._submit(sandbox, functools.partial(suspend.resume, timeout_s=timeout_s))
 
-    async def _ordered(self, sandbox: Sandbox, work: Operation[None]) -> Sandbox:
+    async def _submit(self, sandbox: Sandbox, operation: Operation[None]) -> Sandbox:
         await sandbox.recovered.wait()
-        await sandbox.operations.submit(work)
+        await sandbox.operations.submit(operation)
         return sandbox

@@ -1,4 +1,7 @@
-"""The composition root: settings in, a service out. The only place that names concrete drivers and stores."""
+"""Composition root: builds a service from its settings. No other module names concrete drivers and stores.
+
+Each part of the service is built from parts that exist already. One registration follows: the pools evict warm sandboxes for the reservations.
+"""
 
 from __future__ import annotations
 
@@ -70,16 +73,16 @@ _log = structlog.get_logger("sandlot.server")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Everything that a running service is.
+    """A running service.
 
     Args:
-        settings: What the operator set.
-        core: What answers requests.
-        api_keys: Who may ask over TCP.
-        store: What survives a restart.
-        blobs: The bytes of the file store.
-        stop: Set it, and the service ends.
-        keep: Whether its sandboxes live on then.
+        settings: Settings of the operator.
+        core: Services that routes use.
+        api_keys: API keys, for requests over TCP.
+        store: Repositories.
+        blobs: Contents of stored files.
+        stop: Event that ends the service when it is set.
+        keep: Leave the sandboxes running for the next service.
     """
 
     settings: Settings
@@ -92,25 +95,25 @@ class Service:
 
     @property
     def node(self) -> NodeId:
-        """This node's id."""
+        """Id of this node."""
         return self.core.node
 
     @property
     def sandboxes(self) -> SandboxManager:
-        """All of them."""
+        """Creates, changes and ends sandboxes."""
         return self.core.manager
 
     @property
     def budget(self) -> BufferBudget:
-        """Of the memory that is held for clients."""
+        """Memory of the service for buffered client data."""
         return self.core.buffers
 
 
 class ImageTemplates:
-    """The image store's recipes as core's templates.
+    """Recipes of the image store as templates of core.
 
     Args:
-        store: Where they are built and kept.
+        store: Builds and keeps the root filesystem images.
     """
 
     def __init__(self, store: ImageStore) -> None:
@@ -120,11 +123,11 @@ class ImageTemplates:
         self._steps: dict[str, str] = {}
 
     def names(self) -> Collection[str]:
-        """All that a request may name."""
+        """Return the names of all templates."""
         return self._recipes
 
     def all(self) -> Sequence[Template]:
-        """What is known of all of them."""
+        """Return all templates and the state of their builds."""
         return [
             Template(
                 name=name,
@@ -136,7 +139,7 @@ class ImageTemplates:
         ]
 
     def base(self, name: str) -> ResolvedTemplate:
-        """What a template gives; builds it first where nobody did, and tells how that goes."""
+        """Return the current build of a template; build the template first if it has none, and report the progress."""
         try:
             root = self._store.root(name, functools.partial(self._progress, name))
         finally:
@@ -144,12 +147,12 @@ class ImageTemplates:
         return ResolvedTemplate(root=root, env=self._store.ensure(name).env)
 
     def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        """What a template gave whose root file system had that digest."""
+        """Return the build of a template that has a digest. None: the build has been removed."""
         root = self._store.kept(digest)
         return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
 
     def stop(self) -> None:
-        """End what is being built at its next step: a service that is to end must not wait for minutes."""
+        """Stop a build at its next step, so that a service that stops need not wait for minutes."""
         self._stopping.set()
 
     def _progress(self, name: str, line: str) -> None:
@@ -157,7 +160,7 @@ class ImageTemplates:
             raise UnavailableError(
                 "The service is stopping.",
                 code=ErrorCode.SERVICE_UNAVAILABLE,
-                hint="Try again once it has started anew.",
+                hint="Retry when the service has restarted.",
                 fields={"retry_after_s": 1},
             )
         self._steps[name] = line.removeprefix(f"{name}: ")
@@ -177,18 +180,18 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
     blobs: Blobs | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
-    """Be the service of a data directory: lock it, take over what an earlier one left running, and remove the rest of it.
+    """Run the service of a data directory: lock the directory, recover what an earlier service left running, and remove its leftovers.
 
     Args:
-        settings: What the operator set.
-        drivers: Isolation name -> driver, in place of those that Sandlot has.
-        templates: In place of the image store.
-        clock: In place of the machine's.
-        read_host: In place of a look at the machine.
-        packages: In place of a cache of the indexes that the machine is configured for.
-        store: In place of the database of the settings. The caller opens and closes it.
-        blobs: In place of the folder of the settings.
-        keep: Whether its sandboxes live on in the end, for the next service; otherwise they are removed.
+        settings: Settings of the operator.
+        drivers: Isolation name -> driver. None: all installed drivers.
+        templates: Template store. None: the image store.
+        clock: Clock. None: the machine's.
+        read_host: Reads the host's resources. None: reads this machine.
+        packages: Package indexes. None: a cache of the indexes that the machine is configured for.
+        store: Repositories; the caller opens and closes them. None: the database of the settings.
+        blobs: Contents of stored files. None: the folder of the settings.
+        keep: Leave the sandboxes running for the next service when this one stops; otherwise they are removed.
 
     Raises:
         ConflictError: Another service runs on the data directory.
@@ -370,7 +373,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
 
 @asynccontextmanager
 async def _package_cache(settings: Settings) -> AsyncIterator[PackageCache]:
-    """A cache of the indexes that this machine is configured for."""
+    """Run a cache of the package indexes that this machine is configured for."""
     cache = PackageCache(settings.packages, Sources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
     await cache.start()
     try:
@@ -380,13 +383,13 @@ async def _package_cache(settings: Settings) -> AsyncIterator[PackageCache]:
 
 
 def own_host(settings: Settings) -> Host:
-    """This machine, as the sandboxes of this service find it."""
+    """Return a reader of this machine's resources for the sandboxes of this service."""
     bounds = own_bounds(control_groups())
     return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=bounds, volumes=settings.volumes)
 
 
 def control_groups() -> Layout | None:
-    """Where this machine's control groups are; None where it has none: then no sandbox starts, and a driver's probe says so."""
+    """Return the layout of this machine's control groups. None: there are none; then no sandbox starts, and the probes of the drivers say why."""
     try:
         return detect_layout()
     except HostError:
@@ -394,9 +397,9 @@ def control_groups() -> Layout | None:
 
 
 def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
-    """All drivers that are installed, on this node's part of the machine.
+    """Return all installed drivers.
 
-    Those that the operator does not allow as well: they may have to remove what was left when they were allowed.
+    Drivers that the operator does not allow are included: they may have to remove leftovers of the time when they were allowed.
     """
     given = DriverSettings(node=node, data_dir=settings.data_dir)
     return {name: open_driver(name, given) for name in driver_names()}

@@ -1,13 +1,14 @@
-"""When a sandbox is idle, and the end of those that were for as long as they may be.
+"""Idle monitor: ends sandboxes whose idle timeout has passed.
 
-Idle is: no call, no cell, no foreground process, no attached stream, and what runs in the background takes under 1 % of a core for a minute.
+A sandbox is idle while it has no call, no cell, no foreground process and no attached stream, and its background processes use less than 1 % of a
+core over a minute.
 
-Laws:
-- Whatever is done for a client holds the sandbox for as long as it is done; the time counts from the moment when the last hold was let go.
-- The processor time that counts is that of the processes inside, as the guest counts it. The runtime's own is not a tenant's doing, and
-  takes more than 1 % on some builds.
-- A guest that does not answer keeps nobody from ending it.
-- What becomes of one that idled for as long as it may is what becomes of it at its timeout.
+Invariants:
+- Work for a client holds the sandbox as long as the work runs. The idle time counts from the release of the last hold.
+- Only the processor time of processes inside counts, as the guest measures it. The runtime's own time is not the tenant's, and exceeds 1 % on
+  some builds.
+- A guest that does not respond cannot prevent the end of its sandbox.
+- At the idle timeout the same happens as at the timeout of the sandbox (``on_timeout``).
 """
 
 from __future__ import annotations
@@ -27,42 +28,42 @@ from sandlot.model.specs import OnTimeout
 from sandlot.model.states import State
 
 TICK_S = 5.0
-"""How often it is looked; an idle sandbox ends at most that much later than it could."""
+"""Seconds between two rounds of the monitor; an idle sandbox ends at most this much late."""
 WINDOW_S = 60.0
 BUSY_SHARE = 0.01
-"""Of one core, over the window."""
+"""Share of one core over ``WINDOW_S`` from which background processes keep a sandbox busy."""
 ANSWER_TIMEOUT_S = 2.0
 MISSES = 3
-"""A guest that has not answered so many times has nothing to say; once may be a busy host."""
+"""Missing responses after which a silent guest no longer counts; one may be due to a busy host."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Processor time of the processes inside, at one moment."""
+    """Processor time of the processes inside at one moment."""
 
     at_monotonic_s: float
     cpu_s: float
 
 
 class Background:
-    """What the processes of one sandbox take while nobody does anything with it."""
+    """Processor use of one sandbox while no client works with it."""
 
     __slots__ = ("_quiet_since_s", "_samples", "missed")
 
     def __init__(self) -> None:
         self.missed = 0
-        """Looks in a row that were not answered."""
+        """Number of successive requests without a response."""
         self._samples: list[Sample] = []
         self._quiet_since_s = 0.0
 
     def add(self, sample: Sample, quiet_since_s: float) -> bool:
-        """One more look; whether they are busy.
+        """Add a sample and return whether the processes are busy.
 
         Args:
-            sample: It.
-            quiet_since_s: Since when nobody does anything; looks from before then do not count.
+            sample: The sample.
+            quiet_since_s: Time of the last activity of a client; earlier samples do not count.
         """
         if quiet_since_s != self._quiet_since_s:
             self._samples.clear()
@@ -75,29 +76,29 @@ class Background:
         return passed_s > 0 and sample.cpu_s - first.cpu_s >= BUSY_SHARE * passed_s
 
     def seen_s(self) -> float:
-        """How long they have been looked at."""
+        """Return the seconds that the samples span."""
         return self._samples[-1].at_monotonic_s - self._samples[0].at_monotonic_s if self._samples else 0.0
 
 
 def wants_look(idle_timeout_s: float, quiet_s: float) -> bool:
-    """Whether a sandbox is near enough to its idle timeout for its processes to matter. Pure."""
+    """Return whether a sandbox is so near to its idle timeout that its processes have to be sampled."""
     return quiet_s >= idle_timeout_s - WINDOW_S - 2 * TICK_S
 
 
 def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) -> bool:
-    """Whether a sandbox has been idle for as long as it may be. Pure.
+    """Return whether the idle timeout of a sandbox has passed.
 
     Args:
-        idle_timeout_s: How long it may.
-        quiet_s: Since when nobody does anything, and no process was seen to be busy.
-        seen_s: How long its processes have been looked at.
-        tasks: Processes and threads that there are.
+        idle_timeout_s: The idle timeout.
+        quiet_s: Seconds since the last activity of a client or a busy process.
+        seen_s: Seconds that the samples of its processes span.
+        tasks: Number of processes and threads.
     """
     return quiet_s >= idle_timeout_s and (tasks == 0 or seen_s >= min(WINDOW_S, idle_timeout_s))
 
 
 class IdleMonitor:
-    """Ends sandboxes that have idled for as long as they may.
+    """Ends sandboxes whose idle timeout has passed.
 
     Args:
         registry: Sandboxes of this service.
@@ -110,16 +111,16 @@ class IdleMonitor:
         self._seen: dict[str, Background] = {}
 
     async def run(self) -> None:
-        """Look again and again; until it is cancelled."""
+        """Check all sandboxes every ``TICK_S`` seconds, until cancelled."""
         while True:
             await self._clock.sleep_until(self._clock.monotonic_s() + TICK_S)
             try:
                 await self.look()
-            except Exception:  # noqa: BLE001 - one sandbox's trouble must not keep all others alive for ever
+            except Exception:  # noqa: BLE001 - a failure with one sandbox must not keep all others alive forever
                 _log.exception("idle.defect")
 
     async def look(self) -> None:
-        """Look once at every sandbox that may idle only so long."""
+        """Check every running sandbox that has an idle timeout once."""
         watched = [
             sandbox
             for sandbox in self._registry.live()
@@ -145,7 +146,7 @@ class IdleMonitor:
                 return
         if 0 < background.missed < MISSES:
             return
-        # Asked again, because the guest took its time.
+        # Checked again, because the response of the guest took time.
         if not self._is_held(sandbox) and has_idled(limit_s, self._quiet_s(sandbox), background.seen_s(), tasks):
             _log.info("sandbox.idle", sandbox=sandbox.id, idle_timeout_s=limit_s)
             if sandbox.spec.on_timeout is OnTimeout.KILL:

@@ -1,7 +1,7 @@
-"""Where the images of hibernated sandboxes and of snapshots are: one folder for each, below the state directory.
+"""Folders of hibernation images and snapshot images, one for each sandbox or snapshot, below the data directory.
 
-What is in a folder is its owner's: ``image`` is what a driver wrote, ``files.layer`` a layer of files. Nothing here says whether it is whole: a
-driver's image appears by a rename, and records say what is meant to be there.
+A folder contains ``image``, written by a driver, and ``files.layer``, a layer of files. This module does not know whether a folder is complete:
+drivers publish an image by a rename, and the records in the store say what has to exist.
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ LAYER = "files.layer"
 
 @dataclass(frozen=True, slots=True)
 class MemoryImages:
-    """They.
+    """Folders of images, by the id of their sandbox or snapshot.
 
     Args:
-        folder: Where the folders are; made when the first one is.
+        folder: Parent of the folders; created with the first one.
     """
 
     folder: Path
 
     def image(self, id_: str) -> Path:
-        """Where the driver's image of something is, or would be."""
+        """Return the path of a driver's image. The image need not exist."""
         return self.folder / id_ / IMAGE
 
     def layer(self, id_: str) -> Path:
-        """Where its layer of files is, or would be."""
+        """Return the path of a layer of files. The layer need not exist."""
         return self.folder / id_ / LAYER
 
     async def make(self, id_: str) -> Path:
-        """Its folder, empty where it was not there; where its image goes to."""
+        """Create a folder, if it does not exist, and return the path for its image."""
         await asyncio.to_thread(lambda: (self.folder / id_).mkdir(mode=0o700, parents=True, exist_ok=True))
         return self.image(id_)
 
     async def copy(self, image: Path, into: Path) -> int:
-        """The same image under another name: its files are never written again, so both share them. How many bytes they are."""
+        """Copy an image by hard links and return its size in bytes. The files of an image are never written again, so both share them."""
         return await asyncio.to_thread(_link_all, image, into)
 
     async def remove(self, id_: str) -> None:
-        """Remove all that there is of something. Idempotent."""
+        """Remove a folder. Idempotent."""
         await asyncio.to_thread(shutil.rmtree, self.folder / id_, ignore_errors=True)
 
     async def tidy(self, keep: Collection[str]) -> int:
-        """Remove what belongs to nothing that is kept; how many folders that were."""
+        """Remove all folders except some, and return the number of removed folders.
+
+        Args:
+            keep: Ids of the folders to keep.
+        """
         return await asyncio.to_thread(_tidy, self.folder, frozenset(keep))
 
 

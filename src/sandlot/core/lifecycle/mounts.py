@@ -1,21 +1,18 @@
-"""A sandbox and its volumes: which are mounted for it on the host, and what its guest makes of them.
+"""Mounts: the volumes of a sandbox, mounted at its start, attached to a running sandbox and detached from it.
 
-Laws:
-- They are attached before anybody hears of the sandbox. Where a runtime cannot put them into their places, the guest does, as root inside.
-- A snapshot holds none of them. What goes on from one's memory may have their places still: those are taken away first.
+The host mounts a volume once. The driver shows the volume to the sandbox, and the guest mounts it at its path, as root inside, if the runtime cannot.
 
-Volumes of a sandbox that runs: attached to it, and detached.
-
-Each is a work for :mod:`sandlot.core.operations`, so that nothing else is done with the sandbox meanwhile.
-
-Laws:
-- What is about to be moved is recorded before it is begun, and what came of it before it is answered. A service that is killed in between leaves a
-  volume that is *moving*: the next one attaches it, or where it cannot, detaches it; so the record and the inside agree. So does, where a guest
-  or the store failed in between, whatever comes next and has to know: an attach or detach, a resume, a fork, a snapshot.
-- From the step in which it is resolved until the step after it was taken away a volume is among those that the sandbox has: nobody deletes it.
-- Detached is what nothing inside has open, mapped or as a working folder: the guest refuses first, and then the host's kernel, which knows. What is
-  refused stays attached.
-- While something is made that has to have the same volumes, a fork or a snapshot, none is moved.
+Invariants:
+- The volumes of a new sandbox are mounted before the response. Memory of a snapshot contains no volumes but may contain their mount points: those
+  are removed first.
+- Attach, detach and settle are operations (:mod:`sandlot.core.operations`), so nothing else is done with the sandbox meanwhile.
+- A move is recorded before it begins, and its result before the response. If the service is killed in between, the volume is *moving*: the next
+  service attaches it or, if this fails, detaches it. The next attach, detach, resume, fork or snapshot does the same after a failure of the guest or
+  the store.
+- A volume belongs to the sandbox from the step in which its name is resolved until it has been detached: it cannot be deleted meanwhile.
+- A volume is detached only if no process inside has a file of it open or mapped, or works in it. The guest checks first, then the host's kernel.
+  A volume that is in use stays attached.
+- No volume is attached or detached while a fork or a snapshot needs the volumes of its sandbox unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ PROGRAM = "attaching"
 
 
 def hold(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
-    """An earlier service left a sandbox that may live: what it has stays mounted."""
+    """Keep the volumes mounted of a sandbox that an earlier service left."""
     if volumes is not None and sandbox.state is not State.HIBERNATED:
         volumes.hold(sandbox.id, sandbox.spec.volumes)
 
@@ -72,10 +69,14 @@ def mount_steps(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Se
 
 
 async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
-    """Have the guest put volumes into their places, or take them away: see the program.
+    """Run the guest program that mounts and unmounts volumes inside a sandbox.
+
+    Args:
+        sandbox: The sandbox.
+        request: Request to the program: lists ``gone``, ``there`` and ``free``.
 
     Raises:
-        SandlotError: It could not; says why.
+        SandlotError: The program failed; the message says why.
     """
     helper = await helpers.start(sandbox, PROGRAM, {"gone": [], "there": [], **request}, user=User.ROOT)
     try:
@@ -85,19 +86,19 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
 
 
 WHAT: Final = "volumes"
-"""What of a sandbox was changed, in its event."""
+"""Name of the changed property in the event of the sandbox."""
 ROUNDS: Final = (4, 8, 24)
-"""How often its kernel is made to let go of what nobody uses, before what it holds is taken for used: a folder goes later than what is in it."""
+"""Rounds in which the sandbox's kernel drops unused folders, before a volume counts as used. A folder is dropped after the files in it."""
 _log = structlog.get_logger("sandlot.core")
 
 
 @contextlib.asynccontextmanager
 async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
-    """Around making what has to have the volumes that a sandbox has now: none is attached or detached meanwhile.
+    """Keep the volumes of a sandbox unchanged around a fork or a snapshot.
 
     Raises:
-        ConflictError: One is at this moment; or it was cut in half, and cannot be finished now.
-        SandboxEndedError: It has ended.
+        ConflictError: A volume is being moved, or an interrupted move cannot be finished now.
+        SandboxEndedError: The sandbox has ended.
     """
     if _moving(sandbox):
         await sandbox.operations.submit(settle)  # after what is under way
@@ -116,7 +117,7 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
 
 
 async def settle(supervisor: SandboxSupervisor) -> None:
-    """Finish what was cut in half: what was being moved is attached, or where that cannot be, it is not."""
+    """Finish interrupted moves: attach each moving volume, or detach it if this fails."""
     sandbox = supervisor.sandbox
     if not _moving(sandbox) or sandbox.state is not State.RUNNING:
         return
@@ -132,24 +133,24 @@ async def settle(supervisor: SandboxSupervisor) -> None:
 
 
 async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: VolumeMount) -> None:
-    """Let it have a volume; nothing where it has it so.
+    """Attach a volume to a sandbox. Does nothing if the sandbox has the volume in this way already.
 
     Args:
-        supervisor: It; resumed where it rests by now.
-        principal: Whose volume it is.
-        mount: It, by its name or id.
+        supervisor: Supervisor of the sandbox, which is resumed if it rests.
+        principal: Owner of the volume.
+        mount: The volume, by name or id, and its path.
 
     Raises:
-        SandlotError: As :meth:`Mounts.attach` says.
+        SandlotError: See :meth:`MountManager.attach`.
     """
     sandbox = supervisor.sandbox
     await _awake(supervisor)
     has = sandbox.spec.volumes
-    (asked,) = _volumes(supervisor).resolve(principal, (mount,))
-    if any((one.volume, one.path, one.read_only) == (asked.volume, asked.path, asked.read_only) for one in has):
+    (requested,) = _volumes(supervisor).resolve(principal, (mount,))
+    if any((one.volume, one.path, one.read_only) == (requested.volume, requested.path, requested.read_only) for one in has):
         return
-    _check_place(sandbox, asked)
-    *_, moving = placed((*has, replace(asked, slot=None, moving=True)))
+    _check_place(sandbox, requested)
+    *_, moving = placed((*has, replace(requested, slot=None, moving=True)))
     sandbox.spec = replace(sandbox.spec, volumes=(*has, moving))
     try:
         await supervisor.dependencies.recorder.save(sandbox)
@@ -160,18 +161,18 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
         await _undo(supervisor, moving)
         await supervisor.dependencies.recorder.save_eventually(sandbox)
         raise
-    _log.info("volume.attached", sandbox=sandbox.id, volume=asked.volume, path=asked.path, read_only=asked.read_only)
+    _log.info("volume.attached", sandbox=sandbox.id, volume=requested.volume, path=requested.path, read_only=requested.read_only)
 
 
 async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
-    """Take a volume away from it.
+    """Detach a volume from a sandbox.
 
     Args:
-        supervisor: It; resumed where it rests by now.
-        which: The volume's path, name or id.
+        supervisor: Supervisor of the sandbox, which is resumed if it rests.
+        which: Path, name or id of the volume.
 
     Raises:
-        SandlotError: As :meth:`Mounts.detach` says.
+        SandlotError: See :meth:`MountManager.detach`.
     """
     sandbox = supervisor.sandbox
     await _awake(supervisor)
@@ -194,9 +195,9 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
 
 
 async def _awake(supervisor: SandboxSupervisor) -> None:
-    """It runs, and nothing is made of it that has to have the volumes that it has."""
+    """Resume the sandbox if it rests, finish interrupted moves, and refuse if a fork or a snapshot needs the volumes unchanged."""
     sandbox = supervisor.sandbox
-    if sandbox.state is not State.RUNNING:  # it came to rest before it was this one's turn
+    if sandbox.state is not State.RUNNING:  # the sandbox came to rest while this operation waited
         if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
             raise sandbox.suspended_error()
         await sandbox.resume_operation(supervisor)
@@ -212,7 +213,7 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
 
 
 async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Have it in its place: on the host, in the sandbox's view, inside."""
+    """Mount a volume on the host, in the sandbox's view, and at its path inside."""
     sandbox = supervisor.sandbox
     attachments = await driver_step("attach a volume to", _volumes(supervisor).attach(sandbox.id, (mount,)))
     instance = _instance(sandbox)
@@ -222,17 +223,17 @@ async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 
 async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Have it in its place no more: inside first, and then in the sandbox's view, where the kernel refuses what is in use."""
+    """Unmount a volume inside first, then in the sandbox's view, where the kernel refuses if the volume is in use."""
     sandbox, instance = supervisor.sandbox, _instance(supervisor.sandbox)
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
     if mount.slot is None:
         raise InternalError(f"Nobody knows which place of sandbox {sandbox.id} volume {mount.volume} has.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
-        with contextlib.suppress(ConflictError):  # the first time it is in its place inside; but then there is what to look at
+        with contextlib.suppress(ConflictError):  # the first attempt fails because the guest still has the volume mounted
             return await driver_step("detach a volume from", instance.configure(away))
-        told = await driver_step("detach a volume from", ask(sandbox, free=[[*place, rounds]]))
-        if told.get("used"):
+        response = await driver_step("detach a volume from", ask(sandbox, free=[[*place, rounds]]))
+        if response.get("used"):
             raise _used(sandbox, mount)
     try:
         await driver_step("detach a volume from", instance.configure(away))
@@ -241,7 +242,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 
 async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """What could not be attached, or not recorded, is detached. Where it is in use by now, it stays; where nobody can tell, it is still moving."""
+    """Detach a volume after a failed attach. A volume in use stays attached. If the result is unknown, the volume stays moving."""
     sandbox = supervisor.sandbox
     if sandbox.end_requested.is_set():
         return
@@ -269,41 +270,41 @@ def _moving(sandbox: Sandbox) -> list[VolumeMount]:
 
 
 def _become(sandbox: Sandbox, mount: VolumeMount, now: VolumeMount | None) -> None:
-    """Another way to have a volume, or none."""
+    """Replace a volume in the spec of the sandbox, or remove it."""
     kept = (one if one.volume != mount.volume else now for one in sandbox.spec.volumes)
     sandbox.spec = replace(sandbox.spec, volumes=tuple(one for one in kept if one is not None))
 
 
-def _check_place(sandbox: Sandbox, asked: VolumeMount) -> None:
-    """Refuse what the volumes that a sandbox has leave no room for."""
+def _check_place(sandbox: Sandbox, requested: VolumeMount) -> None:
+    """Refuse a volume that conflicts with the volumes of the sandbox."""
     has = sandbox.spec.volumes
-    same = next((one for one in has if one.volume == asked.volume), None)
+    same = next((one for one in has if one.volume == requested.volume), None)
     if same is not None:
         message, hint = f"Sandbox {sandbox.id} has this volume already, at {same.path}.", "Detach it first."
     elif len(has) >= MOST_MOUNTS:
         message, hint = f"Sandbox {sandbox.id} has {len(has)} volumes, and may have no more.", "Detach one first."
     else:
         try:
-            replace(sandbox.spec, volumes=(*has, asked))
+            replace(sandbox.spec, volumes=(*has, requested))
         except InvalidRequestError as error:
             message, hint = error.message, error.hint
         else:
             return
-    raise ConflictError(message, code=ErrorCode.CONFLICT, hint=hint, fields={"sandbox": sandbox.id, "path": asked.path})
+    raise ConflictError(message, code=ErrorCode.CONFLICT, hint=hint, fields={"sandbox": sandbox.id, "path": requested.path})
 
 
 def found(sandbox: Sandbox, which: str) -> VolumeMount:
-    """A volume that a sandbox has, by its path, name or id.
+    """Return a volume of a sandbox by its path, name or id.
 
     Raises:
-        NotFoundError: ``volume_not_found``: it has none such.
+        NotFoundError: ``volume_not_found``: the sandbox has no such volume.
     """
     there = next((one for one in sandbox.spec.volumes if which in {one.path, one.volume} or (which and which == one.asked)), None)
     if there is None:
         raise NotFoundError(
             f"Sandbox {sandbox.id} has no volume {'at ' if which.startswith('/') else ''}{which[:64]!r}.",
             code=ErrorCode.VOLUME_NOT_FOUND,
-            hint="Look at the sandbox: its volumes are told with their paths.",
+            hint="Get the sandbox to see its volumes and their paths.",
             fields={"sandbox": sandbox.id, "volume": which[:256]},
         )
     return there
@@ -336,20 +337,20 @@ class MountManager:
         self._volumes = volumes
 
     async def attach(self, sandbox_id: str, principal: Principal, mount: VolumeMount) -> Sandbox:
-        """Let a sandbox have a volume from now on; one that rests is resumed for it. What it has so already, it has.
+        """Attach a volume to a sandbox, which is resumed if it rests. Does nothing if the sandbox has the volume in this way already.
 
         Args:
-            sandbox_id: Its id.
-            principal: Who asks. The volume is one of the sandbox's owner.
-            mount: The volume, by its name or id, and where it is to be.
+            sandbox_id: Id of the sandbox.
+            principal: Caller. The volume belongs to the owner of the sandbox.
+            mount: The volume, by name or id, and its path.
 
         Raises:
             NotFoundError: ``sandbox_not_found``; ``volume_not_found``.
-            UnsupportedError: Its isolation cannot; or the image has no such place for it.
-            ConflictError: The place is another volume's, it has the volume elsewhere, or as many as it may; it is being forked or written to a
-                snapshot; ``sandbox_paused``.
-            HostError: The host cannot, or it cannot be recorded; nothing is attached.
-            SandboxEndedError: It has ended.
+            UnsupportedError: The isolation cannot attach volumes, or the path cannot be created in the image.
+            ConflictError: The path or the volume is in use in this sandbox, the sandbox has the maximum of volumes, or is being forked or written to
+                a snapshot; ``sandbox_paused``.
+            HostError: The host cannot mount the volume, or the change cannot be recorded; nothing is attached.
+            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(sandbox_id, principal)
         owner = principal if sandbox.owner == principal.owner else replace(principal, owner=sandbox.owner, operator=False)
@@ -359,19 +360,19 @@ class MountManager:
         return sandbox
 
     async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
-        """Take a volume away from a sandbox; what is in it stays. One that rests is resumed for it.
+        """Detach a volume from a sandbox, which is resumed if it rests. The contents of the volume stay.
 
         Args:
-            sandbox_id: Its id.
-            principal: Who asks.
-            which: Where it is: a path; or the volume's name or id.
+            sandbox_id: Id of the sandbox.
+            principal: Caller.
+            which: Path, name or id of the volume.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``; ``volume_not_found``: it has none there.
-            UnsupportedError: Its isolation cannot.
-            ConflictError: Something inside uses it; it is being forked or written to a snapshot; ``sandbox_paused``.
-            HostError: The host cannot, or it cannot be recorded; it stays attached.
-            SandboxEndedError: It has ended.
+            NotFoundError: ``sandbox_not_found``; ``volume_not_found``: the sandbox has no such volume.
+            UnsupportedError: The isolation cannot detach volumes.
+            ConflictError: A process inside uses the volume, or the sandbox is being forked or written to a snapshot; ``sandbox_paused``.
+            HostError: The host cannot unmount the volume, or the change cannot be recorded; the volume stays attached.
+            SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(sandbox_id, principal)
         await self._check(sandbox)

@@ -1,13 +1,13 @@
-"""What a start of the service makes of the sandboxes that an earlier one left: taken over, or over.
+"""Recovery: what a start of the service does with the sandboxes that an earlier service left.
 
-Laws:
-- Every sandbox that a client was told of is taken over, or has a record that says why it ended.
-- Its variables, processes and files are what they were: nothing is said to its guest but hello and its deadline. One that was about to be written
-  down is woken again as what it is.
-- What was frozen stays so; what sleeps on the disk sleeps on, and so does what was on its way there or back and does not live.
-- What the service before had begun for itself inside, such as packing a folder for a client, is ended; what a client began goes on.
-- What was for one request of the service before, such as a program that is run once, is ended: whoever asked is gone.
-- Half-done creations are removed: nobody was told of them.
+Invariants:
+- Every sandbox that a client knows is recovered, or has a record of why it ended.
+- Variables, processes and files of a recovered sandbox are unchanged: its guest only gets a connection and its deadline. A warm sandbox that was
+  claimed and not yet woken is woken with its identity.
+- A frozen sandbox stays frozen. A hibernated sandbox stays hibernated, and so does a sandbox that was about to hibernate or to wake and does not run.
+- Programs that the earlier service ran inside for itself, such as the packing of a folder, are ended. Executions of clients go on.
+- A sandbox for one request of the earlier service, such as a one-shot run, is ended: its client is lost.
+- Sandboxes that were not completely created are removed: no client knows them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sandlot.model.states import LIFECYCLE, Recovery, State
 
 TRIES = 3
 PAUSE_S = 0.5
-"""Between tries to take over what is there but does not let itself be taken over."""
+"""Seconds between two attempts to adopt an instance that exists."""
 
 SWEEP_PAUSE_S = 60.0
 
 USE_WORD, ONE_RUN = "sandlot.use", "oneshot"
-"""In the metadata of a sandbox that is for one run alone: nobody would ever hear of it again."""
+"""Metadata of a sandbox for one run: after a restart, no client could find the sandbox."""
 
 CLIENT_LOST = "the service that made it for one run ended"
 ENDED_UNATTENDED = "it ended while no service ran"
@@ -49,11 +49,11 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noqa: FBT001 - a pure decision's input
-    """How a sandbox ended that an earlier service left and that does not live. Pure.
+    """Return how a sandbox ended that an earlier service left and that does not run.
 
     Args:
-        record: What is known of it.
-        now_expired: Whether its time is up.
+        record: Record of the sandbox.
+        now_expired: True if the deadline of the sandbox has passed.
     """
     if record.state is State.CREATING:
         return Exit(ExitReason.CRASHED, NOT_CREATED), State.FAILED
@@ -122,18 +122,18 @@ async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
 
 
 async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
-    """Remove what nobody took over, once everything has been taken over that can be.
+    """Remove what earlier services left and no sandbox uses, once every recovery has ended.
 
     Args:
-        sandboxes: Those that are being taken over.
-        drivers: Who may have left something.
-        kept: What stays although nobody takes it over: refs.
+        sandboxes: Sandboxes that are being recovered.
+        drivers: Drivers to sweep.
+        kept: Refs that stay although no sandbox of this service has them.
     """
     await asyncio.gather(*(sandbox.recovered.wait() for sandbox in sandboxes))
     while True:
         try:
             swept = sum([await driver.sweep(keep=kept) for driver in drivers])
-        except Exception:  # noqa: BLE001 - what is left is tried again, and harms nobody meanwhile
+        except Exception:  # noqa: BLE001 - the sweep is repeated, and leftovers do no harm meanwhile
             _log.exception("sandboxes.sweep_failed", next_try_s=SWEEP_PAUSE_S)
             await asyncio.sleep(SWEEP_PAUSE_S)
         else:
@@ -157,13 +157,13 @@ async def _adopt(supervisor: SandboxSupervisor) -> Instance:
 
 
 async def _settle_mounts(sandbox: Sandbox) -> None:
-    """Finish what the service before had begun with its volumes."""
+    """Finish attaching or detaching volumes, where the earlier service was interrupted."""
     if any(mount.moving for mount in sandbox.spec.volumes):
         with contextlib.suppress(SandlotError):
             await sandbox.operations.submit(mounts.settle)
 
 
 async def _end_helpers(sandbox: Sandbox) -> None:
-    """End what the service before ran inside for itself; nobody waits for it any more."""
+    """End the programs that the earlier service ran inside for itself."""
     with contextlib.suppress(SandlotError):
         await helpers.end_leftovers(sandbox)

@@ -16,7 +16,7 @@ Invariants:
   refuses a record, or the sandbox was asked to end, no other strategy is tried.
 - A warm sandbox that was claimed has had no other owner, and a warm sandbox that failed is given to no other request.
 - A claim is recorded once, before the response. If the service is killed before the commit, the next service removes the warm sandbox like any
-  leftover. If the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the guest is still asleep.
+  leftover. If the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the claim had not.
 - A restored guest receives no request before it was woken with its own identity.
 """
 
@@ -322,7 +322,7 @@ async def _connect(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 
 
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:
-    """Give a guest that is asleep the identity, environment, limits and deadline of the sandbox."""
+    """Give a sleeping guest the identity, environment, limits and deadline of the sandbox."""
     sandbox = supervisor.sandbox
     timeout_s = remaining_s(sandbox, supervisor.dependencies.clock) if sandbox.is_announced else sandbox.spec.timeout_s
     await link.wake(
@@ -336,7 +336,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
 
 
 async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> Link:
-    """Connect to a guest that an earlier service, or an earlier link, has left. A guest that is asleep is woken.
+    """Connect to a guest that an earlier service, or an earlier link, has left. A sleeping guest is woken.
 
     Raises:
         SandlotError: The guest cannot be reached.

@@ -5,8 +5,8 @@ Invariants:
 - An end that is requested during a start takes effect at the next step. No step of the driver is cut in half.
 - Operations on the sandbox (:mod:`sandlot.core.operations`) run in this task, one at a time, and so does what its timeout causes.
 - A guest that violates the protocol of the link, or closes the link, loses its own sandbox and affects no other.
-- A state is recorded before a client is told of the state. Whenever the service is killed, the next service therefore recovers every sandbox that a
-  client knows, and removes all others.
+- A state is recorded before the response. Whenever the service is killed, the next service therefore recovers every sandbox that a client knows,
+  and removes all others.
 - When the service detaches, the sandbox goes on.
 - The response to a kill is sent when the processes are dead. Releasing the rest may take longer, and the resources stay reserved meanwhile. If no
   process ran yet, or the driver cannot tell, the response waits at most until the first failed release or for ``STEP_TIMEOUT_S``.
@@ -87,7 +87,7 @@ class LifecycleDependencies:
         link_factory: Makes a link to a guest.
         clock: Clock of the service.
         policy: Decisions of the operator.
-        start_slots: One for each sandbox that may start or be recovered at once.
+        start_slots: Semaphore of ``max_creates`` slots for starts and recoveries.
         on_timeout: Operation that runs when the deadline of a sandbox has passed.
         on_wake: Listeners, called when a sandbox runs again after a rest.
     """
@@ -320,7 +320,7 @@ class SandboxSupervisor:
         self.exited = exited or asyncio.ensure_future(instance.wait())
 
     def reserve_limits(self) -> None:
-        """Record the reservation of what the sandbox may use by its current limits."""
+        """Record the reservation for the sandbox's current limits."""
         self.dependencies.reservations.record(self.sandbox.id, self.driver.max_resources(self.sandbox.spec.limits))
 
     def reserve_disk_only(self, disk_bytes: int) -> None:

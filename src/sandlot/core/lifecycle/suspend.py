@@ -1,13 +1,15 @@
-"""What a sandbox is asked for between its beginning and its end: to stand still, to sleep on the disk, to go on, to be written down.
+"""Pause, resume, hibernate and wake a sandbox, write its memory image, and do what its timeout demands.
 
-Each is a work for :mod:`sandlot.core.operations`: the sandbox's own life carries it out, one after the other.
+Each function is an operation (:mod:`sandlot.core.operations`): the sandbox's supervisor runs operations one at a time.
 
-Laws:
-- What is half done is recorded before it is begun, where a start of the service would have to know; what is done is recorded before it is answered.
-  Whatever fails on the way leaves the sandbox as it was. A sandbox that cannot be paused again runs; one that cannot run again is ended.
-- A hibernated sandbox is its image; the image goes only once it is recorded that the sandbox runs again. A live one wins over its image.
-- While it stands still no deadline of its guest passes; what its service promised it for that time is its own (``keep_resting_s``).
-- What a sandbox did not take of the host any more is promised to others only once it was given back.
+Invariants:
+- The intent of an operation is recorded before the operation begins, if the next service would otherwise treat the sandbox differently. The result
+  is recorded before the response.
+- A failed operation leaves the sandbox as it was. A sandbox that cannot be paused again runs. A sandbox that cannot run again is ended.
+- A hibernated sandbox consists of its image. The image is removed only after the store has recorded that the sandbox runs again. A live sandbox
+  takes precedence over its image.
+- No deadline of the guest passes while its sandbox is frozen. The resting sandbox has a deadline of its own (``keep_resting_s``).
+- Resources that a hibernation frees stay reserved until they are released.
 """
 
 from __future__ import annotations
@@ -33,26 +35,26 @@ from sandlot.model.specs import OnTimeout
 from sandlot.model.states import LIFECYCLE, SUSPENDED, State
 
 REST_TIMEOUT_S = 30.0
-"""How long a guest may take to come to rest; a full pipe without a reader is no reason to wait longer."""
+"""Seconds that a guest has to quiesce. A full pipe without a reader is no reason to wait longer."""
 
 WRITE_TIMEOUT_S = 600.0
-"""For writing an image: of many GiB to a slow disk (a disk of 100 MB/s writes 60 GB in it)."""
+"""Timeout for writing an image of many GiB to a slow disk: 60 GB at 100 MB/s."""
 
 EXPIRY_RETRY_S: Final = 60.0
 """Seconds that a sandbox goes on which could neither be hibernated nor paused when its deadline passed."""
 
 SAME = -1.0
-"""In place of a timeout: what it had."""
+"""Stands for the timeout that the sandbox had before."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 async def pause(supervisor: SandboxSupervisor) -> None:
-    """Freeze it where it is; nothing where it rests already.
+    """Freeze a running sandbox. Does nothing if the sandbox rests already.
 
     Raises:
-        UnsupportedError: Its driver cannot.
-        HostError: It cannot be recorded; it runs on.
+        UnsupportedError: The driver cannot pause sandboxes.
+        HostError: The state cannot be recorded; the sandbox goes on.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is not State.RUNNING:
@@ -74,15 +76,15 @@ async def pause(supervisor: SandboxSupervisor) -> None:
 
 
 async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) -> None:
-    """Let a paused one go on, or wake a hibernated one; one that runs does.
+    """Thaw a paused sandbox or wake a hibernated one. A running sandbox only gets the new timeout.
 
     Args:
-        supervisor: It.
-        timeout_s: From now on; None is never, :data:`SAME` what it was asked for.
+        supervisor: Supervisor of the sandbox.
+        timeout_s: Timeout from now on. None: no timeout. :data:`SAME`: the timeout of the sandbox.
 
     Raises:
-        UnavailableError: ``busy``: there is no room for a hibernated one; it sleeps on.
-        HostError: It cannot be restored, or recorded; it rests on.
+        UnavailableError: ``busy``: there is no room for the hibernated sandbox, which stays hibernated.
+        HostError: The sandbox cannot be restored or recorded; it stays at rest.
     """
     sandbox = supervisor.sandbox
     was = sandbox.spec
@@ -103,11 +105,11 @@ async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) 
 
 
 async def hibernate(supervisor: SandboxSupervisor) -> None:
-    """Write it to the disk and give its memory back; nothing where that is so already.
+    """Write a sandbox to disk and release its memory. Does nothing if the sandbox is hibernated already.
 
     Raises:
-        UnsupportedError: Its driver cannot.
-        SandlotError: It cannot be written, or recorded; it goes on as it was.
+        UnsupportedError: The driver cannot write memory.
+        SandlotError: The sandbox cannot be written or recorded; it goes on as before.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is State.HIBERNATED:
@@ -115,7 +117,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
     instance, was = _instance(sandbox), sandbox.state
     await _intend(supervisor, State.HIBERNATING)
-    await dependencies.memory_images.remove(sandbox.id)  # from here on an image that is there is the one that is written here
+    await dependencies.memory_images.remove(sandbox.id)  # an image that exists later was written by this operation
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
@@ -124,38 +126,38 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
         size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, SandboxEndedError) and sandbox.link is not None:
-            raise  # the life notices it by the link
+            raise  # the supervisor notices the end by the lost link
         if was is State.PAUSED:
-            supervisor.extend_deadline(sandbox.spec.timeout_s)  # it runs, until it is paused again
+            supervisor.extend_deadline(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again
         if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.memory_images.image(sandbox.id).is_dir):
             await dependencies.memory_images.remove(sandbox.id)
             if was is State.PAUSED:
                 with contextlib.suppress(SandlotError):
                     await pause(supervisor)
             raise
-        # It took longer than anybody waits, and was done all the same: the image is all that there is of it.
+        # The hibernation exceeded its timeout and finished all the same: the image is all that is left of the sandbox.
         size_bytes = await asyncio.to_thread(_size, dependencies.memory_images.image(sandbox.id))
     supervisor.extend_deadline(dependencies.policy.max_suspended_s)
     sandbox.become(State.HIBERNATED)
-    # Where this fails it is found as what was intended, with an image that is whole: it sleeps.
+    # If this fails, the next service finds the intent and a complete image, and keeps the sandbox hibernated.
     await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
     await supervisor.release_memory(size_bytes)
     _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
 
 
 async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: bool = True) -> int:
-    """Write its memory and files into a folder that does not exist; it goes on as it was. How many bytes they are.
+    """Write a sandbox's memory and files into a new folder and return their size in bytes. The sandbox goes on as before.
+
+    A paused sandbox that cannot be frozen again afterwards runs, even if its snapshot was written; see :func:`_pause_again`.
 
     Args:
-        supervisor: It: running, paused or hibernated.
-        into: Where to.
-        durable: Whether it is to survive a loss of power.
+        supervisor: Supervisor of a running, paused or hibernated sandbox.
+        into: Folder to create.
+        durable: Sync the image to disk, so that it survives a loss of power.
 
     Raises:
-        UnsupportedError: Its driver cannot.
-        SandlotError: It cannot be written; it goes on all the same.
-
-    A paused sandbox that cannot be frozen again afterwards runs, also where its snapshot was written; see :func:`_pause_again`.
+        UnsupportedError: The driver cannot write memory.
+        SandlotError: The image cannot be written; the sandbox goes on.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     await _require(supervisor, DriverCapability.SNAPSHOT, "be written to a snapshot")
@@ -177,12 +179,12 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 
 
 async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
-    """What becomes of one that an earlier service of this node hibernated, or was about to wake: it sleeps on.
+    """Keep a sandbox hibernated that an earlier service hibernated or was about to wake.
 
-    Whether it can be woken here shows when it is: what does not fit today, such as a build of the runtime that was put away, may tomorrow.
+    The image is not checked here. An image that cannot be restored today, because a build of the runtime is missing, may be restorable later.
 
     Raises:
-        ConflictError: It has no image, so that nothing is left of it.
+        ConflictError: The image is missing, so nothing is left of the sandbox.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     image = dependencies.memory_images.image(sandbox.id)
@@ -218,8 +220,8 @@ async def expire(supervisor: SandboxSupervisor) -> None:
 async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> None:
     """Freeze a paused sandbox that was thawed for its snapshot.
 
-    A sandbox that cannot be frozen must not be shown as paused: its processes run, while its guest counts no time and its timeout stands
-    still. It is resumed instead, with its timeout anew, and its owner gets the event of a resume.
+    A sandbox that cannot be frozen must not be shown as paused: its processes run, while its guest counts no time and its timeout does not
+    pass. The sandbox is resumed instead, its timeout starts again, and its owner gets the event of a resume.
     """
     sandbox = supervisor.sandbox
     try:
@@ -293,11 +295,11 @@ async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, wha
 
 
 async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
-    """Record what is about to be done, where the next start of the service would make something else of it than of what it is.
+    """Enter a state, and record the state first if the next service would treat it differently from the current one.
 
     Raises:
-        SandlotError: It cannot be recorded, and nothing is done.
-        Ended: It was asked to end.
+        SandlotError: The store refused the record; nothing was changed.
+        SupervisionEndedError: The sandbox was asked to end.
     """
     sandbox = supervisor.sandbox
     supervisor.check_end()
@@ -309,7 +311,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
 @contextlib.asynccontextmanager
 async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
-    """Around a checkpoint that the guest outlives; ``stays``: it is about to be frozen again."""
+    """Arm the guest for a checkpoint that the guest survives, and disarm the guest afterwards unless ``stays`` is set."""
     await driver_step("stand still", link.checkpoint(armed=True))
     try:
         yield
@@ -320,9 +322,9 @@ async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
 
 
 async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, None]) -> None:
-    """Do something, and record at the same time that it is done; both to their ends, whatever becomes of the other.
+    """Do some work and record its result at the same time. Each is finished even if the other one fails.
 
-    A service that is killed in between finds a record of what was not done yet, which is what it makes of it then.
+    If the service is killed in between, the next service finds a record of work that was not done, and does the work then.
     """
     for result in await asyncio.gather(work, record, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -330,26 +332,26 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
-    # Armed, it counts the time until it is told otherwise as none that it lived: no timeout inside passes.
+    # An armed guest does not count time until it is disarmed: no timeout inside passes.
     await driver_step("stand still", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 
 
 async def _goes_on(sandbox: Sandbox, link: Link) -> None:
-    # In this order on the link, and answered together.
+    # Both requests are sent in this order, without waiting for a response in between.
     deadline_s = guest_deadline_s(sandbox.spec.timeout_s)
     await asyncio.gather(driver_step("go on", link.checkpoint(armed=False)), driver_step("go on", link.set_deadline(deadline_s)))
 
 
 async def _say_deadline(supervisor: SandboxSupervisor) -> None:
-    """Begin its timeout anew, in its guest first."""
+    """Start the timeout again, in the guest first."""
     sandbox = supervisor.sandbox
     await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(sandbox.spec.timeout_s)))
     supervisor.extend_deadline(sandbox.spec.timeout_s)
 
 
 async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
-    """Its link; made where it has none, because an earlier service of this node froze it."""
+    """Return the link. A sandbox that an earlier service froze has none and is connected."""
     sandbox = supervisor.sandbox
     if sandbox.link is None or sandbox.link.closed:
         sandbox.link = await driver_step("answer", reconnect_guest(supervisor, instance))
@@ -357,12 +359,12 @@ async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 
 
 async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
-    """Let a sandbox run again after a work on it failed. A sandbox that lives and cannot run again is ended.
+    """Let a sandbox run again after a failed operation. A live sandbox that cannot run again is ended.
 
     Args:
-        supervisor: The sandbox.
-        instance: Its instance.
-        event: Type of the event to record, where clients were told that the sandbox did not run.
+        supervisor: Supervisor of the sandbox.
+        instance: Instance of the sandbox.
+        event: Type of the event to record, if clients know that the sandbox did not run.
 
     Returns:
         False if the sandbox had ended already.
@@ -377,12 +379,12 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
                 link = await _linked(supervisor, instance)
                 await driver_step("go on", link.checkpoint(armed=False))
                 await driver_step("go on", link.set_deadline(guest_deadline_s(remaining_s(sandbox, dependencies.clock))))
-            except UnavailableError:  # it did not come to rest in time, and this link takes no calls any more
+            except UnavailableError:  # the guest did not quiesce in time, and its link accepts no more calls
                 if sandbox.link is not None:
                     await sandbox.link.aclose()
                 await _linked(supervisor, instance)
     except SandboxEndedError:
-        if sandbox.link is None:  # by which the life would notice it
+        if sandbox.link is None:  # the supervisor cannot notice the end by a lost link
             sandbox.request_end(Exit(ExitReason.CRASHED, "its guest cannot be reached"))
         return False
     except SandlotError as error:

@@ -1,22 +1,18 @@
-"""The limits of a sandbox that runs: changed as a whole or not at all, and what it uses measured against them.
+"""Updates of a sandbox: deadline, idle timeout, metadata, name and limits, all or nothing; and measured usage.
 
-Laws:
-- More is promised before it is given, and less is given up only once it was taken back (:mod:`sandlot.core.node.reservations`).
-- Two keep the limit of processes: the guest, which counts what a tenant starts, and the host, whose limit is the backstop. The
-  guest's is never the higher one: the host's is raised first and lowered last.
-- A quota is checked in the same step in which the larger of both is claimed: no other change or create comes between.
-- Where a sandbox grows, what is only kept ready gives way, as where one is created.
-- The guest is asked before memory is given: one that does not answer has not got any.
-- What fails half-way is taken back. What cannot be taken back, such as memory that is in use by then, stays the sandbox's limit and
-  stays promised: a limit that is told is one that holds.
-- What a guest says about itself is a number in bounds, and believed for that sandbox only.
-
-Changes of a sandbox: its deadline and what that does, its idle timeout, its metadata, its limits; all of what is asked, or nothing.
-
-Laws:
-- Both ends know the deadline, and the guest's is said first: should that fail, the old one still holds on both.
-- It is recorded before it is answered.
-- One that rests is not resumed for it, but where its limits are to be changed: its timeout begins when it is resumed.
+Invariants:
+- The guest gets a new deadline before the service uses it. If the guest refuses, the old deadline still holds on both sides.
+- An update is recorded before the response.
+- A resting sandbox is resumed only for new limits. Its new timeout begins when it is resumed.
+- More resources are reserved before they are given, and less resources are released only after they were taken back.
+- The guest limits the processes that the tenant starts, and the host's limit is the backstop. The guest's limit is never higher: the host's is
+  raised first and lowered last.
+- A quota is checked in the step that claims the larger of the old and the new limits: no other update or create comes between.
+- Warm sandboxes are evicted for a sandbox that grows, as for a new one.
+- The guest is asked before memory is given: a silent guest gets no memory.
+- A change that fails half-way is undone. Resources that cannot be withdrawn, such as memory in use, stay the sandbox's limit and stay reserved: the
+  limit that clients see is the limit that holds.
+- Numbers that a guest reports are bounded, and count for its own sandbox only.
 """
 
 from __future__ import annotations
@@ -42,22 +38,22 @@ from sandlot.model.specs import Limits, OnTimeout, SandboxSpec
 from sandlot.model.states import SUSPENDED, State
 
 COUNT_TIMEOUT_S = 2.0
-"""How long a guest may take to count its processes; what the host knows is told without it."""
+"""Seconds that a guest has to count its processes; the response contains the host's numbers without them."""
 BACK_TIMEOUT_S = 5.0
-"""How long a guest may take to agree to what was before; then the host takes back what it can without it."""
+"""Seconds that a guest has to accept its old limits; then the host withdraws what it can without the guest."""
 _NOTHING = Usage(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, pids=0, disk_bytes=0)
-"""What a sandbox takes that sleeps on the disk."""
+"""Usage of a hibernated sandbox."""
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a sandbox has used, and of how much.
+    """Resources that a sandbox has used, and its limits.
 
     Args:
-        usage: As the host counts it.
-        pids: Processes and threads, as the guest counts them for the limit; None where it does not answer in time.
-        limits: What it may use.
+        usage: Usage, measured by the host.
+        pids: Processes and threads that count against the limit, measured by the guest. None: the guest did not respond in time.
+        limits: Limits of the sandbox.
     """
 
     usage: Usage
@@ -66,30 +62,30 @@ class Used:
 
 
 def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
-    """Refuse what a driver cannot change while a sandbox runs.
+    """Refuse limits that a driver cannot change while a sandbox runs.
 
     Raises:
-        InvalidRequestError: Out of bounds.
-        UnsupportedError: It cannot; the message says why.
+        InvalidRequestError: A limit is out of bounds.
+        UnsupportedError: The driver cannot change a limit; the message says why.
     """
     for ability in change.needs(limits):
         if not can.can(ability):
             raise UnsupportedError(
-                f"The {ability.removeprefix('configure.')} limit of a sandbox that runs cannot be changed: {can.why_not(ability)}.",
+                f"The {ability.removeprefix('configure.')} limit of a running sandbox cannot be changed: {can.why_not(ability)}.",
                 code=ErrorCode.UNSUPPORTED,
-                hint="Create a sandbox with the limits it needs.",
+                hint="Create another sandbox with the limits that are needed.",
                 fields={"ability": str(ability)},
             )
 
 
 async def used(sandbox: Sandbox) -> Used:
-    """What a sandbox has used so far.
+    """Return the resources that a sandbox has used so far.
 
     Raises:
-        SandboxEndedError: It has ended.
+        SandboxEndedError: The sandbox has ended.
     """
     await sandbox.recovered.wait()
-    if sandbox.state is State.HIBERNATED:  # asked about, it sleeps on
+    if sandbox.state is State.HIBERNATED:  # a hibernated sandbox is not woken for this
         return Used(_NOTHING, None, sandbox.spec.limits)
     if sandbox.state is State.PAUSED:
         return Used(await _instance(sandbox).usage(), None, sandbox.spec.limits)
@@ -104,11 +100,11 @@ async def used(sandbox: Sandbox) -> Used:
 
 @dataclass(slots=True)
 class _Keepers:
-    """Where the two keepers stand.
+    """Limits that host and guest enforce at this moment.
 
     Args:
-        host: What the host gives at the most.
-        guest_pids: The limit of processes that the guest has agreed to.
+        host: The most that the host gives.
+        guest_pids: Process limit that the guest has accepted.
     """
 
     host: Limits
@@ -116,7 +112,7 @@ class _Keepers:
 
 
 async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
-    """Both keepers, each as far as it is not there yet; where it fails, they say how far it came."""
+    """Set the limits of host and guest that differ. After a failure, ``keepers`` has what both enforce then."""
     async with sandbox.connection() as link:
         if to.pids > keepers.host.pids:
             await _configure(sandbox, keepers, replace(keepers.host, pids=to.pids))
@@ -128,21 +124,21 @@ async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s
             memory_bytes = keepers.host.memory_bytes
             await _configure(sandbox, keepers, to)
             if to.memory_bytes != memory_bytes:
-                # For its own good only: it ends who is greedy before the sandbox is ended.
+                # Only a help for the guest: it ends a greedy process before the whole sandbox is ended.
                 with contextlib.suppress(SandlotError, TimeoutError):
                     async with asyncio.timeout(guest_timeout_s):
                         await link.set_limits(pids=keepers.guest_pids, memory_bytes=to.memory_bytes)
 
 
 async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
-    """Both keepers back to where they were, as far as they go."""
+    """Set the old limits of host and guest again, as far as possible."""
     try:
         await _move(sandbox, keepers, before, BACK_TIMEOUT_S)
     except SandboxEndedError:
-        pass  # what it has is promised until the last of it is gone
-    except Exception as error:  # noqa: BLE001 - what the client is told is why it was taken back
+        pass  # its resources stay reserved until the last of them is released
+    except Exception as error:  # noqa: BLE001 - the client gets the error that caused the undo
         _log.warning("sandbox.limits_stay", sandbox=sandbox.id, error=str(error))
-        if keepers.guest_pids > before.pids:  # it may run more by now; what else was given is taken back all the same
+        if keepers.guest_pids > before.pids:  # more processes may run by now; all other limits are set back
             with contextlib.suppress(Exception):
                 await _move(sandbox, keepers, replace(before, pids=keepers.guest_pids))
 
@@ -155,7 +151,7 @@ async def _configure(sandbox: Sandbox, keepers: _Keepers, to: Limits) -> None:
     except (ConflictError, InvalidRequestError, UnsupportedError):
         raise  # refused: nothing was changed
     except BaseException:
-        keepers.host = _most(keepers.host, to)  # cut short, or failed: nobody knows
+        keepers.host = _most(keepers.host, to)  # cancelled or failed: either limit may hold
         raise
     keepers.host = to
 
@@ -181,18 +177,18 @@ def _instance(sandbox: Sandbox) -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSandboxParams:
-    """What to change; what is left out stays.
+    """Changes of a sandbox. None leaves a property unchanged.
 
     Args:
-        timeout_s: Its timeout comes that many seconds from now; one that was persistent is so no more.
-        persistent: It has no deadline any more.
-        idle_timeout_s: Seconds of doing nothing after which it is ended; 0 is never.
-        metadata: Replaces what there is, but for the service's own words.
-        limits: What it may use.
-        on_timeout: What becomes of it when its timeout passes.
-        auto_resume: Whether a request to it resumes it by itself while it rests.
-        name: A word for people.
-        unique_name: Whether it is refused while its owner has another live sandbox of that name.
+        timeout_s: Seconds from now until the deadline. A persistent sandbox gets a deadline again.
+        persistent: Remove the deadline.
+        idle_timeout_s: Seconds without activity until the sandbox is ended; 0 removes the idle timeout.
+        metadata: New metadata; entries of the service itself stay.
+        limits: New limits.
+        on_timeout: Action at the deadline.
+        auto_resume: Resume the resting sandbox when a request needs it.
+        name: New name.
+        unique_name: Refuse the name if another live sandbox of the owner has it.
     """
 
     timeout_s: float | None = None
@@ -206,9 +202,9 @@ class UpdateSandboxParams:
     unique_name: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself or is out of bounds."""
+        """Refuse contradictory values and values that are out of bounds."""
         if self.persistent and self.timeout_s is not None:
-            raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
+            raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
         admission.check_name(self.name, unique=self.unique_name)
         if self.metadata is not None:
             admission.check_metadata(self.metadata)
@@ -217,11 +213,11 @@ class UpdateSandboxParams:
 
     @property
     def moves_deadline(self) -> bool:
-        """Whether it says something about the deadline."""
+        """True if the deadline changes."""
         return self.persistent or self.timeout_s is not None
 
     def names(self) -> list[str]:
-        """What of it is to be changed."""
+        """Return the names of the changed properties."""
         given = {
             "timeout": self.moves_deadline,
             "idle_timeout": self.idle_timeout_s is not None,
@@ -370,7 +366,7 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
 
 
 def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
-    """All of it that neither its guest nor its driver has to know."""
+    """Apply all changes that neither the guest nor the driver needs to know."""
     spec = sandbox.spec
     sandbox.spec = replace(
         spec,
@@ -386,7 +382,7 @@ def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
 
 
 def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
-    """As it was; its limits are taken back by who changed them."""
+    """Restore the old values. ``changed`` restores the limits."""
     sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
     sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
