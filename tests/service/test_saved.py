@@ -137,7 +137,7 @@ def test_sandbox_without_auto_resume_is_resumed_explicitly_also_after_its_timeou
         with pytest.raises(ConflictError) as refused:
             sandbox.run_code("n")
         assert refused.value.code is ErrorCode.SANDBOX_PAUSED
-        assert "Resume it" in refused.value.hint
+        assert "Resume the sandbox" in refused.value.hint
         assert Sandbox.connect(sandbox.id, client=service.client).run_code("print(n)").stdout == "41\n"
         sandbox.set_timeout(1)
         while sandbox.info().state != "hibernated":

@@ -146,7 +146,7 @@ def test_languages_of_the_template_are_available(sandbox: Sandbox) -> None:
     sandbox.run_code("z=3", language="bash")
     assert sandbox.run_code("echo $z in $PWD", language="bash").logs.stdout == ["3 in /home/user\n"]
     for language in ("r", "java", "typescript"):
-        with pytest.raises(SandboxException, match=r"400 .*Cells can be: python"):
+        with pytest.raises(SandboxException, match=r"400 .*Use one of: python"):
             sandbox.run_code("1", language=language)
         with pytest.raises(SandboxException, match="400"):
             sandbox.create_code_context(language=language)

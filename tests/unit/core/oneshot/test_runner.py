@@ -154,7 +154,7 @@ async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
 async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
     assert (await execute(at.core.manager, at.core.processes, principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
-    with pytest.raises(LimitError, match="30 seconds"):
+    with pytest.raises(LimitError, match="at most 30 s"):
         await execute(at.core.manager, at.core.processes, principal, shot("echo 1", "bash", timeout_s=31))
 
 
