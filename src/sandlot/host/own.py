@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,7 @@ WEIGHT = 10
 """Times that of all sandboxes of the node together, where both want more processor time than there is."""
 
 _SHARES_V1, _WEIGHT_V2 = 1024, 100
+_REMOVE_ATTEMPTS, _REMOVE_PAUSE_S = 10, 0.05
 """What a group has by default (sched-design-CFS, cgroup-v2.rst)."""
 _CONTROLLERS = ("cpu", "memory", "pids")
 """Version 1: the service stays where it was in all other hierarchies; systemd's is how that knows it."""
@@ -127,7 +129,7 @@ def protected(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
         yield tuple(missing)
     finally:
         for move in planned:
-            _leave(move)
+            _leave_and_remove(move)
             for other in sorted((move.mount / _BELOW).glob(f"{PREFIX}*")):
                 _remove(other)
             _remove(move.mount / _BELOW)
@@ -216,6 +218,20 @@ def _leave(move: Move) -> None:
     with contextlib.suppress(OSError):
         for pid in (move.folder / "cgroup.procs").read_text(encoding="ascii").split():
             _move_back(int(pid), move.mount, move.before)
+
+
+def _leave_and_remove(move: Move) -> None:
+    """Leave the group and remove it, for at most half a second: a child that was just started, or that is just ending, keeps the group busy."""
+    for _ in range(_REMOVE_ATTEMPTS):
+        _leave(move)
+        try:
+            move.folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
+        else:
+            return
+        time.sleep(_REMOVE_PAUSE_S)
 
 
 def _move_back(pid: int, mount: Path, before: Path) -> None:
