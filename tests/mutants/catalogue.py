@@ -12,7 +12,7 @@ Every file ``*.toml`` in this folder holds the mutants of one package::
     replacement = '''
     if False:
     '''
-    tests = ["tests/unit/core/lives/test_resting.py::test_name"]
+    tests = ["tests/unit/core/lifecycle/test_suspend.py::test_name"]
     slow_tests = []
 
 ``behaviour`` is what holds without the defect. ``search`` occurs exactly once in ``file``; a line break at its start and its end does not
