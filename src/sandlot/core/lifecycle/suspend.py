@@ -8,7 +8,7 @@ Invariants:
 - A failed operation leaves the sandbox as it was. A sandbox that cannot be paused again runs. A sandbox that cannot run again is ended.
 - A hibernated sandbox consists of its image. The image is removed only after the store has recorded that the sandbox runs again. A live sandbox
   takes precedence over its image.
-- No deadline of the guest passes while its sandbox is frozen. The resting sandbox has a deadline of its own (``keep_resting_s``).
+- No deadline of the guest passes while its sandbox is frozen. A suspended sandbox has its own deadline (``AdmissionPolicy.max_suspended_s``).
 - Resources that a hibernation frees stay reserved until they are released.
 """
 

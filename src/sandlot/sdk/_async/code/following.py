@@ -89,7 +89,7 @@ async def _interrupting(
             if is_left_without_id:
                 await _leave(client, path, body, headers)
             elif transcript.id and not transcript.over():
-                # The service waits a while for whoever went away without a word.
+                # Without this request, the service would wait some seconds for the client to come back.
                 await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 

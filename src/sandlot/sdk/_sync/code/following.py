@@ -88,7 +88,7 @@ def _interrupting(client: Client, path: str, body: dict[str, Any], transcript: T
             if is_left_without_id:
                 _leave(client, path, body, headers)
             elif transcript.id and not transcript.over():
-                # The service waits a while for whoever went away without a word.
+                # Without this request, the service would wait some seconds for the client to come back.
                 interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
