@@ -284,6 +284,11 @@ class Connection:
         self._outbox.put(stream, Outgoing(frames.OPEN, payload))
         return stream.id
 
+    @property
+    def is_full(self) -> bool:
+        """Whether :meth:`open` would raise TooMany now. Every stream that ends, and every RESET that is sent, may change that."""
+        return self._table.is_full
+
     def has_left(self, stream_id: int) -> bool:
         """Whether nothing keeps a stream's OPEN here any more: it was taken for the wire, or the stream is over."""
         stream = self._table.streams.get(stream_id)

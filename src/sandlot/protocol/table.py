@@ -57,8 +57,13 @@ class Table:
         """
         if self._last_local + 2 > STREAM_ID_MAX:
             raise ProtocolError("all stream ids are used up: greet anew")
-        if self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX):
+        if self.is_full:
             raise TooMany("as many streams are open as are allowed at once")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many streams of this end are open as are allowed, or may still seem open to the far side."""
+        return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:
         """A new stream of this end; :meth:`check_open` comes first."""

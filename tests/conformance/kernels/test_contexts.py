@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.link.client import CellCall
-from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
+from sandlot.link.types import CellError, CellResult, CellStarted, Display, KernelInfo, Output
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
@@ -52,6 +52,12 @@ async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
 
 async def run(inside: Inside, context: str, code: str, **options: float | bool) -> tuple[str, list[object], CellResult]:
     return await told(await inside.link.execute(code, kernel=context, **options))  # type: ignore[arg-type]
+
+
+async def kernel_of(inside: Inside, context: str) -> KernelInfo:
+    """What the guest tells of a context and its kernel."""
+    (kernel,) = [each for each in await inside.link.kernels() if each.kernel == context]
+    return kernel
 
 
 async def begun(call: CellCall) -> CellCall:
@@ -143,9 +149,10 @@ async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, 
 
 async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_next(inside: Inside, context: str) -> None:
     flood = await inside.link.execute("while True: print('x' * 1000)", kernel=context)
+    while (kernel := await kernel_of(inside, context)).state != "busy":  # one that dies before its first cell is replaced without a word
+        await asyncio.sleep(0.02)
     await asyncio.sleep(0.5)  # its follower takes nothing, so it stands still by now
-    (pid,) = [each.pid for each in await inside.link.kernels() if each.kernel == context]
-    await inside.sh(f"kill -9 {pid}")
+    await inside.sh(f"kill -9 {kernel.pid}")
     text, _, result = await told(await inside.link.execute("print(1)", kernel=context))
     assert (text, result.status) == ("1\n", "ok")
     assert (await flood.result()).status == "died"

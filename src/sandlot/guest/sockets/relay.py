@@ -20,7 +20,7 @@ from itertools import islice
 
 from sandlot.guest.flow.loop import GONE, READ, WRITE, log
 from sandlot.protocol import events, schema
-from sandlot.protocol.errors import ProtocolError, TooMany
+from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.fast_imports import deque, socket
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ CONNECTIONS = 48
 """Three quarters of the streams that a guest may have; more than any package manager opens unless it is told to."""
 BACKLOG = 128
 PAUSE_S = 0.1
-"""Until it is looked again whether one of those that are carried gives way to one that waits."""
+"""Seconds between two attempts to accept a connection, or to open its stream, while as many are open as are allowed."""
 YIELD_S = 1.0
 """A connection gives way when for so long nothing has come for it, and it has asked nothing since something did."""
 READ_BYTES = 65536
@@ -194,6 +194,12 @@ class Carried:
             self.close()
 
     def _read(self) -> None:
+        if not self.stream and self._guest.wire.connection.is_full:
+            # Closed connections count until their RESET is sent. The request stays in the socket until then.
+            self._asked = True
+            self._guest.loop.unwatch(self._socket.fileno())
+            self._guest.loop.after(PAUSE_S, self._watch)
+            return
         try:
             data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -225,10 +231,10 @@ class Carried:
         self._watch()
 
     def _opened(self) -> int:
-        """A stream of its own; 0 where there is no host to greet, or others of the guest have all that there may be."""
+        """Open the connection's stream; 0 if the link is not ready, because no host has greeted it."""
         try:
             return self._guest.wire.connection.open({"service": schema.PACKAGES, "args": {}})
-        except (TooMany, ProtocolError):
+        except ProtocolError:
             return 0
 
     def _write_soon(self) -> None:
