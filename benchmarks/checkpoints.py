@@ -90,7 +90,9 @@ class Subject:
             instance = await (await driver.prepare(self.shape)).boot(self._spec())
             link = await _woken(instance)
             if self.program:
-                call = await link.start(ProcessSpec(argv=("python3", "-c", f"{self.program}\nprint(1, flush=True)\ninput()"), cwd="/", stdin=True))
+                call = await link.processes.start(
+                    ProcessSpec(argv=("python3", "-c", f"{self.program}\nprint(1, flush=True)\ninput()"), cwd="/", stdin=True)
+                )
                 async for _ in call:
                     break
             for durable in (True, False):
@@ -123,11 +125,11 @@ class Subject:
 
 
 async def _woken(instance: Instance) -> Link:
-    link = await Link.greet(await instance.connect())
+    link = await Link.open(await instance.connect())
     if link.asleep:
         await link.wake(identity=f"sb-{instance.ref}", hostname="bench", env={}, pids=LIMITS.pids, deadline_s=None)
     else:
-        await link.processes()
+        await link.processes.list()
     return link
 
 

@@ -124,15 +124,15 @@ async def by_the_driver(rounds: Rounds, driver: Driver, node: NodeId, root: Root
     instance: Instance = await rounds.timed(f"{kind} boot", lambda: blank.boot(spec))
 
     async def greeted() -> Link:
-        return await Link.greet(await instance.connect())
+        return await Link.open(await instance.connect())
 
     link: Link = await rounds.timed(f"{kind} greet", greeted)
     await rounds.timed(f"{kind} wake", lambda: link.wake(identity="bench", hostname="bench", env=env, pids=limits.pids, deadline_s=600))
-    await (await link.start(ProcessSpec(TRUE))).result()
-    await (await link.execute("1")).result()
+    await (await link.processes.start(ProcessSpec(TRUE))).result()
+    await (await link.kernels.execute("1")).result()
     for _ in range(CALLS):
         started_s = time.perf_counter()
-        result = await (await link.start(ProcessSpec(TRUE))).result()
+        result = await (await link.processes.start(ProcessSpec(TRUE))).result()
         rounds.add(f"{kind} link spawn", started_s)
         rounds.figures[f"{kind} guest spawn"].append(result.duration_s * 1000)
         await rounds.timed(f"{kind} link cell", lambda: _cell(link))
@@ -141,7 +141,7 @@ async def by_the_driver(rounds: Rounds, driver: Driver, node: NodeId, root: Root
 
 
 async def _cell(link: Link) -> None:
-    await (await link.execute("print(1)")).result()
+    await (await link.kernels.execute("print(1)")).result()
 
 
 async def measure(rounds: Rounds, template: str, count: int, folder: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sandlot.protocol import connection, frames, greeting, schema, streams, table, values
+from sandlot.protocol import connection, frames, handshake, schema, stream_table, streams, values
 
 FOLDER = Path(schema.__file__).parent / "schemas"
 
@@ -39,13 +39,13 @@ def describe() -> dict[str, Any]:
             "types": types,
         },
         "greeting": {
-            "magic": greeting.MAGIC.hex(),
-            "hello": greeting.HELLO.format,
-            "hello_bytes": len(greeting.hello(bytes(greeting.NONCE_BYTES), 1, 1)),
-            "welcome": greeting.WELCOME.format,
+            "magic": handshake.MAGIC.hex(),
+            "hello": handshake.HELLO.format,
+            "hello_bytes": len(handshake.hello(bytes(handshake.NONCE_BYTES), 1, 1)),
+            "welcome": handshake.WELCOME.format,
         },
         "credit": {"window_bytes": streams.WINDOW_BYTES, "cost_min_bytes": streams.COST_MIN},
-        "streams": {"host_max": table.HOST_STREAMS_MAX, "guest_max": table.GUEST_STREAMS_MAX, "id_max": table.STREAM_ID_MAX},
+        "streams": {"host_max": stream_table.HOST_STREAMS_MAX, "guest_max": stream_table.GUEST_STREAMS_MAX, "id_max": stream_table.STREAM_ID_MAX},
         "message_max_bytes": connection.MESSAGE_MAX_BYTES,
         "value": {"depth_max": values.MAX_DEPTH, "items_max": values.MAX_ITEMS},
         "channels": {"stdin": schema.STDIN, "body": schema.BODY, "stdout": schema.STDOUT, "stderr": schema.STDERR},

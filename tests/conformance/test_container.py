@@ -177,7 +177,7 @@ async def test_a_change_that_cannot_be_finished_after_a_restart_leaves_what_hold
     assert record is not None
     async with meet(instance, limits) as subject:
         many = "import threading, time\nfor _ in range(100): threading.Thread(target=time.sleep, args=(600,)).start()\nprint('up', flush=True)"
-        call = await subject.link.start(ProcessSpec(argv=("python3", "-c", many), cwd="/", timeout_s=None))
+        call = await subject.link.processes.start(ProcessSpec(argv=("python3", "-c", many), cwd="/", timeout_s=None))
         async for item in call:
             if isinstance(item, Output):
                 break

@@ -131,7 +131,7 @@ async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(bench
 async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(bench: Bench) -> None:
     driver = bench.start()
     async with bench.sandbox(driver) as source:
-        hold = await source.link.start(ProcessSpec(argv=("python3", "-c", _HOLD, "170"), user=User.ROOT, cwd="/", timeout_s=None))
+        hold = await source.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "170"), user=User.ROOT, cwd="/", timeout_s=None))
         async for _ in hold:
             break
         await source.link.checkpoint(armed=True)
@@ -156,7 +156,7 @@ async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(bench: Be
     group(bench, instance).change(lent)
     folder.image.mkdir()
     async with meet(instance) as subject:
-        hold = await subject.link.start(ProcessSpec(argv=("python3", "-c", _HOLD, "300"), user=User.ROOT, cwd="/", timeout_s=None))
+        hold = await subject.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "300"), user=User.ROOT, cwd="/", timeout_s=None))
         async for _ in hold:
             break
     adopted = await bench.start().adopt(instance.ref)

@@ -16,8 +16,8 @@ from sandlot.link import parse, parse_cells
 from sandlot.protocol import events, frames, schema, values
 from sandlot.protocol.connection import GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import ProtocolError
+from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from sandlot.protocol.streams import WINDOW_BYTES
-from sandlot.protocol.table import GUEST_STREAMS_MAX
 
 NONCE = b"0123456789abcdef"
 STREAMS = 4
@@ -119,7 +119,7 @@ def reply(data: bytes) -> None:
     for call in schema.CALLS.values():
         schema.mismatch(call["args"], words)
     if type(words) is dict and type(words.get("code")) is str and type(words.get("message")) is str:
-        assert len(parse.error_of(words).message) <= schema.LIMITS["text"]
+        assert len(parse.reset_error(words).message) <= schema.LIMITS["text"]
 
 
 def _move(end: Connection, guest_: Connection) -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.protocol import frames, greeting, schema, values
+from sandlot.protocol import frames, handshake, schema, values
 from tests.fuzz import targets
 
 ROUNDS = 100
 TRUE = [
-    greeting.hello(targets.NONCE, 1, 1),
-    greeting.welcome(targets.NONCE, 1, asleep=False),
+    handshake.hello(targets.NONCE, 1, 1),
+    handshake.welcome(targets.NONCE, 1, asleep=False),
     *(frames.encode(frames.DATA, id_, b"output" * 9, 1) for id_ in (1, 3, 5)),
     *(frames.encode(frames.DATA, id_, b"x" * 65000, 1) for id_ in (1, 5)),
     frames.encode(frames.MESSAGE, 1, values.encode({"event": "started", "pid": 7})),

@@ -29,7 +29,7 @@ async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 async def run(inside: Inside, code: str, timeout_s: float = 120) -> tuple[str, list[str], str]:
     """A cell; its status, the names of its errors, and what it printed or showed last."""
-    call = await inside.link.execute(code, timeout_s=timeout_s)
+    call = await inside.link.kernels.execute(code, timeout_s=timeout_s)
     errors, text = [], ""
     async for item in call:
         if isinstance(item, CellError):
@@ -147,7 +147,7 @@ async def test_forked_daemons_end_with_their_kernel(inside: Inside) -> None:
     await check(inside)
     alive = "for pid in $(cat /tmp/daemons); do [ ! -e /proc/$pid ] || echo $pid; done"
     assert len((await inside.sh(alive)).split()) == 3
-    await inside.link.restart()
+    await inside.link.kernels.restart()
     await check(inside)
     while await inside.sh(alive):  # noqa: ASYNC110 - nothing tells of their end
         await asyncio.sleep(0.05)
@@ -157,7 +157,7 @@ async def test_threads_without_end_stop_nothing(inside: Inside) -> None:
     code = "import threading\ndef spin():\n    while True: print('x' * 100)\nfor _ in range(2): threading.Thread(target=spin, daemon=True).start()"
     assert (await run(inside, code))[0] == "ok"
     assert await run(inside, "21 * 2") == ("ok", [], "42")
-    await inside.link.restart()
+    await inside.link.kernels.restart()
     await check(inside)
 
 
@@ -167,7 +167,7 @@ async def test_a_package_in_ipythons_place_leaves_a_plain_kernel_that_says_so(in
     assert place.startswith(site)
     await inside.sh(f"mv {place} /tmp/IPython && mkdir {place} && echo 'raise RuntimeError(\"not me\")' > {place}/__init__.py")
     try:
-        await inside.link.restart()
+        await inside.link.kernels.restart()
         status, errors, text = await run(inside, "print('works')")
         assert (status, errors) == ("ok", [])
         assert "IPython does not work here (RuntimeError: not me)" in text
@@ -175,5 +175,5 @@ async def test_a_package_in_ipythons_place_leaves_a_plain_kernel_that_says_so(in
         assert await run(inside, "21 * 2") == ("ok", [], "42")
     finally:
         await inside.sh(f"rm -r {place} && mv /tmp/IPython {place}")
-    await inside.link.restart()
+    await inside.link.kernels.restart()
     await check(inside)

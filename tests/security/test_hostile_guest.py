@@ -14,7 +14,7 @@ import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
-from sandlot.protocol import frames, greeting, values
+from sandlot.protocol import frames, handshake, values
 from sandlot.protocol.frames import GUEST_FRAME_MAX, HEADER_BYTES
 from tests.support.bystanders import end_of, later, nobody_else_notices, outcome, reason
 from tests.support.inside import arguments
@@ -56,7 +56,7 @@ def _frame(type_: int, stream: int, payload: bytes = b"", *, more: bool = False,
 LIES = {
     "noise": bytes(range(256)) * 64,
     "a length of 4 GiB": _frame(frames.DATA, 1, length=0xFFFFFFFF),
-    "a welcome that answers nobody": greeting.welcome(bytes(16), 1, asleep=True),
+    "a welcome that answers nobody": handshake.welcome(bytes(16), 1, asleep=True),
 }
 """Each kind of lie once; ``test_hostile_guest_lies.py`` and ``tests/unit/link/test_hostile.py`` have all of them."""
 

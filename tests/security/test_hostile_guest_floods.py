@@ -45,7 +45,7 @@ FLOODS: Mapping[str, tuple[str, bool]] = {
         "piece = (frame(frames.DATA, 1, b'x', 1) + frame(frames.CREDIT, 1, b'xxxx') + frame(frames.END, 1)) * 2000",
         False,
     ),
-    "greetings": ("piece = greeting.welcome(GUESTS[0].wire.connection._nonce, 1, asleep=False) * 2000", False),
+    "greetings": ("piece = handshake.welcome(GUESTS[0].wire.connection._nonce, 1, asleep=False) * 2000", False),
 }
 """Flood -> what is said without end, and whether it breaks a law: then the sandbox ends."""
 
@@ -62,7 +62,7 @@ SILENCES: Mapping[str, str] = {
 SILENT_FROM_BIRTH: Mapping[str, str] = {
     "mute": "time.sleep(3600)",
     "raving": "while True: say(os.urandom(65536)); time.sleep(0.1)",
-    "stranger": "while True: (say(greeting.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))",
+    "stranger": "while True: (say(handshake.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))",
 }
 """How a guest never greets."""
 

@@ -216,18 +216,18 @@ def test_a_file_that_is_not_what_it_was_said_to_be_is_not_taken_for_whole(servic
 BEFORE: Mapping[str, tuple[str, set[ErrorCode] | None]] = {
     "it dies": ("os._exit(3)", {ErrorCode.HOST_NOT_READY}),
     "noise first": ("say(os.urandom(1 << 20))", None),
-    "an old nonce first": ("say(greeting.welcome(bytes(16), 1, asleep=True) * 1000)", None),
+    "an old nonce first": ("say(handshake.welcome(bytes(16), 1, asleep=True) * 1000)", None),
     "a generation to come": (
-        "_w = greeting.welcome\ngreeting.welcome = lambda nonce, generation, asleep: _w(nonce, 99, asleep=asleep)",
+        "_w = handshake.welcome\nhandshake.welcome = lambda nonce, generation, asleep: _w(nonce, 99, asleep=asleep)",
         {ErrorCode.HOST_NOT_READY},
     ),
-    "a huge greeting": ("_w = greeting.welcome\ngreeting.welcome = lambda *a, **k: _w(*a, **k) + bytes(1 << 20)", {ErrorCode.HOST_NOT_READY}),
+    "a huge greeting": ("_w = handshake.welcome\nhandshake.welcome = lambda *a, **k: _w(*a, **k) + bytes(1 << 20)", {ErrorCode.HOST_NOT_READY}),
     "a second greeting with another nonce": (
-        "_w = greeting.welcome\ngreeting.welcome = lambda *a, **k: _w(*a, **k) + _w(bytes(16), 1, asleep=True)",
+        "_w = handshake.welcome\nhandshake.welcome = lambda *a, **k: _w(*a, **k) + _w(bytes(16), 1, asleep=True)",
         {ErrorCode.HOST_NOT_READY},
     ),
     "awake from birth": (
-        "_w = greeting.welcome\ngreeting.welcome = lambda nonce, generation, asleep: _w(nonce, generation, asleep=False)",
+        "_w = handshake.welcome\nhandshake.welcome = lambda nonce, generation, asleep: _w(nonce, generation, asleep=False)",
         {ErrorCode.HOST_NOT_READY},
     ),
     "no wish to wake": ("Impostor._wake_and_change = lambda self, call: call.fail('busy', 'later')", {ErrorCode.HOST_NOT_READY}),

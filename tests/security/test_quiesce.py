@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.link.payload import INTERPRETER_ARGV
-from sandlot.link.types import LostReason
+from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import SandboxEndedError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import ProcessSpec, RootFs
@@ -62,7 +62,7 @@ async def test_rest_that_is_a_lie_ends_the_link(hosts: Hosts) -> None:
     async def attack(liar: Subject) -> None:
         with contextlib.suppress(SandboxEndedError):  # the lie may come in the same breath, or a moment after it was believed
             await liar.link.quiesce()
-        assert (await liar.link.wait_lost()).reason is LostReason.VIOLATION
+        assert (await liar.link.wait_closed()).reason is LinkClosedReason.VIOLATION
         with pytest.raises(SandboxEndedError):
             await liar.link.info()
 
@@ -97,7 +97,7 @@ class Hosts:
             replace(self._roots.folder / "restless" / GUEST / "before.py", misdeed)
             async with self._bench("restless").sandbox(driver) as liar:
                 # There is always something under way.
-                await (await liar.link.start(ProcessSpec((*INTERPRETER_ARGV, "-c", "import time; time.sleep(1000)"), cwd="/"))).started()
+                await (await liar.link.processes.start(ProcessSpec((*INTERPRETER_ARGV, "-c", "import time; time.sleep(1000)"), cwd="/"))).started()
                 await attack(liar)
 
         async with honest.sandbox(driver) as bystander:

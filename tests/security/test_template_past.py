@@ -84,7 +84,7 @@ async def claims(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Cla
     async with house(folder, TEMPLATE) as here:
         template = await here.open()
         await wake(template, "sb-template", TEMPLATES_OWN="1")
-        command = await template.link.start(ProcessSpec(shell_argv("true")))
+        command = await template.link.processes.start(ProcessSpec(shell_argv("true")))
         await command.result()
         await template.link.warm()
         await template.link.quiesce()
@@ -129,10 +129,10 @@ async def test_it_looks_like_one_that_was_never_anything_else(claims: Claims) ->
     assert told[0] == told[1]
     assert told[0]["history"] == [[""], {}]
     assert "TEMPLATES_OWN" not in told[0]["env"]
-    assert [process.process for process in await one.link.processes() if process.running] == []
+    assert [process.process for process in await one.link.processes.list() if process.running] == []
     for id_ in claims.done:
         with pytest.raises(NotFoundError):
-            await one.link.attach(ProcessId(id_))
+            await one.link.processes.attach(ProcessId(id_))
     assert (await one.cell("1"))[2].execution_count == 2
 
 

@@ -88,7 +88,7 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Se
 async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
     async def programs(sandbox: Sandbox) -> int:
         async with sandbox.connection() as link:
-            return sum(info.running and is_helper(info.argv) for info in await link.processes())
+            return sum(info.running and is_helper(info.argv) for info in await link.processes.list())
 
     sandbox = await make(core_service)
     watcher = await folder_watch.create(sandbox, "/workspace", user=User.USER)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
-from sandlot.link.client import Link, ProcessCall
+from sandlot.link.client import Link
+from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Instance
@@ -42,7 +43,7 @@ async def boot(data_dir: Path, node: NodeId, isolation: str) -> tuple[Instance, 
     prepared = await driver.prepare(Shape(root=root, limits=LIMITS))
     spec = SandboxSpec(id=new_sandbox_id(node), template="base", limits=LIMITS)
     instance = await prepared.boot(spec)
-    link = await Link.greet(await instance.connect())
+    link = await Link.open(await instance.connect())
     await link.wake(identity=spec.id, hostname="inside", env={}, pids=LIMITS.pids, deadline_s=600)
     return instance, link
 
@@ -68,20 +69,20 @@ async def endless() -> AsyncIterator[bytes]:
 
 async def chatter(link: Link) -> None:
     while True:
-        await asyncio.gather(*(link.stat("/workspace") for _ in range(20)))
+        await asyncio.gather(*(link.files.stat("/workspace") for _ in range(20)))
 
 
 async def main(data_dir: Path, node: NodeId, isolation: str, ref: str | None) -> None:
     if ref is None:
         instance, link = await boot(data_dir, node, isolation)
-        await (await link.execute("kept, runs = 'since the first host', 0")).result()
+        await (await link.kernels.execute("kept, runs = 'since the first host', 0")).result()
     else:
         instance = await open_driver(isolation, DriverSettings(node=node, data_dir=data_dir)).adopt(ref)
-        link = await Link.greet(await instance.connect())
-    flood = await link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
-    cell = await link.execute("import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('done')\nruns")
+        link = await Link.open(await instance.connect())
+    flood = await link.processes.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
+    cell = await link.kernels.execute("import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('done')\nruns")
     say(ref=instance.ref, flood=flood.id, cell=cell.id)
-    await asyncio.gather(read_flood(flood), link.write_file("/workspace/half", endless()), chatter(link))
+    await asyncio.gather(read_flood(flood), link.files.write("/workspace/half", endless()), chatter(link))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ sys.path[0] = REAL
 
 from sandlot.guest import main as real  # noqa: E402
 from sandlot.guest.calls import Call  # noqa: E402
-from sandlot.protocol import events, frames, greeting, schema, values  # noqa: E402
+from sandlot.protocol import events, frames, handshake, schema, values  # noqa: E402
 
 LINK_OUT = 1
 PID = 4242
@@ -130,7 +130,7 @@ def quiesces(how: Callable[[Impostor], object]) -> None:
 
 
 real.Guest = Impostor  # type: ignore[misc]
-__all__ = ["ENTRY", "answers", "events", "greeting", "quiesces", "runs", "schema", "time"]
+__all__ = ["ENTRY", "answers", "events", "handshake", "quiesces", "runs", "schema", "time"]
 
 with open("/.sandlot/before.py") as _before:  # noqa: PTH123 - the guest's interpreter has no pathlib
     exec(_before.read(), globals())  # noqa: S102 - likewise

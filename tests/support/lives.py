@@ -29,7 +29,7 @@ class Inside:
 
     async def run(self, *argv: str, user: User = User.USER, cwd: str | None = None, timeout_s: float = 60) -> tuple[bytes, bytes, ProcessResult]:
         """Run a program; its stdout, stderr and result."""
-        call = await self.link.start(ProcessSpec(argv, user=user, cwd=cwd, timeout_s=timeout_s))
+        call = await self.link.processes.start(ProcessSpec(argv, user=user, cwd=cwd, timeout_s=timeout_s))
         output = {1: bytearray(), 2: bytearray()}
         async for item in call:
             assert isinstance(item, Output), item
@@ -44,7 +44,7 @@ class Inside:
 
     async def cell(self, code: str, timeout_s: float | None = 60, kernel: str = "default") -> tuple[str, list[Display | CellError], CellResult]:
         """Run a cell; what it printed, displayed or raised, and its result."""
-        call = await self.link.execute(code, kernel=kernel, timeout_s=timeout_s)
+        call = await self.link.kernels.execute(code, kernel=kernel, timeout_s=timeout_s)
         text, told = bytearray(), []
         async for item in call:
             if isinstance(item, Output):
@@ -77,7 +77,7 @@ class House:
         return Inside(instance, link)
 
     async def greet(self, instance: Instance) -> Link:
-        link = await Link.greet(await instance.connect())
+        link = await Link.open(await instance.connect())
         self.links.append(link)
         return link
 

@@ -136,7 +136,7 @@ class VolumeDisks(Protocol):
 
 
 class GuestLinkFactory(Protocol):
-    """Function that opens a link over a byte stream to a guest: ``Link.greet``."""
+    """Function that opens a link over a byte stream to a guest: ``Link.open``."""
 
     def __call__(self, stream: ByteStream, *, services: Mapping[str, Service]) -> Awaitable[Link]:
         """Open a link.

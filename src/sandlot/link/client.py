@@ -1,70 +1,105 @@
 """One multiplexed connection to one guest, with typed calls.
 
-Laws (and those of :mod:`sandlot.link.session`):
-- Every call carries a host-chosen id of 16 bytes, so that one that is said again over a new link is not done twice.
-- Cancelling a caller resets its stream. Processes and cells live on and can be attached to; a file half written is dropped.
+- Each call has an id of 16 bytes that the host chooses, so that a call repeated on a new link is executed once.
+- Cancelling a caller resets the stream of its call. Processes and cells go on and can be attached to; a file that is half written is dropped.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from sandlot.link import parse
-from sandlot.link.calls import Call, CellCall, ProcessCall
-from sandlot.link.files import FileReader, Upload
-from sandlot.link.kernels import Kernels
+from sandlot.link.files import FileRequests
+from sandlot.link.kernels import KernelRequests
+from sandlot.link.processes import ProcessRequests
 from sandlot.link.services import Service
-from sandlot.link.session import GREETING_TIMEOUT_S, PATIENCE_S, new_call_id
+from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.tunnels import Tunnel
-from sandlot.link.types import Entry, GuestInfo, Listing, LostReason, ProcessInfo, ProcessResult
+from sandlot.link.types import GuestInfo, LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
-from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.ports import ByteStream
-from sandlot.model.specs import WORKSPACE, ProcessSpec, User
-from sandlot.protocol import schema
+from sandlot.model.specs import WORKSPACE
 
-__all__ = ["CellCall", "FileReader", "Link", "ProcessCall", "Service", "Tunnel"]
-
+HANDSHAKE_TIMEOUT_S = 30.0
+QUIESCE_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_S = 300.0
 WARM_TIMEOUT_S = 120.0
 _ENTROPY_BYTES = 64
 
 
-class Link(Kernels):
-    """The host's end of the link to one guest; made by :meth:`greet`."""
+class Link:
+    """The host's end of the link to one guest; made by :meth:`open`.
+
+    The calls are grouped: ``link.processes``, ``link.kernels``, ``link.files``, and those about the guest itself here.
+
+    Args:
+        session: The link.
+    """
+
+    def __init__(self, session: LinkSession) -> None:
+        self._session = session
+        self.processes = ProcessRequests(session)
+        self.kernels = KernelRequests(session)
+        self.files = FileRequests(session)
 
     @classmethod
-    async def greet(
+    async def open(
         cls,
         stream: ByteStream,
         *,
         services: Mapping[str, Service] | None = None,
-        timeout_s: float = GREETING_TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Link:
-        """Greet a guest, whatever lies in the pipes from before.
+        """Open a link to a guest, whatever bytes of an earlier link are in the pipes.
 
         Args:
-            stream: The bytes; the link owns it from now on, also where this raises.
-            services: What the guest may ask of the host: name -> service.
-            timeout_s: Seconds until it is given up; HELLO is said again every 2 s.
-            patience_s: Seconds until a later call that should be short is given up.
+            stream: The bytes of the link. The link owns the stream from now on, also if this call raises.
+            services: Services that the guest may ask for, by name.
+            timeout_s: Seconds that the handshake may take.
+            request_timeout_s: Seconds that a later request with a short response may take.
 
         Raises:
-            TimeoutExceededError: No echo in time.
-            SandboxEndedError: The guest ended, or speaks another generation.
+            TimeoutExceededError: The guest did not answer in time.
+            SandboxEndedError: The guest ended, or speaks another generation of the protocol.
         """
-        link = cls(stream, services=services, patience_s=patience_s)
+        session = LinkSession(stream, services=services or {}, request_timeout_s=request_timeout_s)
         try:
-            await link._greet(timeout_s)
+            await session.handshake(timeout_s)
         except BaseException:
-            await link.aclose()
+            await session.aclose()
             raise
-        return link
+        return cls(session)
 
-    # -- life -------------------------------------------------------------------------------------------------------
+    @property
+    def asleep(self) -> bool:
+        """Whether the guest serves only :meth:`wake`."""
+        return self._session.transport.connection.asleep
+
+    @property
+    def generation(self) -> int:
+        """Generation of the protocol that the guest speaks."""
+        return self._session.transport.connection.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link has ended."""
+        return self._session.transport.closed.done()
+
+    async def wait_closed(self) -> LinkClosed:
+        """Wait until the link has ended, and return why. Any number of callers may wait."""
+        return await asyncio.shield(self._session.transport.closed)
+
+    def set_services(self, services: Mapping[str, Service]) -> None:
+        """Replace the services that the guest may ask for.
+
+        Args:
+            services: Services by name. A warm sandbox gets them when its owner is known.
+        """
+        self._session.services.replace(services)
 
     async def wake(
         self,
@@ -77,23 +112,23 @@ class Link(Kernels):
         workspace: str = WORKSPACE,
         memory_bytes: int | None = None,
     ) -> str | None:
-        """Make the guest somebody, after boot, restore, fork and wake. Randomness and the clock come from this host.
+        """Give the guest its identity, after a boot, restore, fork or wake. Entropy and the clock come from this host.
 
         Args:
-            identity: The sandbox's id.
-            hostname: What it calls itself.
-            env: Environment of everything in it.
-            pids: Processes and threads that it may have.
-            deadline_s: Seconds from now until the guest ends by itself unless it hears of a later one; None is never.
-            workspace: The default working folder.
-            memory_bytes: Its limit of memory, by which the guest ends who is greedy before the sandbox ends; None is not known.
+            identity: Id of the sandbox.
+            hostname: Its host name.
+            env: Environment of every program in it.
+            pids: Largest number of processes and threads.
+            deadline_s: Seconds from now until the guest ends by itself, unless a later deadline is set; None sets no deadline.
+            workspace: Default working folder.
+            memory_bytes: Memory limit; the guest kills the largest program before the whole sandbox is killed. None if unknown.
 
         Returns:
-            Where the image has its python; None where it has none.
+            Path of the image's python; None if it has none.
 
         Raises:
-            ConflictError: It is awake.
-            SandboxEndedError: The link is over.
+            ConflictError: The guest is awake.
+            SandboxEndedError: The link has ended.
         """
         if not self.asleep and not self.closed:
             raise ConflictError("The sandbox is awake already.", code=ErrorCode.CONFLICT)
@@ -108,256 +143,96 @@ class Link(Kernels):
             "deadline_s": deadline_s,
             "workspace": workspace,
         }
-        python = await self.ask("guest.wake", args, parse.python, while_asleep=True)
-        self._pump.connection.asleep = False
+        python = await self._session.request("guest.wake", args, parse.python, while_asleep=True)
+        self._session.transport.connection.asleep = False
         return python
 
     async def checkpoint(self, *, armed: bool) -> None:
-        """Around a checkpoint that the guest outlives: say that one is about to be taken, and afterwards that it has been.
+        """Tell the guest that a checkpoint which it survives is about to be taken, and afterwards that it has been taken.
 
-        Nothing is disturbed: streams, processes and cells go on. What is restored from a checkpoint that was taken in between is
-        asleep when it is greeted, and serves nothing until :meth:`wake`; so is the guest itself where this link ends in between.
+        Streams, processes and cells go on. A guest restored from a checkpoint taken in between is asleep and serves nothing until
+        :meth:`wake`. The same happens to the guest itself if this link ends in between.
 
-        In between nothing is sent either; what is asked for meanwhile is asked after it. A byte that reaches gVisor (20240729) while it
-        writes its own state can leave the image with an epoll that takes the link for ready and yet does not list it: no guest that is
-        restored from it ever hears anything.
+        In between, nothing is sent; calls made meanwhile are sent afterwards. Reason: if a byte reaches gVisor (20240729) while it saves
+        its own state, the image can contain an epoll that counts the link as ready but does not report it. A guest restored from such an
+        image never reads again.
 
         Args:
-            armed: True before the checkpoint, False after it, also where it failed.
+            armed: True before the checkpoint; False after it, also if it failed.
 
         Raises:
-            SandlotError: The guest is asleep, or the link is over.
+            SandlotError: The guest is asleep, or the link has ended.
         """
-        self._pump.go_on()
+        self._session.transport.resume_sending()
         try:
-            await self.ask("guest.checkpoint", {"armed": armed}, parse.nothing, is_last=armed)
+            await self._session.request("guest.checkpoint", {"armed": armed}, parse.nothing, is_last=armed)
         except BaseException:
-            self._pump.go_on()
+            self._session.transport.resume_sending()
             raise
 
     async def warm(self, timeout_s: float = WARM_TIMEOUT_S, *, lean: bool = False) -> None:
-        """Let the guest make ready now what a first cell needs: what kernels are forked from, and the first kernel.
+        """Let the guest prepare what a first cell needs: the fork server for kernels, and the first kernel.
 
-        Returns when that is there, or at once where the image has no python kernel with anything to make ready. For templates: nothing
-        of the making is left over but the processes that wait.
+        Returns when both are ready, or at once if the image has no python kernel. Meant for templates: no other process is left over.
 
         Args:
-            timeout_s: Seconds until it is given up; the guest goes on all the same.
-            lean: Whether only the first kernel is left, which takes half the memory (97 MiB for 160 with numpy, pandas and Matplotlib in
-                gVisor, measured): what kernels are forked from is made anew, in about a second, when another one is asked for.
+            timeout_s: Seconds; the guest goes on preparing after a timeout.
+            lean: Keep only the first kernel, which takes half the memory (97 MiB instead of 160 with numpy, pandas and Matplotlib in
+                gVisor, measured). The fork server is then started again, in about a second, when another kernel is needed.
 
         Raises:
             TimeoutExceededError: It was not ready in time.
-            SandlotError: The guest could not make it, is asleep, or the link is over.
+            SandlotError: The guest failed, is asleep, or the link has ended.
         """
-        await self.ask("guest.warm", {"lean": lean}, parse.nothing, timeout_s=timeout_s)
+        await self._session.request("guest.warm", {"lean": lean}, parse.nothing, timeout_s=timeout_s)
 
     async def info(self) -> GuestInfo:
-        """What the guest says of itself."""
-        return await self.ask("guest.info", {}, parse.guest_info)
+        """Return facts about the guest."""
+        return await self._session.request("guest.info", {}, parse.guest_info)
 
     async def set_deadline(self, seconds: float | None) -> None:
-        """Seconds from now until the guest ends by itself; None is never."""
-        await self.ask("guest.deadline", {"deadline_s": seconds}, parse.nothing)
+        """Set the seconds from now until the guest ends by itself; None sets no deadline."""
+        await self._session.request("guest.deadline", {"deadline_s": seconds}, parse.nothing)
 
     async def set_limits(self, *, pids: int, memory_bytes: int | None = None) -> None:
-        """Move the limits that the guest itself keeps.
+        """Change the limits that the guest itself enforces.
 
         Args:
-            pids: Processes and threads, of those that run as of those that will.
-            memory_bytes: None is as before.
+            pids: Largest number of processes and threads, running ones included.
+            memory_bytes: Memory limit; None leaves it as it is.
 
         Raises:
-            ConflictError: More run now; nothing was changed.
+            ConflictError: More processes run now; nothing was changed.
         """
-        await self.ask("guest.limit", {"pids": pids, "memory_bytes": memory_bytes}, parse.nothing)
+        await self._session.request("guest.limit", {"pids": pids, "memory_bytes": memory_bytes}, parse.nothing)
+
+    async def quiesce(self, timeout_s: float = QUIESCE_TIMEOUT_S) -> None:
+        """Bring the guest to rest; see :meth:`LinkSession.quiesce`."""
+        await self._session.quiesce(timeout_s)
 
     async def shutdown(self) -> None:
-        """Ask the guest to end. It is gone when the driver says so."""
+        """Ask the guest to end. The driver reports when it is gone."""
         try:
-            await self.ask("guest.shutdown", {}, parse.nothing)
+            await self._session.request("guest.shutdown", {}, parse.nothing)
         except SandboxEndedError:
-            if self._pump.lost.done() and self._pump.lost.result().reason is LostReason.VIOLATION:
+            closed = self._session.transport.closed
+            if closed.done() and closed.result().reason is LinkClosedReason.VIOLATION:
                 raise
 
-    # -- processes --------------------------------------------------------------------------------------------------
-
-    async def start(self, spec: ProcessSpec, *, id: ProcessId | None = None, attach: bool = True) -> ProcessCall:  # noqa: A002 - the word
-        """Start a process, and return once it runs.
-
-        Args:
-            spec: What to run.
-            id: Its id, where the caller chose one; a start with an id that the guest knows attaches to that process.
-            attach: Whether to follow its output; otherwise ``result()`` comes at once, with reason None.
-
-        Raises:
-            SandlotError: It could not be started (no such program, folder, permission).
-        """
-        process = id or new_process_id()
-        args = {
-            "argv": list(spec.argv),
-            "env": dict(spec.env),
-            "cwd": spec.cwd,
-            "user": spec.user.value,
-            "stdin": spec.stdin,
-            "timeout_s": spec.timeout_s,
-            "attach": attach,
-            "rows": spec.rows,
-            "cols": spec.cols,
-            "hidden": spec.hidden,
-        }
-        self.check_usable()
-        call_id = bytes.fromhex(process)
-        call = ProcessCall(self._pump, "process.start", args, process=process, call_id=call_id, stdin=spec.stdin or spec.pty, waits=attach)
-        return await call.started()
-
-    async def attach(self, id: ProcessId, *, stdout_from: int | None = 0, stderr_from: int | None = 0) -> ProcessCall:  # noqa: A002 - the word
-        """Follow a process that was started before, running or ended.
-
-        Args:
-            id: The process.
-            stdout_from: The byte offset to go on from; what is no longer kept is told as ``Lost``. None is the oldest kept.
-            stderr_from: The same.
-
-        Raises:
-            NotFoundError: The guest knows no such process.
-        """
-        self.check_usable()
-        args = {"process": id, "stdout_from": stdout_from, "stderr_from": stderr_from}
-        call = ProcessCall(self._pump, "process.attach", args, process=id, call_id=new_call_id(), stdin=True)
-        return await call.started()
-
-    async def wait(self, id: ProcessId) -> ProcessResult:  # noqa: A002 - the word
-        """How a process ended; waits for that, for as long as it takes, and reads none of its output.
-
-        Args:
-            id: The process.
-
-        Raises:
-            NotFoundError: The guest knows no such process.
-            SandlotError: The link's end.
-        """
-        self.check_usable()
-        call = Call(self._pump, "process.wait", {"process": id}, partial(parse.process_end, id), call_id=new_call_id())
-        try:
-            return await call.wait()
-        finally:
-            call.abandon()
-
-    async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the word
-        """Send a process's group a signal; whether it was running."""
-        return await self.ask("process.signal", {"process": id, "signal": signal}, parse.running)
-
-    async def resize(self, id: ProcessId, rows: int, cols: int) -> bool:  # noqa: A002 - the word
-        """Give a process's terminal another size; whether it was running.
-
-        Raises:
-            ConflictError: It has no terminal.
-        """
-        return await self.ask("process.resize", {"process": id, "rows": rows, "cols": cols}, parse.running)
-
-    async def process(self, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
-        """What the guest knows of one process.
-
-        Raises:
-            NotFoundError: It knows none of this id.
-        """
-        return await self.ask("process.get", {"process": id}, partial(parse.process_known, id))
-
-    async def processes(self) -> list[ProcessInfo]:
-        """Every process that the guest knows of, but for those of the service's own."""
-        return list(await self.ask("process.list", {}, parse.processes))
-
-    async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the word
-        """Let the guest drop what it keeps of a process that ended."""
-        await self.ask("process.forget", {"process": id}, parse.nothing)
-
-    # -- files ------------------------------------------------------------------------------------------------------
-
-    async def read_file(self, path: str, *, user: User = User.USER, offset: int = 0, length: int | None = None) -> FileReader:
-        """Open a file and stream its bytes.
-
-        Args:
-            path: Absolute, inside the sandbox.
-            user: As whom.
-            offset: Bytes to skip.
-            length: At most so many; None is to the end.
-
-        Raises:
-            NotFoundError: There is none.
-            ForbiddenError: The user may not.
-        """
-        self.check_usable()
-        reader = FileReader(self._pump, {"path": path, "user": user.value, "offset": offset, "length": length}, call_id=new_call_id())
-        return await reader.opened()
-
-    async def write_file(
-        self,
-        path: str,
-        chunks: AsyncIterable[bytes] | bytes,
-        *,
-        user: User = User.USER,
-        mode: int | None = None,
-        parents: bool = True,
-        append: bool = False,
-    ) -> Entry:
-        """Write a file: beside it and renamed at the end, so that a broken transfer leaves the old one.
-
-        Args:
-            path: Absolute, inside the sandbox.
-            chunks: The body; an iterable is read as fast as the guest takes it.
-            user: As whom.
-            mode: Permission bits; None keeps those of the old file, or is 0644 less the umask.
-            parents: Whether to make missing folders.
-            append: Whether to add to the old file, in place.
-
-        Raises:
-            SandlotError: The guest's error (disk full, permission), or the link's end. What ``chunks`` raises comes through.
-        """
-        self.check_usable()
-        args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append}
-        return await Upload(self._pump, args, call_id=new_call_id()).run(chunks)
-
-    async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:
-        """What is at a path; ``follow`` decides about a symlink at its end."""
-        return await self.ask("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
-
-    async def list_dir(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0) -> Listing:
-        """What a folder holds, by name.
-
-        Args:
-            path: Absolute, inside the sandbox.
-            user: As whom.
-            limit: At most so many entries, 1,000 in one call whatever is asked for.
-            offset: Names to skip; the next page is at ``offset + limit``, also where entries vanished meanwhile.
-        """
-        limit = min(limit, schema.LIMITS["entries"])
-        return await self.ask("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
-
-    async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
-        """Make a folder."""
-        return await self.ask("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
-
-    async def move(self, path: str, to: str, *, user: User = User.USER, overwrite: bool = False) -> Entry:
-        """Rename; the entry at its new place."""
-        return await self.ask("file.move", {"path": path, "to": to, "user": user.value, "overwrite": overwrite}, parse.entry)
-
-    async def remove(self, path: str, *, user: User = User.USER, recursive: bool = False) -> int:
-        """Remove a file, or a folder; how many entries were removed."""
-        return await self.ask("file.remove", {"path": path, "user": user.value, "recursive": recursive}, parse.removed)
-
-    # -- ports ------------------------------------------------------------------------------------------------------
-
-    async def connect(self, port: int) -> Tunnel:
-        """Connect to what listens on a port of the sandbox's own loopback.
+    async def connect_port(self, port: int) -> Tunnel:
+        """Connect to a program that listens on a port of the sandbox's own loopback interface.
 
         Args:
             port: 1 to 65535.
 
         Raises:
-            NotFoundError: ``port_not_found``: nothing does.
-            LimitError: ``limit_exceeded``: as many connections are open as may be.
-            TimeoutExceededError: What listens there accepts nobody.
+            NotFoundError: ``port_not_found``: no program listens on the port.
+            LimitError: ``limit_exceeded``: too many connections are open.
+            TimeoutExceededError: The program does not accept the connection.
         """
-        self.check_usable()
-        return await Tunnel(self._pump, port, call_id=new_call_id()).opened()
+        self._session.check_usable()
+        return await Tunnel(self._session.transport, port, call_id=new_call_id()).opened()
+
+    async def aclose(self) -> None:
+        """Close this end. The sandbox lives on, and a new link can be opened to it. Idempotent."""
+        await self._session.aclose()

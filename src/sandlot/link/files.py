@@ -1,4 +1,4 @@
-"""Files in a sandbox, streamed: neither end ever holds more than a window of one."""
+"""The calls ``file.*``. Contents are streamed: neither end holds more than one window of a file."""
 
 from __future__ import annotations
 
@@ -7,65 +7,67 @@ from collections.abc import AsyncIterable
 from typing import Any, Self
 
 from sandlot.link import parse
-from sandlot.link.calls import Call, Streamed
-from sandlot.link.pump import Pump
-from sandlot.link.types import Entry
+from sandlot.link.calls import Call, StreamedCall
+from sandlot.link.session import LinkSession, new_call_id
+from sandlot.link.transport import FrameTransport
+from sandlot.link.types import Entry, Listing
 from sandlot.model.errors import SandlotError
+from sandlot.model.specs import User
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError
 
 
-class FileReader(Streamed[int, bytes]):
-    """A file's bytes as they arrive: iterate, and close it where not all of it was wanted.
+class FileReader(StreamedCall[int, bytes]):
+    """The bytes of a file as they arrive. Iterate; close it if not all bytes are wanted.
 
     Args:
-        pump: The link.
-        args: Of ``file.read``.
-        call_id: The call's id.
+        transport: Sends and receives the frames.
+        args: Arguments of ``file.read``.
+        call_id: Id of the call.
     """
 
-    def __init__(self, pump: Pump, args: dict[str, Any], *, call_id: bytes) -> None:
+    def __init__(self, transport: FrameTransport, args: dict[str, Any], *, call_id: bytes) -> None:
         self._entry: Entry | None = None
         self._opened = asyncio.Event()
         self._bytes = 0
         self._limit = schema.LIMITS["count"] if args["length"] is None else args["length"]
-        super().__init__(pump, "file.read", args, self._parse_result, call_id=call_id)
+        super().__init__(transport, "file.read", args, self._parse_result, call_id=call_id)
 
     @property
     def entry(self) -> Entry:
-        """What the file was when it was opened; it may have changed since."""
+        """The file as it was when it was opened; it may have changed since."""
         if self._entry is None:
             raise RuntimeError("not opened yet")
         return self._entry
 
     async def opened(self) -> Self:
-        """Wait until the guest has opened it.
+        """Wait until the guest has opened the file.
 
         Raises:
-            SandlotError: It could not.
+            SandlotError: The guest could not open it.
         """
-        await self._ready(self._opened)
+        await self._wait_first_message(self._opened)
         if self._entry is None:
             self.outcome.result()
         return self
 
-    def _on_told(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
+    def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         if self._entry is not None:
-            raise ProtocolError(f"file.read told {name} twice")
+            raise ProtocolError(f"file.read sent {name} twice")
         self._entry = parse.entry(fields)
-        self._pump.connection.consumed(self._stream, credit)
+        self._transport.connection.consumed(self._stream.id, credit)
         self._opened.set()
 
     def _on_bytes(self, event: events.Bytes) -> None:
         self._bytes += len(event.data)
         if event.channel != schema.BODY or self._entry is None or self._bytes > self._limit:
-            raise ProtocolError("file.read sent bytes that were not asked for")
-        self._put(event.data, event.credit)
+            raise ProtocolError("file.read sent bytes that were not requested")
+        self._stream.put(event.data, event.credit)
 
     def _parse_result(self, given: object) -> int:
-        size = parse.fit("file.read", schema.CALLS["file.read"]["result"], given)["bytes"]
+        size = parse.fields_of("file.read", schema.CALLS["file.read"]["result"], given)["bytes"]
         if size != self._bytes or self._entry is None:
-            raise ProtocolError(f"file.read says {size} bytes and sent {self._bytes}")
+            raise ProtocolError(f"file.read reports {size} bytes and sent {self._bytes}")
         return int(size)
 
     def _finish(self, error: SandlotError | None) -> None:
@@ -74,49 +76,133 @@ class FileReader(Streamed[int, bytes]):
 
 
 class Upload(Call[Entry]):
-    """A file's body on its way into the sandbox.
+    """The contents of a file on their way into the sandbox.
 
     Args:
-        pump: The link.
-        args: Of ``file.write``.
-        call_id: The call's id.
+        transport: Sends and receives the frames.
+        args: Arguments of ``file.write``.
+        call_id: Id of the call.
     """
 
-    def __init__(self, pump: Pump, args: dict[str, Any], *, call_id: bytes) -> None:
+    def __init__(self, transport: FrameTransport, args: dict[str, Any], *, call_id: bytes) -> None:
         self._is_sent = False
-        super().__init__(pump, "file.write", args, self._parse_result, call_id=call_id, keeps_sending=True)
+        super().__init__(transport, "file.write", args, self._parse_result, call_id=call_id, keeps_sending=True)
 
     async def run(self, chunks: AsyncIterable[bytes] | bytes) -> Entry:
-        """Send the body and wait for the answer; an error of the guest ends the sending, wherever it is.
+        """Send the contents and wait for the result. An error of the guest stops the sending at once.
 
         Args:
-            chunks: The body. An iterable is read as fast as the guest takes it.
+            chunks: The contents. An iterable is read as fast as the guest takes its chunks.
 
         Raises:
-            SandlotError: The guest's error, or the link's end.
-            Exception: What ``chunks`` raises; the guest then drops what it has.
+            SandlotError: The guest's error, or the end of the link.
+            Exception: An exception of ``chunks``; the guest then drops what it has received.
         """
-        feeding = asyncio.ensure_future(self._feed(chunks))
+        sending = asyncio.ensure_future(self._send_all(chunks))
         try:
-            await asyncio.wait((feeding, self.outcome), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, self.outcome), return_when=asyncio.FIRST_COMPLETED)
             if not self.outcome.done():
-                feeding.result()
+                sending.result()
             return await self.wait()
         finally:
             self.abandon()
-            feeding.cancel()
-            await asyncio.wait((feeding,))
+            sending.cancel()
+            await asyncio.wait((sending,))
 
-    async def _feed(self, chunks: AsyncIterable[bytes] | bytes) -> None:
+    async def _send_all(self, chunks: AsyncIterable[bytes] | bytes) -> None:
         if isinstance(chunks, bytes | bytearray | memoryview):
-            await self.send(chunks)
+            await self._stream.send(chunks)
         else:
             async for chunk in chunks:
-                await self.send(chunk)
+                await self._stream.send(chunk)
         self._is_sent = True
-        self.end()
+        self._stream.end_sending()
 
     def _parse_result(self, given: object) -> Entry:
         if not self._is_sent:
-            raise ProtocolError("file.write has a result before its body")
+            raise ProtocolError("file.write has a result before all contents were sent")
         return parse.entry(given)
+
+
+class FileRequests:
+    """``link.files``. Paths are absolute, inside the sandbox.
+
+    Args:
+        session: The link.
+    """
+
+    def __init__(self, session: LinkSession) -> None:
+        self._session = session
+
+    async def read(self, path: str, *, user: User = User.USER, offset: int = 0, length: int | None = None) -> FileReader:
+        """Open a file and stream its bytes.
+
+        Args:
+            path: The file.
+            user: The account that reads.
+            offset: Bytes to skip.
+            length: Largest number of bytes to read; None reads to the end.
+
+        Raises:
+            NotFoundError: There is no such file.
+            ForbiddenError: The account may not read the file.
+        """
+        self._session.check_usable()
+        args = {"path": path, "user": user.value, "offset": offset, "length": length}
+        return await FileReader(self._session.transport, args, call_id=new_call_id()).opened()
+
+    async def write(
+        self,
+        path: str,
+        chunks: AsyncIterable[bytes] | bytes,
+        *,
+        user: User = User.USER,
+        mode: int | None = None,
+        parents: bool = True,
+        append: bool = False,
+    ) -> Entry:
+        """Write a file. The guest writes a temporary file and renames it at the end, so that a broken transfer leaves the old file.
+
+        Args:
+            path: The file.
+            chunks: The contents. An iterable is read as fast as the guest takes its chunks.
+            user: The account that writes.
+            mode: Permission bits. None keeps those of the old file; a new file gets 0644 less the umask.
+            parents: Create missing folders.
+            append: Add to the old file in place.
+
+        Raises:
+            SandlotError: The guest's error (disk full, no permission), or the end of the link.
+            Exception: An exception of ``chunks``.
+        """
+        self._session.check_usable()
+        args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append}
+        return await Upload(self._session.transport, args, call_id=new_call_id()).run(chunks)
+
+    async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:
+        """Describe the file, folder or link at a path. With ``follow``, a symbolic link at the end of the path is followed."""
+        return await self._session.request("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
+
+    async def list(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0) -> Listing:
+        """List the entries of a folder, sorted by name.
+
+        Args:
+            path: The folder.
+            user: The account that lists.
+            limit: Largest number of entries; one call returns at most 1,000.
+            offset: Entries to skip. The next page begins at ``offset + limit``, also if entries were removed meanwhile.
+        """
+        limit = min(limit, schema.LIMITS["entries"])
+        return await self._session.request("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
+
+    async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
+        """Create a folder."""
+        return await self._session.request("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
+
+    async def move(self, path: str, to: str, *, user: User = User.USER, overwrite: bool = False) -> Entry:
+        """Rename a file or folder; return the entry at its new path."""
+        return await self._session.request("file.move", {"path": path, "to": to, "user": user.value, "overwrite": overwrite}, parse.entry)
+
+    async def remove(self, path: str, *, user: User = User.USER, recursive: bool = False) -> int:
+        """Remove a file or folder; return how many entries were removed."""
+        return await self._session.request("file.remove", {"path": path, "user": user.value, "recursive": recursive}, parse.removed)

@@ -1,44 +1,84 @@
-"""The link's calls of contexts and cells."""
+"""The calls ``kernel.*``: contexts, each a language with a kernel that keeps its state, and the cells that run in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from sandlot.link import parse, parse_cells
-from sandlot.link.calls import CellCall
-from sandlot.link.session import Session, new_call_id
-from sandlot.link.types import KernelInfo
+from sandlot.link import parse
+from sandlot.link.calls import StreamedOutputCall
+from sandlot.link.session import LinkSession, new_call_id
+from sandlot.link.transport import FrameTransport
+from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, KernelInfo, Output, OutputGap
 from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.protocol import schema
+
+_PARSE_EVENT: Mapping[str, Callable[[object], CellStarted | Display | Cleared | CellError]] = {
+    "started": parse.cell_started,
+    "display": parse.display,
+    "clear": parse.cleared,
+    "error": parse.cell_error,
+}
 
 
-class Kernels(Session):
-    """What a host asks of a guest's kernels."""
+class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted | Display | Cleared | CellError]):
+    """A cell that a kernel executes. Iterate for its output and displays, then ``await result()``.
 
-    async def create_kernel(self, id: str, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> KernelInfo:  # noqa: A002 - the word
-        """Make a context, or find the one of that id.
+    Args:
+        transport: Sends and receives the frames.
+        name: ``kernel.execute`` or ``kernel.attach``.
+        args: Arguments of the call.
+        execution: Id of the execution.
+        call_id: Id of the call; for ``kernel.execute`` the bytes of the execution id.
+    """
+
+    def __init__(self, transport: FrameTransport, name: str, args: dict[str, Any], *, execution: ProcessId, call_id: bytes) -> None:
+        self.id = execution
+        self._offsets = {schema.STDOUT: args.get("stdout_from") or 0, schema.STDERR: args.get("stderr_from") or 0}
+        super().__init__(transport, name, args, parse.cell_result, call_id=call_id)
+
+    def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
+        if name == "lost":
+            self._on_gap(fields, credit)
+        else:
+            self._stream.put(_PARSE_EVENT[name](fields), credit)
+
+
+class KernelRequests:
+    """``link.kernels``.
+
+    Args:
+        session: The link.
+    """
+
+    def __init__(self, session: LinkSession) -> None:
+        self._session = session
+
+    async def create(self, id: str, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> KernelInfo:  # noqa: A002 - the field is called id
+        """Create a context, or return the one that has the id already.
 
         Args:
-            id: Its id.
+            id: Id of the context.
             language: python, bash or javascript.
-            cwd: Absolute folder that it starts in; None is the workspace.
-            env: Added to the sandbox's environment.
+            cwd: Absolute folder in which its kernel starts; None is the workspace.
+            env: Variables added to the environment of the sandbox.
 
         Raises:
-            SandlotError: There are too many, or the image has nothing that runs the language.
+            SandlotError: There are too many contexts, or the image has no program that runs the language.
         """
-        return await self.ask("kernel.create", {"kernel": id, "language": language, "cwd": cwd, "env": dict(env or {})}, parse_cells.kernel)
+        return await self._session.request("kernel.create", {"kernel": id, "language": language, "cwd": cwd, "env": dict(env or {})}, parse.kernel)
 
-    async def kernels(self) -> list[KernelInfo]:
-        """Every context."""
-        return list(await self.ask("kernel.list", {}, parse_cells.kernels))
+    async def list(self) -> tuple[KernelInfo, ...]:
+        """Return every context."""
+        return await self._session.request("kernel.list", {}, parse.kernels)
 
-    async def remove_kernel(self, id: str) -> None:  # noqa: A002 - the word
-        """End a context; what waits in it is aborted.
+    async def remove(self, id: str) -> None:  # noqa: A002 - the field is called id
+        """End a context; its waiting cells are aborted.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: There is no such context.
         """
-        await self.ask("kernel.remove", {"kernel": id}, parse.nothing)
+        await self._session.request("kernel.remove", {"kernel": id}, parse.nothing)
 
     async def execute(
         self,
@@ -51,22 +91,22 @@ class Kernels(Session):
         silent: bool = False,
         store_history: bool = True,
         stop_on_error: bool = False,
-        id: ProcessId | None = None,  # noqa: A002 - the word
+        id: ProcessId | None = None,  # noqa: A002 - the field is called id
     ) -> CellCall:
-        """Have a kernel execute code; cells of one kernel wait for each other.
+        """Execute code in a kernel. Cells of one kernel run one after the other.
 
         Args:
-            code: In the kernel's language.
-            kernel: The context's id.
-            language: Makes the context where there is none of that id; None needs one that is there, or is the default.
-            env: Environment for this cell.
-            timeout_s: Seconds from its beginning until it is interrupted; None is never.
-            silent: Whether its last expression is shown to nobody, and it counts for nothing.
-            store_history: Whether it counts.
-            stop_on_error: Whether those that wait behind it are aborted where it fails.
-            id: The execution's id, where the caller chose one.
+            code: Source code in the language of the kernel.
+            kernel: Id of the context.
+            language: Creates the context if it does not exist. None requires an existing context, or the default one.
+            env: Variables for this cell.
+            timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
+            silent: Show no result of the last expression, and do not count the cell.
+            store_history: Count the cell.
+            stop_on_error: Abort the cells that wait behind this one if it fails.
+            id: Id of the execution; None draws one.
         """
-        self.check_usable()
+        self._session.check_usable()
         execution = id or new_process_id()
         args = {
             "kernel": kernel,
@@ -78,39 +118,39 @@ class Kernels(Session):
             "store_history": store_history,
             "stop_on_error": stop_on_error,
         }
-        return CellCall(self._pump, "kernel.execute", args, execution=execution, call_id=bytes.fromhex(execution))
+        return CellCall(self._session.transport, "kernel.execute", args, execution=execution, call_id=bytes.fromhex(execution))
 
-    async def attach_cell(
+    async def attach(
         self,
-        id: ProcessId,  # noqa: A002 - the word
+        id: ProcessId,  # noqa: A002 - the field is called id
         *,
         events_from: int = 0,
         stdout_from: int | None = 0,
         stderr_from: int | None = 0,
         wait: bool = True,
     ) -> CellCall:
-        """Follow a cell that was begun before, running or ended.
+        """Follow a cell that was sent earlier, whether it has ended or not.
 
         Args:
-            id: The execution.
-            events_from: How many events the caller has seen: started, displays, clears and errors.
-            stdout_from: The byte offset to go on from; None is the oldest that is kept.
-            stderr_from: The same.
-            wait: Whether until its end; otherwise what there is by now, and the status is ``running`` where it is not done.
+            id: Id of the execution.
+            events_from: Number of events that the caller has seen: started, displays, clears and errors.
+            stdout_from: Offset in bytes of the first byte wanted; None begins with the oldest byte that is kept.
+            stderr_from: The same for standard error.
+            wait: Follow until the cell ends. Otherwise the call sends what there is now, with status ``running`` if the cell has not ended.
         """
-        self.check_usable()
+        self._session.check_usable()
         args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from, "wait": wait}
-        return CellCall(self._pump, "kernel.attach", args, execution=id, call_id=new_call_id())
+        return CellCall(self._session.transport, "kernel.attach", args, execution=id, call_id=new_call_id())
 
     async def interrupt(self, kernel: str = "default", execution: ProcessId | None = None) -> bool:
-        """Interrupt a kernel's cell, as Ctrl-C would; whether there was one.
+        """Interrupt the running cell of a kernel, as Ctrl-C does; return whether there was one.
 
         Args:
-            kernel: The context's id; of no weight where an execution is given.
-            execution: Only that one, which is aborted where it waits still.
+            kernel: Id of the context. Ignored if ``execution`` is given.
+            execution: Interrupt only this execution. If it waits for its turn, it is aborted.
         """
-        return await self.ask("kernel.interrupt", {"kernel": kernel, "execution": execution}, parse.running)
+        return await self._session.request("kernel.interrupt", {"kernel": kernel, "execution": execution}, parse.running)
 
     async def restart(self, kernel: str = "default") -> None:
-        """End a kernel; the next cell finds a new one without variables."""
-        await self.ask("kernel.restart", {"kernel": kernel}, parse.nothing)
+        """End the kernel of a context. The next cell starts a new kernel without variables."""
+        await self._session.request("kernel.restart", {"kernel": kernel}, parse.nothing)

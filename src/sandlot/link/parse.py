@@ -1,17 +1,30 @@
-"""The checks that every word of a guest passes before it becomes a value.
+"""Converts the guest's messages into values, after checking every field.
 
-Laws:
-- Root inside can forge any byte of the link. A value is made only from a map that fits its schema and whose numbers,
-  texts and lists are within ``schema.LIMITS``; anything else is a :class:`ProtocolError`, which ends the sandbox.
-- Texts are the guest's: they are shown, never trusted. A code that is not a guest's to give becomes ``internal``.
+- Root inside a sandbox can forge any byte of the link. A value is made only from a map that matches its schema and whose numbers, texts and
+  lists are within ``schema.LIMITS``. Anything else raises :class:`ProtocolError`, which ends the sandbox.
+- Texts come from the guest: they are shown, but nothing depends on them. An error code that a guest may not send becomes ``internal``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from sandlot.link.types import Entry, GuestInfo, Listing, ProcessInfo, ProcessResult
+from sandlot.link.types import (
+    CellError,
+    CellResult,
+    CellStarted,
+    Cleared,
+    Display,
+    Entry,
+    GuestInfo,
+    KernelInfo,
+    Listing,
+    ProcessInfo,
+    ProcessResult,
+)
 from sandlot.model.errors import SandlotError, from_code
 from sandlot.model.ids import PROCESS_ID, ProcessId
 from sandlot.protocol import schema
@@ -19,13 +32,19 @@ from sandlot.protocol.errors import ProtocolError
 
 _DURATION_MAX_S = 1e10
 _HINT_CHARS = 1024
+_MIME_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+;= -]{1,127}")
 
 
-def fit(what: str, fields: Mapping[str, str], given: object) -> Mapping[str, Any]:
-    """A map that fits its fields.
+def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[str, Any]:
+    """Check that a value is a map with the given fields, and return it.
+
+    Args:
+        what: Name for the error.
+        fields: Type of each field, as in ``schema``.
+        given: The value.
 
     Raises:
-        ProtocolError: It does not.
+        ProtocolError: The value does not match.
     """
     why = schema.mismatch(fields, given)
     if why or not isinstance(given, dict):
@@ -34,10 +53,10 @@ def fit(what: str, fields: Mapping[str, str], given: object) -> Mapping[str, Any
 
 
 def number(what: str, value: int, high: int, low: int = 0) -> int:
-    """An integer within bounds, both included.
+    """Check that an integer is from ``low`` to ``high``, both included, and return it.
 
     Raises:
-        ProtocolError: It is not.
+        ProtocolError: The value is not.
     """
     if not low <= value <= high:
         raise ProtocolError(f"{what} is {value}; it must be from {low} to {high}")
@@ -45,10 +64,10 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
 
 
 def count(what: str, value: int) -> int:
-    """A number that is counted or measured in bytes.
+    """Check a counter or a size in bytes.
 
     Raises:
-        ProtocolError: It is negative, or beyond ``schema.LIMITS["count"]``.
+        ProtocolError: The number is negative, or above ``schema.LIMITS["count"]``.
     """
     return number(what, value, schema.LIMITS["count"])
 
@@ -58,10 +77,10 @@ def _maybe(what: str, value: int | None, high: int) -> int | None:
 
 
 def text(what: str, value: str, limit: str) -> str:
-    """A text of bounded length.
+    """Check the length of a text.
 
     Raises:
-        ProtocolError: It is longer than ``schema.LIMITS[limit]``.
+        ProtocolError: The text is longer than ``schema.LIMITS[limit]``.
     """
     if len(value) > schema.LIMITS[limit]:
         raise ProtocolError(f"{what} has {len(value)} characters; at most {schema.LIMITS[limit]} are allowed")
@@ -69,10 +88,10 @@ def text(what: str, value: str, limit: str) -> str:
 
 
 def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
-    """A list of bounded length.
+    """Check the length of a list of texts.
 
     Raises:
-        ProtocolError: It has more than ``schema.LIMITS[limit]`` items.
+        ProtocolError: The list has more than ``schema.LIMITS[limit]`` items.
     """
     if len(values) > schema.LIMITS[limit]:
         raise ProtocolError(f"{what} has {len(values)} items; at most {schema.LIMITS[limit]} are allowed")
@@ -80,10 +99,10 @@ def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
 
 
 def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
-    """A word of a list.
+    """Check that a value is one of the allowed ones.
 
     Raises:
-        ProtocolError: It is none of them.
+        ProtocolError: The value is not.
     """
     if value not in allowed:
         raise ProtocolError(f"{what} is {value[:50]!r}, which is none of {', '.join(allowed)}")
@@ -91,42 +110,42 @@ def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
 
 
 def seconds(what: str, value: float) -> float:
-    """A duration.
+    """Check a duration in seconds.
 
     Raises:
-        ProtocolError: It is negative, none, or beyond three centuries.
+        ProtocolError: The duration is negative, not a number, or more than three centuries.
     """
-    if not 0 <= value <= _DURATION_MAX_S:  # which a NaN is not either
+    if not 0 <= value <= _DURATION_MAX_S:  # false for a NaN too
         raise ProtocolError(f"{what} is {value}")
     return float(value)
 
 
 def _process_id(value: str) -> ProcessId:
     if not PROCESS_ID.fullmatch(value):
-        raise ProtocolError("a process id that is none")
+        raise ProtocolError("an invalid process id")
     return ProcessId(value)
 
 
 def pid(value: int) -> int:
-    """A pid inside a sandbox.
+    """Check a pid inside a sandbox.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The pid is out of range.
     """
     return number("pid", value, schema.LIMITS["pid"], low=1)
 
 
 def process_result(expected: ProcessId, given: object) -> ProcessResult:
-    """The result of ``process.start`` and ``process.attach``.
+    """Parse the result of ``process.start`` and ``process.attach``.
 
     Args:
-        expected: The process that was asked for.
-        given: What came over the wire.
+        expected: Id of the process that the call was about.
+        given: The value that the guest sent.
 
     Raises:
-        ProtocolError: It is no such result, or another process's.
+        ProtocolError: The value is invalid, or is the result of another process.
     """
-    fields = fit("process result", schema.CALLS["process.start"]["result"], given)
+    fields = fields_of("process result", schema.CALLS["process.start"]["result"], given)
     if fields["process"] != expected:
         raise ProtocolError("the result of another process")
     reason = fields.get("reason")
@@ -146,14 +165,14 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
 
 
 def process_end(expected: ProcessId, given: object) -> ProcessResult:
-    """The result of ``process.wait``.
+    """Parse the result of ``process.wait``.
 
     Args:
-        expected: The process that was asked for.
-        given: What came over the wire.
+        expected: Id of the process that the call was about.
+        given: The value that the guest sent.
 
     Raises:
-        ProtocolError: It is no such result, another process's, or that of one that runs on.
+        ProtocolError: The value is invalid, is the result of another process, or says that the process still runs.
     """
     result = process_result(expected, given)
     if result.reason is None:
@@ -162,12 +181,12 @@ def process_end(expected: ProcessId, given: object) -> ProcessResult:
 
 
 def process_info(given: object) -> ProcessInfo:
-    """One record of ``process.list``.
+    """Parse one record of ``process.list``.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The value is invalid.
     """
-    fields = fit("process", schema.RECORDS["process"], given)
+    fields = fields_of("process", schema.RECORDS["process"], given)
     reason = fields.get("reason")
     return ProcessInfo(
         process=_process_id(fields["process"]),
@@ -187,10 +206,10 @@ def process_info(given: object) -> ProcessInfo:
 
 
 def process_known(expected: ProcessId, given: object) -> ProcessInfo:
-    """The result of ``process.get``.
+    """Parse the result of ``process.get``.
 
     Raises:
-        ProtocolError: It is none, or another process's.
+        ProtocolError: The value is invalid, or is about another process.
     """
     info = process_info(given)
     if info.process != expected:
@@ -199,23 +218,122 @@ def process_known(expected: ProcessId, given: object) -> ProcessInfo:
 
 
 def processes(given: object) -> tuple[ProcessInfo, ...]:
-    """The result of ``process.list``.
+    """Parse the result of ``process.list``.
 
     Raises:
-        ProtocolError: It is none, or has too many.
+        ProtocolError: The value is invalid, or has too many records.
     """
-    records = fit("process list", schema.CALLS["process.list"]["result"], given)["processes"]
+    records = fields_of("process list", schema.CALLS["process.list"]["result"], given)["processes"]
     number("processes", len(records), schema.LIMITS["processes"])
     return tuple(process_info(record) for record in records)
 
 
-def entry(given: object) -> Entry:
-    """One file, folder or link.
+def cell_result(given: object) -> CellResult:
+    """Parse the result of ``kernel.execute`` and ``kernel.attach``.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The value is invalid.
     """
-    fields = fit("entry", schema.RECORDS["entry"], given)
+    fields = fields_of("cell result", schema.CALLS["kernel.execute"]["result"], given)
+    return CellResult(
+        status=one_of("status", fields["status"], schema.CELL_STATUSES),
+        execution_count=count("execution count", fields["execution_count"]),
+        duration_s=seconds("duration", fields["duration_s"]),
+    )
+
+
+def display(given: object) -> Display:
+    """Parse the event ``display``.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    fields = fields_of("display", schema.CALLS["kernel.execute"]["events"]["display"], given)
+    data: dict[str, Any] = fields["data"]
+    number("representations", len(data), schema.LIMITS["mime_types"])
+    for name, value in data.items():
+        if not _MIME_TYPE.fullmatch(name) or type(value) not in {str, bytes}:
+            raise ProtocolError("a display must map MIME types to text or bytes")
+    metadata: dict[str, Any] = fields.get("metadata") or {}
+    number("metadata", len(metadata), schema.LIMITS["mime_types"])
+    display_id = fields.get("display_id")
+    return Display(
+        MappingProxyType(data),
+        fields["main"],
+        MappingProxyType(metadata),
+        None if display_id is None else text("display id", display_id, "name"),
+        bool(fields.get("update")),
+    )
+
+
+def cell_started(given: object) -> CellStarted:
+    """Parse the event ``started`` of a cell.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    return CellStarted(count("count", fields_of("started", schema.CALLS["kernel.execute"]["events"]["started"], given)["count"]))
+
+
+def cleared(given: object) -> Cleared:
+    """Parse the event ``clear`` of a cell.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    return Cleared(fields_of("clear", schema.CALLS["kernel.execute"]["events"]["clear"], given)["wait"])
+
+
+def kernel(given: object) -> KernelInfo:
+    """Parse the result of ``kernel.create``, or one record of ``kernel.list``.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    fields = fields_of("kernel", schema.RECORDS["kernel"], given)
+    process = fields.get("pid")
+    return KernelInfo(
+        kernel=text("kernel", fields["kernel"], "name"),
+        language=one_of("language", fields["language"], schema.LANGUAGES),
+        cwd=text("cwd", fields["cwd"], "path"),
+        state=one_of("state", fields["state"], schema.KERNEL_STATES),
+        execution_count=count("execution count", fields["execution_count"]),
+        pid=None if process is None else pid(process),
+    )
+
+
+def kernels(given: object) -> tuple[KernelInfo, ...]:
+    """Parse the result of ``kernel.list``.
+
+    Raises:
+        ProtocolError: The value is invalid, or has too many records.
+    """
+    records = fields_of("kernel list", schema.CALLS["kernel.list"]["result"], given)["kernels"]
+    number("kernels", len(records), schema.LIMITS["kernels"])
+    return tuple(kernel(record) for record in records)
+
+
+def cell_error(given: object) -> CellError:
+    """Parse the event ``error`` of a cell.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    fields = fields_of("error", schema.CALLS["kernel.execute"]["events"]["error"], given)
+    return CellError(
+        name=text("error name", fields["name"], "text"),
+        value=text("error value", fields["value"], "text"),
+        traceback=tuple(text("traceback", line, "text") for line in texts("traceback", fields["traceback"], "traceback")),
+    )
+
+
+def entry(given: object) -> Entry:
+    """Parse one file, folder or link.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    fields = fields_of("entry", schema.RECORDS["entry"], given)
     limits = schema.LIMITS
     target = fields.get("target")
     return Entry(
@@ -232,23 +350,23 @@ def entry(given: object) -> Entry:
 
 
 def listing(given: object) -> Listing:
-    """The result of ``file.list``.
+    """Parse the result of ``file.list``.
 
     Raises:
-        ProtocolError: It is none, or has too many entries.
+        ProtocolError: The value is invalid, or has too many entries.
     """
-    fields = fit("listing", schema.CALLS["file.list"]["result"], given)
+    fields = fields_of("listing", schema.CALLS["file.list"]["result"], given)
     number("entries", len(fields["entries"]), schema.LIMITS["entries"])
     return Listing(tuple(entry(record) for record in fields["entries"]), fields["more"])
 
 
 def guest_info(given: object) -> GuestInfo:
-    """The result of ``guest.info``.
+    """Parse the result of ``guest.info``.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The value is invalid.
     """
-    fields = fit("guest info", schema.CALLS["guest.info"]["result"], given)
+    fields = fields_of("guest info", schema.CALLS["guest.info"]["result"], given)
     return GuestInfo(
         generation=count("generation", fields["generation"]),
         identity=text("identity", fields["identity"], "name"),
@@ -261,46 +379,46 @@ def guest_info(given: object) -> GuestInfo:
 
 
 def nothing(given: object) -> None:
-    """A result that holds nothing.
+    """Check that a result has no fields.
 
     Raises:
-        ProtocolError: It holds something.
+        ProtocolError: The result has a field.
     """
-    fit("result", {}, given)
+    fields_of("result", {}, given)
 
 
 def running(given: object) -> bool:
-    """The result of ``process.signal``, ``process.resize`` and ``kernel.interrupt``.
+    """Parse the result of ``process.signal``, ``process.resize`` and ``kernel.interrupt``.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The value is invalid.
     """
-    return bool(fit("result", schema.CALLS["process.signal"]["result"], given)["running"])
+    return bool(fields_of("result", schema.CALLS["process.signal"]["result"], given)["running"])
 
 
 def removed(given: object) -> int:
-    """The result of ``file.remove``.
+    """Parse the result of ``file.remove``.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The value is invalid.
     """
-    return count("removed", fit("result", schema.CALLS["file.remove"]["result"], given)["removed"])
+    return count("removed", fields_of("result", schema.CALLS["file.remove"]["result"], given)["removed"])
 
 
 def python(given: object) -> str | None:
-    """The result of ``guest.wake``: where the image has its python.
+    """Parse the result of ``guest.wake``: the path of the image's python.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The value is invalid.
     """
-    path = fit("result", schema.CALLS["guest.wake"]["result"], given).get("python")
+    path = fields_of("result", schema.CALLS["guest.wake"]["result"], given).get("python")
     return None if path is None else text("python", path, "path")
 
 
-def error_of(reason: Mapping[str, Any]) -> SandlotError:
-    """The error of a RESET that the guest sent: its code, message and hint. Other fields of it are not taken.
+def reset_error(reason: Mapping[str, Any]) -> SandlotError:
+    """Convert a RESET of the guest into an error with its code, message and hint. Its other fields are dropped.
 
-    The fields of an error are the service's own words to its clients, some of which become headers of the answer.
+    Reason: the fields of an error are set by the service only, and some of them become headers of a response.
     """
     code = reason["code"] if reason["code"] in schema.RESET_CODES else "internal"
     hint = reason.get("hint")

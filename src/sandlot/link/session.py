@@ -1,9 +1,8 @@
-"""The life of one link: greeting, asleep and awake, coming to rest, the end; and calls with one short answer.
+"""The state of one link: handshake, asleep and awake, quiesced, closed. Also requests that have one short response.
 
-Laws:
-- Every method raises only the model's errors: the guest's own for a RESET, ``SandboxEndedError`` once the link is over,
-  ``UnavailableError`` while it takes no calls (asleep, coming to rest, too many at once, closed by this end).
-- No call hangs: it ends with its answer, with the link, or (where the work is short) when ``patience_s`` is over.
+- Every method raises only errors of the model: the guest's own for a RESET, ``SandboxEndedError`` after the link has ended, and
+  ``UnavailableError`` while the guest takes no calls (asleep, being quiesced, too many calls, closed by this end).
+- No request waits forever. It ends with its response, with the link, or after ``request_timeout_s``.
 """
 
 from __future__ import annotations
@@ -14,90 +13,79 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sandlot.link.calls import Call
-from sandlot.link.pump import Pump, ended
 from sandlot.link.services import Service, Services
-from sandlot.link.types import LinkLost
+from sandlot.link.transport import FrameTransport, error_of_closed_link
 from sandlot.model.errors import ConflictError, ErrorCode, TimeoutExceededError, UnavailableError
 from sandlot.model.ports import ByteStream
 from sandlot.protocol import events, schema
-from sandlot.protocol.greeting import NONCE_BYTES
+from sandlot.protocol.handshake import NONCE_BYTES
 
-GREETING_TIMEOUT_S = 30.0
-PATIENCE_S = 300.0
-QUIESCE_TIMEOUT_S = 30.0
-_HELLO_AGAIN_S = 2.0
+_HELLO_INTERVAL_S = 2.0
 
 ResultT = TypeVar("ResultT")
 
 
-class Session:
-    """The host's end of the link to one guest, without the calls. One event loop.
+class LinkSession:
+    """The host's end of the link to one guest, without the calls. It belongs to one event loop.
 
     Args:
-        stream: The bytes.
-        services: What the guest may ask of the host: name -> service.
-        patience_s: Seconds until a call that should be short is given up.
+        stream: The bytes of the link.
+        services: Services that the guest may ask for, by name.
+        request_timeout_s: Seconds that a request may take.
     """
 
-    def __init__(self, stream: ByteStream, *, services: Mapping[str, Service] | None = None, patience_s: float = PATIENCE_S) -> None:
-        self._pump = Pump(stream, self._on_event)
-        self._services = Services(self._pump, services or {})
-        self._patience_s = patience_s
+    def __init__(self, stream: ByteStream, *, services: Mapping[str, Service], request_timeout_s: float) -> None:
+        self.transport = FrameTransport(stream, self._on_event)
+        self.services = Services(self.transport, services)
+        self._request_timeout_s = request_timeout_s
         self._greeted = asyncio.Event()
-        self._at_rest = asyncio.Event()
+        self._quiesced = asyncio.Event()
         self._is_quiescing = False
-        self._pump.lost.add_done_callback(self._wake_waiters)
+        self.transport.closed.add_done_callback(self._wake_waiters)
 
-    @property
-    def asleep(self) -> bool:
-        """Whether only ``wake`` is served."""
-        return self._pump.connection.asleep
-
-    @property
-    def generation(self) -> int:
-        """The generation of the protocol that the guest speaks."""
-        return self._pump.connection.generation
-
-    @property
-    def closed(self) -> bool:
-        """Whether the link is over."""
-        return self._pump.lost.done()
-
-    async def wait_lost(self) -> LinkLost:
-        """Return when the link is over, and why. Any number of callers."""
-        return await asyncio.shield(self._pump.lost)
-
-    def offer(self, services: Mapping[str, Service]) -> None:
-        """What the guest may ask of the host from now on; for one that was greeted before it was known whose it would be.
+    async def handshake(self, timeout_s: float) -> None:
+        """Agree on a new connection with the guest, whatever bytes of an earlier one are in the pipes.
 
         Args:
-            services: name -> service.
-        """
-        self._services.offer(services)
-
-    async def aclose(self) -> None:
-        """Close this end; the sandbox lives on and can be greeted again. Idempotent."""
-        await self._services.aclose()
-        await self._pump.aclose()
-
-    async def quiesce(self, timeout_s: float = QUIESCE_TIMEOUT_S) -> None:
-        """Bring the guest to rest: every stream is reset, nothing is in the pipes, and it is asleep afterwards.
+            timeout_s: Seconds; HELLO is sent again every 2 s.
 
         Raises:
-            TimeoutExceededError: It did not come to rest; the link takes no calls any more and must be closed.
-            UnavailableError: It is on the way there already.
-            SandboxEndedError: The link is over.
+            TimeoutExceededError: The guest did not answer in time.
+            SandboxEndedError: The guest ended, or speaks another generation of the protocol.
+        """
+        nonce = os.urandom(NONCE_BYTES)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        self.transport.start()
+        while (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
+            self.transport.connection.hello(nonce)
+            self.transport.flush()
+            if await self._wait_within(min(_HELLO_INTERVAL_S, left_s), self._greeted):
+                return
+        raise TimeoutExceededError(
+            f"The sandbox did not answer within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Its host may be overloaded; try again."
+        )
+
+    async def quiesce(self, timeout_s: float) -> None:
+        """Bring the guest to rest: every stream is reset, the pipes are empty, and the guest is asleep afterwards.
+
+        Args:
+            timeout_s: Seconds.
+
+        Raises:
+            TimeoutExceededError: The guest did not come to rest in time. The link takes no calls any more and must be closed.
+            UnavailableError: It is being quiesced already.
+            SandboxEndedError: The link has ended.
         """
         self.check_usable(while_asleep=True)
         self._is_quiescing = True
-        self._at_rest.clear()
-        self._pump.go_on()
-        self._pump.connection.quiesce()
-        self._pump.flush()
-        if not await self._within(timeout_s, self._at_rest):
+        self._quiesced.clear()
+        self.transport.resume_sending()
+        self.transport.connection.quiesce()
+        self.transport.flush()
+        if not await self._wait_within(timeout_s, self._quiesced):
             raise TimeoutExceededError(f"The sandbox did not come to rest within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="End it.")
 
-    async def ask(
+    async def request(
         self,
         name: str,
         args: dict[str, Any],
@@ -107,94 +95,89 @@ class Session:
         timeout_s: float | None = None,
         is_last: bool = False,
     ) -> ResultT:
-        """Make a call that has one short answer.
+        """Make a call that has one short response.
 
         Args:
-            name: A name of ``schema.CALLS``.
-            args: Its arguments.
-            parse: Makes the answer of what came over the wire, or raises ProtocolError.
-            while_asleep: Whether the guest serves it then.
-            timeout_s: Seconds until it is given up; None is the link's patience.
-            is_last: Whether nothing is sent after it until the pump goes on.
+            name: A key of ``schema.CALLS``.
+            args: Arguments of the call.
+            parse: Converts the response, or raises ProtocolError.
+            while_asleep: The guest serves this call while it is asleep.
+            timeout_s: Seconds; None is ``request_timeout_s``.
+            is_last: Send nothing after the call until ``transport.resume_sending``.
 
         Raises:
-            TimeoutExceededError: No answer in time.
-            SandlotError: The guest's error, or the link's end.
+            TimeoutExceededError: There was no response in time.
+            SandlotError: The guest's error, or the end of the link.
         """
         self.check_usable(while_asleep=while_asleep)
-        call = Call(self._pump, name, args, parse, call_id=new_call_id(), is_last=is_last)
-        patience_s = self._patience_s if timeout_s is None else timeout_s
+        call = Call(self.transport, name, args, parse, call_id=new_call_id(), is_last=is_last)
+        limit_s = self._request_timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(limit_s):
                 return await call.outcome
         except TimeoutError:
             raise TimeoutExceededError(
-                f"The sandbox did not answer {name} within {patience_s:g} s.", code=ErrorCode.TIMEOUT, hint="Try again, or end the sandbox."
+                f"The sandbox did not answer {name} within {limit_s:g} s.", code=ErrorCode.TIMEOUT, hint="Try again, or end the sandbox."
             ) from None
         finally:
             call.abandon()
 
     def check_usable(self, *, while_asleep: bool = False) -> None:
-        """Whether calls can be made now.
+        """Check that calls can be made now.
+
+        Args:
+            while_asleep: The call is served while the guest is asleep.
 
         Raises:
-            SandboxEndedError: The link is over.
-            UnavailableError: The guest is asleep, or on the way there.
+            SandboxEndedError: The link has ended.
+            UnavailableError: The guest is asleep, or being quiesced.
         """
-        if self._pump.lost.done():
-            raise ended(self._pump.lost.result())
-        if self._is_quiescing or (self.asleep and not while_asleep):
+        if self.transport.closed.done():
+            raise error_of_closed_link(self.transport.closed.result())
+        if self._is_quiescing or (self.transport.connection.asleep and not while_asleep):
             raise UnavailableError("The sandbox is asleep.", code=ErrorCode.BUSY, hint="Try again when it has been woken.")
 
-    async def _greet(self, timeout_s: float) -> None:
-        nonce = os.urandom(NONCE_BYTES)
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        self._pump.start()
-        while (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
-            self._pump.connection.hello(nonce)
-            self._pump.flush()
-            if await self._within(min(_HELLO_AGAIN_S, left_s), self._greeted):
-                return
-        raise TimeoutExceededError(
-            f"The sandbox did not answer within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Its host may be overloaded; try again."
-        )
+    async def aclose(self) -> None:
+        """Close this end. The sandbox lives on, and a new link can be opened to it. Idempotent."""
+        await self.services.aclose()
+        await self.transport.aclose()
 
-    async def _within(self, timeout_s: float, event: asyncio.Event) -> bool:
-        """Whether it happened in time; the link's end raises."""
+    async def _wait_within(self, timeout_s: float, event: asyncio.Event) -> bool:
+        """Return whether an event was set in time; raise if the link ends."""
         try:
             async with asyncio.timeout(timeout_s):
                 await event.wait()
         except TimeoutError:
             return False
-        if self._pump.lost.done():
-            raise ended(self._pump.lost.result())
+        if self.transport.closed.done():
+            raise error_of_closed_link(self.transport.closed.result())
         return True
 
     def _wake_waiters(self, _: object) -> None:
         self._greeted.set()
-        self._at_rest.set()
+        self._quiesced.set()
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Opened):
-            self._services.on_opened(event)
+            self.services.on_opened(event)
         elif isinstance(event, events.Ready):
             self._greeted.set()
         elif isinstance(event, events.Quiesced):
             self._is_quiescing = False
-            self._pump.fail_all(_came_to_rest())
-            self._at_rest.set()
+            self.transport.close_streams(_quiesced_error())
+            self._quiesced.set()
 
 
-def _came_to_rest() -> ConflictError:
-    """What a call is answered with that the guest's rest cut. What it began was begun: it is not to be made again unseen."""
+def _quiesced_error() -> ConflictError:
+    """Return the error of a call that the pause of a sandbox ended. Whatever it started goes on, so the client must not repeat it blindly."""
     return ConflictError(
-        "The sandbox came to rest before it had answered.",
+        "The sandbox was paused before it had answered.",
         code=ErrorCode.SANDBOX_PAUSED,
-        hint="What was begun in it goes on once it is resumed; look for that before you ask for the same again.",
+        hint="What was started in it goes on after it is resumed: look for it before you send the same request again.",
         fields={"cut": True},
     )
 
 
 def new_call_id() -> bytes:
-    """16 bytes that no call had before."""
+    """Return 16 random bytes."""
     return os.urandom(schema.CALL_ID_BYTES)

@@ -1,4 +1,4 @@
-"""Connections to ports inside a sandbox: bytes both ways, each half ended by itself."""
+"""Connections to ports inside a sandbox: bytes in both directions, each direction ended on its own."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import asyncio
 from typing import Any, Self
 
 from sandlot.link import parse
-from sandlot.link.calls import Streamed
-from sandlot.link.pump import Pump
+from sandlot.link.calls import StreamedCall
+from sandlot.link.transport import FrameTransport
 from sandlot.model.errors import SandlotError
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError
 
 
-class Tunnel(Streamed[None, bytes]):
-    """One connection. Iterate for what the program sends until it ends its half; :meth:`send` and :meth:`end` are the other.
+class Tunnel(StreamedCall[None, bytes]):
+    """One connection. Iterate for the bytes of the program until it ends its direction; :meth:`send` and :meth:`end` are the other direction.
 
     Args:
-        pump: The link.
-        port: Where, on the sandbox's own loopback.
-        call_id: The call's id.
+        transport: Sends and receives the frames.
+        port: Port on the sandbox's own loopback interface.
+        call_id: Id of the call.
     """
 
-    def __init__(self, pump: Pump, port: int, *, call_id: bytes) -> None:
+    def __init__(self, transport: FrameTransport, port: int, *, call_id: bytes) -> None:
         self.address = ""
-        """Which of the loopback's addresses something listens on; empty before :meth:`opened`."""
+        """The loopback address on which a program listens; empty before :meth:`opened`."""
         self._connected = asyncio.Event()
         self.program_ended = False
-        """Whether it sends no more."""
+        """The program has ended its direction."""
         self._is_read = False
-        super().__init__(pump, "port.connect", {"port": port}, parse.nothing, call_id=call_id, keeps_sending=True)
+        super().__init__(transport, "port.connect", {"port": port}, parse.nothing, call_id=call_id, keeps_sending=True)
 
     async def opened(self) -> Self:
-        """Wait until it is connected.
+        """Wait until the connection is made.
 
         Raises:
-            SandlotError: It cannot be.
+            SandlotError: The connection cannot be made.
         """
-        await self._ready(self._connected)
+        await self._wait_first_message(self._connected)
         if not self.address:
             self.abandon()
             self.outcome.result()
@@ -52,23 +52,35 @@ class Tunnel(Streamed[None, bytes]):
             raise StopAsyncIteration
         return piece
 
-    def _on_told(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes to the program, as fast as it takes them.
+
+        Raises:
+            SandlotError: The connection or the link has ended.
+        """
+        await self._stream.send(data)
+
+    def end(self) -> None:
+        """End the direction to the program, which reads an end of file."""
+        self._stream.end_sending()
+
+    def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         if (name == "connected") == bool(self.address) or self.program_ended:
-            raise ProtocolError(f"port.connect told {name}, which cannot come now")
+            raise ProtocolError(f"port.connect sent {name}, which is not allowed now")
         if name == "end":
             self.program_ended = True
-            self._put(b"", credit)
+            self._stream.put(b"", credit)
             return
         if fields["address"] not in schema.LOOPBACK:
-            raise ProtocolError("port.connect is connected to what is no loopback")
+            raise ProtocolError("port.connect is connected to an address that is not a loopback address")
         self.address = fields["address"]
-        self._pump.connection.consumed(self._stream, credit)
+        self._transport.connection.consumed(self._stream.id, credit)
         self._connected.set()
 
     def _on_bytes(self, event: events.Bytes) -> None:
         if event.channel != schema.BODY or not self.address or self.program_ended:
-            raise ProtocolError("port.connect sent bytes that cannot come now")
-        self._put(event.data, event.credit)
+            raise ProtocolError("port.connect sent bytes that are not allowed now")
+        self._stream.put(event.data, event.credit)
 
     def _finish(self, error: SandlotError | None) -> None:
         super()._finish(error)

@@ -1,4 +1,4 @@
-"""What the link tells its user, as frozen values. Those that come from a guest are made by :mod:`sandlot.link.parse` only."""
+"""Frozen values that the link returns. Values that come from a guest are made only by :mod:`sandlot.link.parse`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 from sandlot.model.ids import ProcessId
 
 
-class LostReason(StrEnum):
-    """Why a link is over."""
+class LinkClosedReason(StrEnum):
+    """Why a link has ended."""
 
     EOF = "eof"
-    """The sandbox closed its end: it is gone, or going."""
+    """The sandbox closed its end: it has ended, or is ending."""
     BROKEN = "broken"
-    """Nobody reads the sandbox's end any more."""
+    """The sandbox no longer reads its end."""
     VIOLATION = "violation"
-    """The guest broke a law of the link; the sandbox must be destroyed."""
+    """The guest violated the protocol; the sandbox must be destroyed."""
     CLOSED = "closed"
-    """This end closed it; the sandbox lives."""
+    """The host closed its end; the sandbox lives on."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLost:
-    """How a link ended."""
+class LinkClosed:
+    """How a link has ended."""
 
-    reason: LostReason
+    reason: LinkClosedReason
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Bytes that a process or a cell wrote.
+    """Bytes that a process or a cell has written.
 
     Args:
-        channel: 1 standard output, 2 standard error.
-        offset: Where they begin among all bytes of the channel; attach with ``offset + len(data)`` to go on after them.
+        channel: 1 is standard output, 2 is standard error.
+        offset: Position of the first byte among all bytes of the channel. To continue after them, attach with ``offset + len(data)``.
         data: The bytes.
     """
 
@@ -47,13 +47,13 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Bytes that are no longer kept, because nobody read them in time.
+class OutputGap:
+    """Bytes of the output that are no longer kept, because no reader took them in time.
 
     Args:
-        channel: 1 standard output, 2 standard error.
-        bytes: How many.
-        offset: Where they began.
+        channel: 1 is standard output, 2 is standard error.
+        bytes: Number of bytes.
+        offset: Position of the first of them.
     """
 
     channel: int
@@ -63,14 +63,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """Something that a cell showed.
+    """A result that a cell displays.
 
     Args:
-        data: MIME type -> text or bytes: representations of one thing.
-        main: Whether it is the value of the cell's last expression.
-        metadata: What the program said of them, by MIME type or as a whole: texts, numbers, lists and maps.
-        display_id: Its name, where it has one.
-        update: Whether it is to be shown in place of what had that name before.
+        data: Representations of one object: text or bytes by MIME type.
+        main: The object is the value of the cell's last expression.
+        metadata: Metadata of the program, by MIME type or for all: texts, numbers, lists and maps.
+        display_id: Id of the display, if the program gave it one.
+        update: Replace the display that has the same id.
     """
 
     data: Mapping[str, str | bytes]
@@ -82,14 +82,14 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class CellStarted:
-    """A cell's turn came: ``count`` is its number in its kernel."""
+    """A cell has started. ``count`` is its number in its kernel."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A cell took back what it had shown; ``wait``: not before it shows the next thing."""
+    """A cell removes its displays; with ``wait`` only when it shows the next one."""
 
     wait: bool
 
@@ -105,17 +105,17 @@ class CellError:
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a process ended.
+    """How a process has ended.
 
     Args:
-        process: Its id.
-        pid: Its pid inside.
-        reason: exited, signalled, timeout, pids or oom; None where it was started without waiting and runs on.
-        exit_code: Where it exited.
-        signal: Where a signal ended it.
+        process: Id of the process.
+        pid: Pid inside the sandbox.
+        reason: exited, signalled, timeout, pids or oom. None if it was started without waiting and still runs.
+        exit_code: Exit code, if it exited.
+        signal: Number of the signal that ended it, if one did.
         duration_s: Seconds that it ran.
-        cpu_s: Processor time in seconds of it and of the children that it waited for; None where nobody knows.
-        peak_bytes: The largest resident memory that one of them had; None likewise.
+        cpu_s: Processor time in seconds of the process and the children that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of one of them in bytes; None if unknown.
     """
 
     process: ProcessId
@@ -130,9 +130,10 @@ class ProcessResult:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """How a cell ended.
+    """How a cell has ended.
 
-    ok, error, timeout (interrupted), killed (the kernel had to die), died, oom (the kernel was killed for memory) or aborted (it never ran).
+    The status is ok, error, timeout (interrupted), killed (the kernel was killed), died, oom (the kernel was killed for lack of memory) or
+    aborted (the cell never ran).
     """
 
     status: str
@@ -142,15 +143,15 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """One context: a kernel with state.
+    """One context: a language with a kernel that keeps its state.
 
     Args:
-        kernel: Its id.
+        kernel: Id of the context.
         language: python, bash or javascript.
-        cwd: The folder that it started in.
-        state: starting, idle, busy or stopped (it starts with the next cell).
-        execution_count: How many cells it has run.
-        pid: Its process inside; None where none runs.
+        cwd: Folder in which the kernel starts.
+        state: starting, idle, busy or stopped (the next cell starts it).
+        execution_count: Number of cells that the kernel has run.
+        pid: Pid of the kernel inside the sandbox; None if none runs.
     """
 
     kernel: str
@@ -163,22 +164,22 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """One process that the guest knows of, running or not.
+    """One process that the guest remembers, running or not.
 
     Args:
-        process: Its id.
-        pid: Its pid inside.
+        process: Id of the process.
+        pid: Pid inside the sandbox.
         argv: Program and arguments, the first 64 of them.
-        running: Whether it has not ended.
+        running: The process has not ended.
         reason: Why it ended: exited, signalled, timeout, pids or oom.
-        exit_code: Where it exited.
-        signal: Where a signal ended it.
-        duration_s: Seconds that it ran, so far.
-        pty: Whether it runs on a terminal.
-        stdin: Whether it takes input, still.
-        stdin_bytes: What came for its input so far, taken or waiting.
-        stdout_bytes: What it wrote so far.
-        stderr_bytes: The same.
+        exit_code: Exit code, if it exited.
+        signal: Number of the signal that ended it, if one did.
+        duration_s: Seconds that it has run.
+        pty: The process runs on a terminal.
+        stdin: The process still takes input.
+        stdin_bytes: Bytes received for its input so far, read by the process or waiting.
+        stdout_bytes: Bytes written to standard output so far.
+        stderr_bytes: Bytes written to standard error so far.
     """
 
     process: ProcessId
@@ -201,15 +202,15 @@ class Entry:
     """One file, folder or link.
 
     Args:
-        name: The last part of the path.
-        path: Absolute, inside the sandbox.
+        name: Last part of the path.
+        path: Absolute path inside the sandbox.
         kind: file, directory, symlink or other.
-        size: Bytes.
+        size: Size in bytes.
         mode: Permission bits.
-        uid: The owner.
-        gid: The group.
-        modified_ns: Since 1970, UTC.
-        target: What a symlink points to.
+        uid: User id of the owner.
+        gid: Group id.
+        modified_ns: Time of the last change in nanoseconds since 1970, UTC.
+        target: Target of a symbolic link.
     """
 
     name: str
@@ -225,7 +226,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a folder holds, or its first part where ``more`` is true."""
+    """Entries of a folder; ``more`` says that there are more of them."""
 
     entries: tuple[Entry, ...]
     more: bool
@@ -233,16 +234,16 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GuestInfo:
-    """What the guest says of itself.
+    """Facts about the guest.
 
     Args:
-        generation: Of the protocol.
-        identity: The sandbox's id.
-        uptime_s: Seconds since it started.
-        processes: Processes in the sandbox, its own included.
-        tasks: Processes and threads, its own excepted: what the limit of pids counts.
-        cpu_s: Processor time in seconds that they and those before them took.
-        streams: Of the link, open now.
+        generation: Generation of the protocol.
+        identity: Id of the sandbox.
+        uptime_s: Seconds since the guest started.
+        processes: Number of processes in the sandbox, the guest included.
+        tasks: Number of processes and threads without the guest's own, as the pid limit counts them.
+        cpu_s: Processor time in seconds of all processes so far, ended ones included.
+        streams: Number of open streams of the link.
     """
 
     generation: int
@@ -254,5 +255,5 @@ class GuestInfo:
     streams: int
 
 
-Item = Output | Lost | Display | CellError
-"""What a process or a cell tells while it runs."""
+Item = Output | OutputGap | Display | CellError
+"""What a process or a cell sends while it runs."""

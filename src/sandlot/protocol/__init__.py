@@ -1,18 +1,18 @@
-"""Host<->guest bytes, without I/O: frames, values, connection state, and the schema of one generation.
+"""The protocol between host and guest, without I/O: frames, encoded values, the state of a connection, and the schema of the calls.
 
-Standard library only, cheap to import (no dataclasses, no enum, no typing at run time): the guest imports it too.
-``values`` stands alone, because it also runs on an image's python, 3.8 or newer.
+The guest imports this package too. It therefore uses the standard library only and is cheap to import: no dataclasses, enum or typing at
+run time. ``values`` imports nothing of Sandlot, because it also runs on the python of an image, 3.8 or newer.
 
-The eight laws of the link, and where they live:
+Rules of the link, each with the module that enforces it:
 
-1. Host to guest: frames of at most 4,096 bytes, one non-blocking write each (``frames.HOST_FRAME_MAX``; the I/O shell writes).
-2. HELLO with a fresh 128-bit nonce; the host discards until the echo, the guest resets at HELLO (``connection``).
-3. Who holds the pipes open is the driver's business; nothing here knows about end of file.
-4. Neither end ever blocks: credit for each stream (``streams``), round robin between them (``outbox``).
-5. Either end opens streams: odd ids are the host's, even ids the guest's (``table``).
-6. Calls carry host-chosen ids (``schema.CALL_ID_BYTES``) that the guest remembers.
-7. QUIESCE and QUIESCED at a frame boundary; asleep until ``guest.wake`` (``connection``, ``schema``).
-8. Output is addressed by byte offset (``schema``: ``process.attach``, ``kernel.attach``).
+- Bounded writes: a frame from the host has at most 4,096 bytes and is one non-blocking write (``frames.HOST_FRAME_MAX``).
+- Handshake: HELLO carries a new 128-bit nonce. The host discards everything before the echo; the guest resets at HELLO (``connection``).
+- End of file: the driver decides who holds the pipes open; nothing here knows about it.
+- Flow control: neither end ever blocks. Each stream has credit (``streams``), and streams take turns (``send_queue``).
+- Streams: either end opens them. The host's ids are odd, the guest's even (``stream_table``).
+- Repeated calls: each call has an id chosen by the host (``schema.CALL_ID_BYTES``), which the guest remembers.
+- Sleep: QUIESCE and QUIESCED at a frame boundary; asleep until ``guest.wake`` (``connection``, ``schema``).
+- Output offsets: output is addressed by byte offset (``process.attach`` and ``kernel.attach`` in ``schema``).
 
 Everything that both ends must agree on is frozen in ``schemas/<generation>.json`` by ``scripts/schema.py``.
 """

@@ -1,36 +1,35 @@
-"""The state of a connection at one end: bytes in, events out; calls in, frames out. No I/O, no clock, no randomness.
+"""The state of a connection at one end: received bytes become events, and requests become frames. No I/O, no clock, no randomness.
 
-One class serves both ends. The owner feeds what it read to :meth:`Connection.receive`, and writes what
-:meth:`Connection.next_frame` gives whenever the far side can take it.
+One class serves both ends. The owner passes the bytes that it read to :meth:`Connection.receive`, and writes the frames of
+:meth:`Connection.next_frame` whenever the other end can take them.
 
-Laws:
-- The host says HELLO with a nonce that was never used before, and discards every byte until the guest echoes it.
-- After ``Greeted`` (guest) and ``Ready`` (host) nothing of an earlier connection is told any more.
-- A guest that reads garbage drops everything, says LOST and looks for the next HELLO; a host raises :class:`ProtocolError`.
+- The host sends HELLO with a nonce that was never used before, and discards every byte until the guest echoes it.
+- After ``Greeted`` (guest) and ``Ready`` (host) there are no more events of an earlier connection.
+- A guest that reads invalid bytes drops everything, sends LOST and searches for the next HELLO. A host raises :class:`ProtocolError`.
 - At most one message is in pieces at a time in each direction, so a receiver assembles at most ``MESSAGE_MAX_BYTES``.
-- Streams take turns, frame by frame; one without credit delays no other.
-- Everything of a stream that either end closed is ignored, because it may still have been under way.
-- An armed guest falls asleep at the next HELLO, whoever says it: it may be another life, restored from a checkpoint.
-- After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can come after it.
+- Streams take turns, frame by frame. A stream without credit delays no other.
+- Frames of a stream that either end has closed are ignored, because they may have been on their way.
+- An armed guest falls asleep at the next HELLO, from whichever host: it may have been restored from a checkpoint as another sandbox.
+- After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can arrive after it.
 """
 
 from __future__ import annotations
 
-from sandlot.protocol import events, frames, greeting, values
+from sandlot.protocol import events, frames, handshake, values
 from sandlot.protocol.errors import ProtocolError
-from sandlot.protocol.outbox import Outbox, encode, parse_credit
+from sandlot.protocol.send_queue import SendQueue, encode, parse_credit
+from sandlot.protocol.stream_table import StreamTable
 from sandlot.protocol.streams import QUEUE_BYTES, Assembly, Outgoing, Stream
-from sandlot.protocol.table import Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 GENERATION = 1
-"""Of the whole wire: frames, calls, meanings. Any change to the frozen schema is a new one."""
+"""Generation of the whole protocol: frames, calls and their meanings. Any change of the frozen schema begins a new one."""
 
 OLDEST_GENERATION = 1
-"""The oldest guest that this host still talks to."""
+"""Oldest generation of a guest that this host accepts."""
 
 HOST = "host"
 GUEST = "guest"
@@ -43,7 +42,7 @@ class Connection:
 
     Args:
         side: ``HOST`` or ``GUEST``.
-        asleep: Guest: whether it waits for its first ``guest.wake`` (true at boot). ``armed`` is the guest's to set, around checkpoints.
+        asleep: Guest: it waits for its first ``guest.wake``, as at boot. The guest sets ``armed`` around checkpoints.
     """
 
     __slots__ = (
@@ -55,9 +54,9 @@ class Connection:
         "_is_host",
         "_max_payload",
         "_nonce",
-        "_outbox",
         "_quiescing",
         "_search",
+        "_send_queue",
         "_table",
         "armed",
         "asleep",
@@ -70,12 +69,12 @@ class Connection:
         self._nonce = b""
         self._greeted = False
         self._failure = ""
-        self._search = greeting.Search.for_hello()
+        self._search = handshake.Search.for_hello()
         self._decoder = frames.Decoder(from_host=not self._is_host)
         self._events: list[events.Event] = []
-        self._outbox = Outbox(self._max_payload)
+        self._send_queue = SendQueue(self._max_payload)
         self._assembly = Assembly(MESSAGE_MAX_BYTES)
-        self._table = Table(self._outbox, self._assembly, is_host=self._is_host)
+        self._table = StreamTable(self._send_queue, self._assembly, is_host=self._is_host)
         self._quiescing = self.armed = False
         self.asleep = asleep
         self.generation = GENERATION
@@ -84,13 +83,13 @@ class Connection:
         self._table.clear()
         self._quiescing = False
 
-    # -- greeting ---------------------------------------------------------------------------------------------------
+    # -- handshake --------------------------------------------------------------------------------------------------
 
     def hello(self, nonce: bytes) -> None:
-        """Host: begin, or begin anew. Say it again with the same nonce where no echo comes.
+        """Host: begin a new connection. Call it again with the same nonce if the guest does not answer.
 
         Args:
-            nonce: 16 bytes, fresh from the system's randomness.
+            nonce: 16 random bytes that were never used before.
         """
         if nonce != self._nonce:
             self._forget_streams()
@@ -99,34 +98,34 @@ class Connection:
             self._nonce = nonce
             self._greeted = False
             self._failure = ""
-            self._search = greeting.Search.for_welcome(nonce)
+            self._search = handshake.Search.for_welcome(nonce)
         if not self._greeted:
-            self._outbox.put_control(greeting.hello(nonce, OLDEST_GENERATION, GENERATION))
+            self._send_queue.put_control(handshake.hello(nonce, OLDEST_GENERATION, GENERATION))
 
     @property
     def is_ready(self) -> bool:
-        """Whether both ends have greeted."""
+        """Whether the handshake is complete."""
         return self._greeted
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
+        """Number of open streams."""
         return len(self._table.streams)
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[events.Event]:
-        """Bytes from the far side in, events out.
+        """Take bytes from the other end, and return the events that they cause.
 
         Raises:
-            ProtocolError: Host only: the guest broke a law. Nothing is received or sent any more until a new ``hello``.
+            ProtocolError: Host only: the guest violated the protocol. Nothing is received or sent any more until a new ``hello``.
         """
         if self._failure:
             raise ProtocolError(self._failure)
         try:
             while data:
                 if not self._greeted:
-                    data = self._look_for_greeting(data)
+                    data = self._find_handshake(data)
                 if self._greeted and data:
                     data = self._decode(data)
         except ProtocolError as error:
@@ -134,18 +133,18 @@ class Connection:
             self._greeted = False
             self._failure = str(error)
             raise
-        happened, self._events = self._events, []
-        return happened
+        received, self._events = self._events, []
+        return received
 
-    def _look_for_greeting(self, data: bytes) -> bytes:
-        """Discard up to the greeting; what follows it."""
+    def _find_handshake(self, data: bytes) -> bytes:
+        """Discard everything up to the HELLO or WELCOME, and return the bytes after it."""
         payload, rest = self._search.feed(data)
         if payload:
             (self._welcomed if self._is_host else self._helloed)(payload)
         return rest
 
     def _decode(self, data: bytes) -> bytes:
-        """Take whole frames in; a guest that cannot go on gives back what it has to look for a HELLO in."""
+        """Handle whole frames. A guest that read invalid bytes returns them, to be searched for a HELLO."""
         self._decoder.feed(data)
         try:
             while (frame := self._decoder.next()) is not None:
@@ -155,31 +154,31 @@ class Connection:
                 raise ProtocolError(str(error)) from None
             self._forget_streams()
             self._greeted = False
-            self._outbox.put_control(frames.encode(frames.LOST, 0, str(error)[:200].encode("utf-8", "replace")))
+            self._send_queue.put_control(frames.encode(frames.LOST, 0, str(error)[:200].encode("utf-8", "replace")))
             self._events.append(events.Lost(str(error)))
             return self._decoder.take_all()
         return b""
 
     def _welcomed(self, payload: bytes) -> None:
-        welcome = greeting.parse_welcome(payload)
+        welcome = handshake.parse_welcome(payload)
         if welcome is None or not OLDEST_GENERATION <= welcome[1] <= GENERATION:
             raise ProtocolError(f"the guest does not speak generation {OLDEST_GENERATION} to {GENERATION}")
         _, self.generation, self.asleep = welcome
         self._greeted = True
-        self._outbox.clear()
+        self._send_queue.clear()
         self._events.append(events.Ready(self.generation, asleep=self.asleep))
 
     def _helloed(self, payload: bytes) -> None:
-        hello = greeting.parse_hello(payload)
+        hello = handshake.parse_hello(payload)
         if hello is None:
-            raise ProtocolError("a HELLO that is none")
+            raise ProtocolError("an invalid HELLO")
         if not self._greeted or hello[0] != self._nonce:
             self._forget_streams()
             self._nonce, self._greeted = hello[0], True
             self.asleep, self.armed = self.asleep or self.armed, False
             self._events = [event for event in self._events if isinstance(event, events.Lost)]
             self._events.append(events.Greeted())
-        self._outbox.put_control(greeting.welcome(self._nonce, GENERATION, asleep=self.asleep))
+        self._send_queue.put_control(handshake.welcome(self._nonce, GENERATION, asleep=self.asleep))
 
     def _take(self, frame: frames.Frame) -> None:
         type_ = frame.type
@@ -204,7 +203,7 @@ class Connection:
         if frame.type == frames.HELLO:
             self._helloed(frame.payload)
         elif frame.type == frames.WELCOME:
-            welcome = greeting.parse_welcome(frame.payload)
+            welcome = handshake.parse_welcome(frame.payload)
             if welcome is None or welcome[0] != self._nonce:
                 raise ProtocolError("a WELCOME that answers no HELLO")
         elif frame.type == frames.QUIESCE:
@@ -212,7 +211,7 @@ class Connection:
             self._events.append(events.QuiesceAsked())
         elif frame.type == frames.QUIESCED:
             if not self._quiescing or frame.payload or not self._decoder.at_boundary:
-                raise ProtocolError("a QUIESCED that was not asked for, that holds something, or that is not the last frame")
+                raise ProtocolError("a QUIESCED that was not requested, that has a payload, or that is not the last frame")
             self._forget_streams()
             self.asleep = True
             self._events.append(events.Quiesced())
@@ -232,9 +231,9 @@ class Connection:
         self._events.append(events.Bytes(stream.id, frame.channel, frame.payload, stream.arrived(len(frame.payload))))
 
     def _take_message(self, stream: Stream, frame: frames.Frame) -> None:
-        goes_on = self._assembly.stream == stream.id
-        opening = goes_on and self._assembly.opening
-        if not goes_on:
+        continues = self._assembly.stream == stream.id
+        opening = continues and self._assembly.opening
+        if not continues:
             stream.begins()
         whole = self._assembly.add(frame)
         if whole is None:
@@ -250,7 +249,7 @@ class Connection:
         if granted is None:
             raise ProtocolError("a CREDIT that is not 4 bytes")
         stream.granted(granted)
-        self._outbox.wake(stream)
+        self._send_queue.wake(stream)
 
     def _take_end(self, stream: Stream) -> None:
         stream.remote_ended = True
@@ -268,51 +267,51 @@ class Connection:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def open(self, head: Any) -> int:
-        """Open a stream with its first message; the stream's id.
+        """Open a stream with its first message, and return the id of the stream.
 
         Raises:
-            TooMany: As many streams of this side are open as are allowed, or may still seem open to the far side.
-            TooLarge: The message; a guest's has to fit one frame.
-            BadValue: The message holds what the wire does not carry.
-            ProtocolError: Not greeted, coming to rest, or all stream ids are used up: greet anew.
+            TooMany: As many streams of this end are open as are allowed, counting those that the other end may still count.
+            TooLarge: The message is too long; that of a guest must fit one frame.
+            BadValue: The message has a value that cannot be encoded.
+            ProtocolError: There was no handshake yet, the guest is being quiesced, or all stream ids are used up.
         """
         if not self._greeted or (self._is_host and self._quiescing):
-            raise ProtocolError("no stream can be opened before the greeting, or on the way to rest")
+            raise ProtocolError("no stream can be opened before the handshake, or while the guest is being quiesced")
         self._table.check_open()
         payload = encode(head, MESSAGE_MAX_BYTES if self._is_host else self._max_payload)
         stream = self._table.open()
-        self._outbox.put(stream, Outgoing(frames.OPEN, payload))
+        self._send_queue.put(stream, Outgoing(frames.OPEN, payload))
         return stream.id
 
     @property
     def is_full(self) -> bool:
-        """Whether :meth:`open` would raise TooMany now. Every stream that ends, and every RESET that is sent, may change that."""
+        """Whether :meth:`open` would raise TooMany now. A stream that ends, or a RESET that is sent, can change that."""
         return self._table.is_full
 
     def has_left(self, stream_id: int) -> bool:
-        """Whether nothing keeps a stream's OPEN here any more: it was taken for the wire, or the stream is over."""
+        """Whether the OPEN of a stream was taken for sending, or the stream is over."""
         stream = self._table.streams.get(stream_id)
         return stream is None or stream.is_known
 
     def send(self, stream_id: int, message: Any) -> None:
-        """Queue a message; nothing happens where the stream is over or was ended.
+        """Queue a message. Without effect if the stream is over or this end has ended it.
 
         Raises:
-            TooLarge: The message.
-            BadValue: The message holds what the wire does not carry.
+            TooLarge: The message is too long.
+            BadValue: The message has a value that cannot be encoded.
         """
         stream = self._table.streams.get(stream_id)
         if stream is not None:
-            self._outbox.put(stream, Outgoing(frames.MESSAGE, encode(message, MESSAGE_MAX_BYTES)))
+            self._send_queue.put(stream, Outgoing(frames.MESSAGE, encode(message, MESSAGE_MAX_BYTES)))
 
     def send_bytes(self, stream_id: int, channel: int, data: bytes) -> None:
-        """Queue bytes of a channel, which nobody changes afterwards; nothing happens where the stream is over or was ended."""
+        """Queue bytes of a channel; the caller must not change them. Without effect if the stream is over or this end has ended it."""
         stream = self._table.streams.get(stream_id)
         if stream is not None and data:
-            self._outbox.put(stream, Outgoing(frames.DATA, data, channel))
+            self._send_queue.put(stream, Outgoing(frames.DATA, data, channel))
 
     def room(self, stream_id: int) -> int:
-        """How many bytes a polite sender may queue now; 0 where the stream is over, or full (``Writable`` will come)."""
+        """Return how many bytes a sender should queue at most now: 0 if the stream is over, or its queue is full (``Writable`` follows)."""
         stream = self._table.streams.get(stream_id)
         if stream is None or stream.end_queued:
             return 0
@@ -323,64 +322,64 @@ class Connection:
         return 0
 
     def end(self, stream_id: int) -> None:
-        """Queue the END: this side sends no more. Saying it twice is saying it once."""
+        """Queue the END: this end sends nothing more. Idempotent."""
         stream = self._table.streams.get(stream_id)
         if stream is not None:
-            self._outbox.put(stream, Outgoing(frames.END, b""))
+            self._send_queue.put(stream, Outgoing(frames.END, b""))
 
     def reset(self, stream_id: int, code: str, message: str, **fields: Any) -> None:
-        """End a stream for both sides at once; what was queued on it is dropped."""
+        """End a stream for both ends at once. Whatever was queued on it is dropped."""
         stream = self._table.streams.get(stream_id)
         if stream is not None:
             self._table.drop(stream)
-            self._outbox.put_reset(stream, code, message, fields)
+            self._send_queue.put_reset(stream, code, message, fields)
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether the stream is still there."""
+        """Whether the stream is not over."""
         return stream_id in self._table.streams
 
     def consumed(self, stream_id: int, credit: int) -> None:
-        """The owner dealt with something: let the far side send as much more.
+        """Let the other end send more, because an event was handled.
 
         Args:
             stream_id: The stream.
-            credit: What the event said that it cost.
+            credit: The ``credit`` of the event.
         """
         stream = self._table.streams.get(stream_id)
-        if stream is not None and stream.owes(credit):
-            self._outbox.put_credit(stream)
+        if stream is not None and stream.release_credit(credit):
+            self._send_queue.put_credit(stream)
 
     def quiesce(self) -> None:
-        """Host: ask the guest to come to rest. Nothing else is sent until it has; what was queued is dropped.
+        """Host: ask the guest to come to rest. Nothing else is sent until then, and whatever was queued is dropped.
 
         Raises:
-            ProtocolError: Not greeted.
+            ProtocolError: There was no handshake yet.
         """
         if not self._greeted:
-            raise ProtocolError("no guest can come to rest before the greeting")
+            raise ProtocolError("no guest can come to rest before the handshake")
         if not self._quiescing:
             self._quiescing = True
-            self._outbox.clear()
-            self._outbox.put_control(frames.encode(frames.QUIESCE, 0))
+            self._send_queue.clear()
+            self._send_queue.put_control(frames.encode(frames.QUIESCE, 0))
 
     def quiesced(self) -> bool:
-        """Guest: at rest. Every stream is gone, QUIESCED is the last frame, and only ``guest.wake`` is served.
+        """Guest: report that it is at rest. Every stream is gone, QUIESCED is the last frame, and only ``guest.wake`` is served.
 
         Returns:
-            False where nobody waits for it any more, because a HELLO came in between: then stay awake.
+            False if a HELLO came in between: nobody waits for it any more, and the guest must stay awake.
         """
         if not self._quiescing or not self._greeted:
             return False
         self._forget_streams()
         self.asleep, self.armed = True, False
-        self._outbox.put_control(frames.encode(frames.QUIESCED, 0))
+        self._send_queue.put_control(frames.encode(frames.QUIESCED, 0))
         return True
 
     def next_frame(self) -> bytes | None:
-        """The next frame for the wire, whole; None where nothing may be sent now. Not called again until it is written."""
+        """Return the next frame to write; None if nothing may be sent now. The owner writes it before it calls again."""
         if not self._greeted or (self._is_host and self._quiescing):
-            return self._outbox.next_control()
-        taken = self._outbox.next()
+            return self._send_queue.next_control()
+        taken = self._send_queue.next()
         if taken is None:
             return None
         frame, stream = taken
@@ -389,7 +388,7 @@ class Connection:
         return frame
 
     def next_batch(self, max_bytes: int = frames.GUEST_FRAME_MAX) -> bytes:
-        """Guest: whole frames joined for one write, until they are ``max_bytes`` or more; b"" where nothing may be sent now."""
+        """Guest: join whole frames for one write, until they have ``max_bytes`` or more. Empty if nothing may be sent now."""
         batch = []
         size = 0
         while size < max_bytes and (frame := self.next_frame()) is not None:
@@ -398,6 +397,6 @@ class Connection:
         return batch[0] if len(batch) == 1 else b"".join(batch)
 
     def take_events(self) -> list[events.Event]:
-        """Events that sending made (``Writable``); call it after :meth:`next_frame`."""
-        writable, self._outbox.writable = self._outbox.writable, []
+        """Return the ``Writable`` events that sending caused. Call it after :meth:`next_frame`."""
+        writable, self._send_queue.writable = self._send_queue.writable, []
         return [events.Writable(id_) for id_ in writable if id_ in self._table.streams]

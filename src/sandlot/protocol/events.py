@@ -1,4 +1,4 @@
-"""What a connection tells its owner. Plain slotted classes: the guest cannot afford dataclasses at its start."""
+"""Events that a connection returns to its owner. Plain classes with slots: importing dataclasses would slow the start of the guest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
 
 
 class Event:
-    """Something happened."""
+    """Base class of all events."""
 
     __slots__ = ()
 
 
 class Greeted(Event):
-    """Guest: a HELLO with a new nonce. Everything of the earlier connection is gone; write nothing of it any more."""
+    """Guest: a HELLO with a new nonce arrived. The earlier connection and its streams are gone; send nothing of them any more."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class Ready(Event):
 
 
 class Lost(Event):
-    """Guest: the bytes made no sense; every stream is gone until the next HELLO. The host is told by a LOST."""
+    """Guest: the bytes received are not valid. Every stream is gone until the next HELLO, and a LOST tells the host so."""
 
     __slots__ = ("reason",)
 
@@ -39,19 +39,19 @@ class Lost(Event):
 
 
 class QuiesceAsked(Event):
-    """Guest: come to rest, then call ``Connection.quiesced``."""
+    """Guest: the host asks for rest. Stop sending, then call ``Connection.quiesced``."""
 
     __slots__ = ()
 
 
 class Quiesced(Event):
-    """Host: the guest is at rest and every stream is gone."""
+    """Host: the guest is at rest, and every stream is gone."""
 
     __slots__ = ()
 
 
 class StreamEvent(Event):
-    """Something happened on one stream."""
+    """An event of one stream."""
 
     __slots__ = ("stream",)
 
@@ -60,7 +60,7 @@ class StreamEvent(Event):
 
 
 class Opened(StreamEvent):
-    """The far side opened a stream; ``head`` is its first message."""
+    """The other end opened a stream; ``head`` is its first message."""
 
     __slots__ = ("head",)
 
@@ -70,7 +70,7 @@ class Opened(StreamEvent):
 
 
 class Received(StreamEvent):
-    """A message, whole. Give ``credit`` back with ``Connection.consumed`` once it is dealt with."""
+    """A whole message arrived. Call ``Connection.consumed`` with ``credit`` once it is handled."""
 
     __slots__ = ("credit", "message")
 
@@ -81,7 +81,7 @@ class Received(StreamEvent):
 
 
 class Bytes(StreamEvent):
-    """Bytes of a channel. Give ``credit`` back with ``Connection.consumed`` once they are dealt with."""
+    """Bytes of a channel arrived. Call ``Connection.consumed`` with ``credit`` once they are handled."""
 
     __slots__ = ("channel", "credit", "data")
 
@@ -93,13 +93,13 @@ class Bytes(StreamEvent):
 
 
 class Ended(StreamEvent):
-    """The far side sends no more on this stream."""
+    """The other end sends nothing more on this stream."""
 
     __slots__ = ()
 
 
 class WasReset(StreamEvent):
-    """The stream is over; ``reason`` is a map with at least ``code`` and ``message``."""
+    """The other end reset the stream; ``reason`` is a map with at least ``code`` and ``message``."""
 
     __slots__ = ("reason",)
 
@@ -109,6 +109,6 @@ class WasReset(StreamEvent):
 
 
 class Writable(StreamEvent):
-    """The stream's queue is down to half of what it should hold: more may be queued."""
+    """The send queue of the stream is half empty: more may be queued."""
 
     __slots__ = ()

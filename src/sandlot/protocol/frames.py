@@ -1,22 +1,21 @@
-"""Frames: the unit that is written whole. A 12-byte header, then the payload.
+"""Frames: the unit that is written as a whole. A header of 12 bytes, then the payload.
 
 ======  ====  =====================================================
 offset  size  meaning
 ======  ====  =====================================================
-0       1     0xA5, so that a lost boundary is noticed
+0       1     0xA5, so that a lost frame boundary is detected
 1       1     type, see below
-2       1     flags: 1 = MORE (the message goes on in the next MESSAGE)
+2       1     flags: 1 = MORE (the message continues in the next MESSAGE)
 3       1     channel of DATA (0 stdin or body, 1 stdout, 2 stderr)
 4       4     stream, big endian; 0 is the connection itself
 8       4     payload length, big endian
 ======  ====  =====================================================
 
-Laws:
-- Host to guest a frame has at most 4,096 bytes with its header: PIPE_BUF, so that one non-blocking write takes all of
-  it or nothing (pipe(7)). Guest to host at most 64 KiB.
-- HELLO fills its 4,096 bytes: whatever half frame a guest may be waiting for, one HELLO completes it and the next one
-  is found by its magic.
-- The decoder never holds more than one frame, and refuses a bad header before it waits for the payload.
+- A frame from the host has at most 4,096 bytes with its header. This is PIPE_BUF: one non-blocking write takes all of it or nothing, pipe(7).
+  A frame from the guest has at most 64 KiB.
+- HELLO fills 4,096 bytes. If the guest still waits for the rest of a frame, one HELLO completes that frame, and the next HELLO is found by
+  its magic.
+- The decoder never holds more than one frame, and refuses an invalid header before it waits for the payload.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ HEADER_BYTES = 12
 HELLO = 1
 """Host to guest, stream 0: magic, nonce, lowest and highest generation, padding."""
 WELCOME = 2
-"""Guest to host, stream 0: magic, nonce, generation, state. The echo of a HELLO."""
+"""Guest to host, stream 0: magic, nonce, generation, sleep state. The answer to a HELLO."""
 OPEN = 3
 """Either end: a new stream and its first message."""
 MESSAGE = 4
-"""One structured value, or a piece of one."""
+"""One encoded value, or a piece of one."""
 DATA = 5
 """Bytes of a channel."""
 END = 6
-"""The sender sends no more on this stream."""
+"""The sender sends nothing more on this stream."""
 RESET = 7
-"""The stream is over for both: a structured reason."""
+"""The stream is over for both ends; the payload is the reason."""
 CREDIT = 8
-"""The receiver takes that much more of MESSAGE and DATA on this stream (32-bit, big endian); ``streams`` says what costs what."""
+"""The receiver takes that many more bytes of MESSAGE and DATA on this stream (32 bits, big endian). ``streams`` defines the cost of each."""
 QUIESCE = 9
-"""Host to guest, stream 0: come to rest."""
+"""Host to guest, stream 0: a request to come to rest."""
 QUIESCED = 10
-"""Guest to host, stream 0: at rest; the last frame before a checkpoint."""
+"""Guest to host, stream 0: the guest is at rest. The last frame before a checkpoint."""
 LOST = 11
-"""Guest to host, stream 0: what it read made no sense and every stream is gone; the reason as text."""
+"""Guest to host, stream 0: the bytes it read are invalid and every stream is gone; the payload is the reason as text."""
 
 NAMES = {
     HELLO: "HELLO",
@@ -77,7 +76,7 @@ FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED, LOST))
 
 
 class Frame:
-    """One frame as it was received."""
+    """A frame that was received."""
 
     __slots__ = ("channel", "more", "payload", "stream", "type")
 
@@ -89,20 +88,20 @@ class Frame:
         self.more = more
 
     def __repr__(self) -> str:
-        """For logs and tests; no payload, which may be secret."""
+        """Return a description for logs and tests. The payload is left out, because it may be secret."""
         return f"<{NAMES.get(self.type, self.type)} stream={self.stream} channel={self.channel} more={self.more} bytes={len(self.payload)}>"
 
 
 def encode(type_: int, stream: int, payload: bytes | memoryview = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
-    """The bytes of one frame; the caller keeps to its direction's size."""
+    """Encode a frame. The caller keeps to the size limit of its direction."""
     return HEADER.pack(SYNC, type_, MORE if more else 0, channel, stream, len(payload)) + payload
 
 
 class Decoder:
-    """Bytes in, frames out, for one direction.
+    """Decodes the frames of one direction.
 
     Args:
-        from_host: Whether the bytes come from the host (4,096-byte frames) or from a guest.
+        from_host: The bytes come from the host (frames of at most 4,096 bytes), not from a guest.
     """
 
     __slots__ = ("_buffer", "_from_host", "_max_payload")
@@ -114,18 +113,18 @@ class Decoder:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether no part of a frame is waiting for the rest."""
+        """Whether there is no incomplete frame."""
         return not self._buffer
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in; call :meth:`next` until it gives None."""
+        """Add bytes. Then call :meth:`next` until it returns None."""
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """The next whole frame, or None until more bytes come.
+        """Return the next whole frame; None if more bytes are needed.
 
         Raises:
-            ProtocolError: The bytes are no frame. The decoder is then good for :meth:`take_all` only.
+            ProtocolError: The bytes are not a frame. After that only :meth:`take_all` may be called.
         """
         buffer = self._buffer
         if len(buffer) < HEADER_BYTES:
@@ -140,7 +139,7 @@ class Decoder:
         return frame
 
     def take_all(self) -> bytes:
-        """Everything not yet decoded; the decoder is empty afterwards."""
+        """Remove and return all bytes that are not decoded yet."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest

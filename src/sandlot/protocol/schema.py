@@ -1,18 +1,18 @@
-"""The calls of one generation: what they take, what they tell on the way, what they give back.
+"""The calls of one generation of the protocol: their arguments, events and results.
 
-The tables below are the contract; ``schemas/1.json`` is their frozen copy, and a test fails where they differ, so that a
-change of the wire cannot pass for a change of the code.
+The tables below are the contract. ``schemas/1.json`` is their frozen copy; a test fails if the two differ, so that nobody changes the
+protocol by accident.
 
-How a call travels: the host opens a stream with ``{"call": name, "id": 16 bytes, "args": {...}}``. The guest answers with
-DATA and with messages ``{"event": name, ...}``, then one ``{"result": {...}}`` and END; or RESET with ``code`` (the
-``ErrorCode`` texts of the model), ``message`` and ``hint``. The host's DATA on channel 0 is standard input or a file's body, its END
-closes it. A stream that the guest opens begins with ``{"service": name, "args": {...}}``.
+A call: the host opens a stream with ``{"call": name, "id": 16 bytes, "args": {...}}``. The guest sends DATA and messages
+``{"event": name, ...}``, then one ``{"result": {...}}`` and END; or RESET with ``code`` (an ``ErrorCode`` of the model), ``message`` and
+``hint``. DATA of the host on channel 0 is standard input or the contents of a file; its END ends them. A stream that the guest opens begins
+with ``{"service": name, "args": {...}}``.
 
-Repeats: the guest remembers ids. A call whose id it has seen is not done twice: one that is done answers as it did, one
-that is under way is attached to (``process.start``, ``kernel.execute``). Results of other calls are kept for the last 1,024.
+Repeated calls: the guest remembers the ids of calls, and does not execute a call twice. A call that has ended returns the same result; a
+call in progress is attached to (``process.start``, ``kernel.execute``). The results of the last 4,096 other calls are kept.
 
-Field kinds: str bytes int float bool any, list[str], list[map], map[str] (text to text), map (text to anything); a ``?``
-after the kind allows None, which is also what an absent field means.
+Types of fields: str bytes int float bool any, list[str], list[map], map[str] (text to text), map (text to anything). A ``?`` after the type
+allows None, which is also the value of an absent field.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ STDOUT = 1
 STDERR = 2
 
 PACKAGES = "packages"
-"""The service of the host that answers for package indexes: bytes on channel 0 both ways, one stream for each connection."""
+"""Name of the host's service for package indexes. Each stream carries the bytes of one connection on channel 0, in both directions."""
 PACKAGES_PORT = 4479
-"""Where the guest listens for those, on the sandbox's own 127.0.0.1; what images' package managers are configured for."""
+"""Port on the sandbox's own 127.0.0.1 on which the guest listens for package managers. The images configure it."""
 
 OUTPUT_BUFFER_BYTES = 1024 * 1024
-"""What the guest keeps of each output channel for readers that come back."""
+"""Bytes of each output channel that the guest keeps for readers that attach later."""
 
 OUTPUT_PARAMS = {"stdout_from": "int?", "stderr_from": "int?"}
-"""Byte offsets to go on from: None is the oldest that is kept."""
+"""Offset in bytes of the first byte wanted, for each channel; None begins with the oldest byte that is kept."""
 
 _PROCESS = {
     "process": "str",
@@ -48,10 +48,10 @@ _PROCESS = {
     "reason": "str?",
     "exit_code": "int?",
     "signal": "int?",
-    "duration_s": "float",  # so far, where it runs
+    "duration_s": "float",  # until now if it still runs
     "pty": "bool",
-    "stdin": "bool",  # whether it takes input, still
-    "stdin_bytes": "int",  # that came for it so far, taken or waiting
+    "stdin": "bool",  # it still takes input
+    "stdin_bytes": "int",  # received so far, read by the process or waiting
     "stdout_bytes": "int",
     "stderr_bytes": "int",
 }
@@ -74,7 +74,7 @@ _ENDED = {
     "exit_code": "int?",
     "signal": "int?",
     "duration_s": "float",
-    # Of it and of the children that it waited for, getrusage(2); None where nobody knows.
+    # Of the process and the children that it waited for, getrusage(2); None if unknown.
     "cpu_s": "float?",
     "peak_bytes": "int?",
 }
@@ -84,28 +84,28 @@ _KERNEL = {
     "cwd": "str",
     "state": "str",
     "execution_count": "int",
-    "pid": "int?",  # None where no process runs
+    "pid": "int?",  # None if no process runs
 }
 _CELL_EVENTS = {
     "started": {"count": "int"},
     # Bytes of a channel (1 or 2) that are no longer kept.
     "lost": {"channel": "int", "bytes": "int"},
-    # data: MIME type to text or bytes; main: the value of the last expression; update: in place of what had that id before.
+    # data: MIME type to text or bytes; main: the value of the last expression; update: replaces the display with that id.
     "display": {"data": "map", "main": "bool", "metadata": "map?", "display_id": "str?", "update": "bool?"},
-    # wait: not before the next display.
+    # wait: clear only when the next display arrives.
     "clear": {"wait": "bool"},
     "error": {"name": "str", "value": "str", "traceback": "list[str]"},
 }
 # status: one of CELL_STATUSES.
 _CELL_RESULT = {"status": "str", "execution_count": "int", "duration_s": "float"}
 
-#: Maps that stand inside lists of results, for the reader and for the frozen copy.
+#: Maps inside the lists of results.
 RECORDS = {"process": _PROCESS, "entry": _ENTRY, "kernel": _KERNEL}
 
-#: call -> what it takes ("args"), tells ("events") and gives ("result").
+#: Arguments ("args"), events and result of each call.
 CALLS: dict[str, dict[str, Any]] = {
     "guest.wake": {
-        # The first call of every life: after boot, restore, fork and wake. The only one that an asleep guest serves.
+        # The first call after boot, restore, fork and wake. The only call that a sleeping guest serves.
         "args": {
             "identity": "str",
             "hostname": "str",
@@ -113,7 +113,7 @@ CALLS: dict[str, dict[str, Any]] = {
             "entropy": "bytes",
             "clock_unix_ns": "int",
             "pids": "int",
-            # The limit, where it holds: what the guest goes by to end who is greedy before the sandbox is.
+            # Memory limit, if there is one. The guest kills the largest program before the limit ends the whole sandbox.
             "memory_bytes": "int?",
             "deadline_s": "float?",
             "workspace": "str",
@@ -124,7 +124,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.info": {
         "args": {},
         "events": {},
-        # tasks: processes and threads, PID 1 excepted: what the limit of pids counts. cpu_s: what they and those before them took.
+        # tasks: processes and threads without PID 1, as the pid limit counts them. cpu_s: of all processes so far, ended ones included.
         "result": {
             "generation": "int",
             "identity": "str",
@@ -135,12 +135,12 @@ CALLS: dict[str, dict[str, Any]] = {
             "streams": "int",
         },
     },
-    # Refused with conflict where more run than would be allowed. memory_bytes: None is as before.
+    # Refused with conflict if more processes run than would be allowed. memory_bytes: None leaves the limit as it is.
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
-    # Around a checkpoint that the guest outlives: armed, the next HELLO finds it asleep, as what is restored from the checkpoint must be.
+    # Around a checkpoint that the guest survives. While armed, the next HELLO finds the guest asleep, as one restored from the checkpoint must be.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
-    # What kernels are forked from, and the first one, made now; answered when they are ready, so that a snapshot holds them. Lean: only
-    # the first one is left then, which takes half the memory; what others are forked from is made anew when one is asked for.
+    # Starts the fork server for kernels and the first kernel. The result comes when they are ready, so that a snapshot contains them.
+    # lean: keep only the first kernel, which takes half the memory; the fork server is started again when another kernel is needed.
     "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
@@ -153,13 +153,13 @@ CALLS: dict[str, dict[str, Any]] = {
             "stdin": "bool",
             "timeout_s": "float?",
             "attach": "bool",
-            # Both make it the leader of a session on a terminal of that size: all output on channel 1, and always with input.
+            # Both set: the process leads a session on a terminal of that size. All output is on channel 1, and it always takes input.
             "rows": "int?",
             "cols": "int?",
-            # Of the service's own: process.list does not tell of it.
+            # A process of the service itself, left out of process.list.
             "hidden": "bool?",
         },
-        # lost: that many bytes of a channel (1 or 2) are no longer kept.
+        # lost: number of bytes of a channel (1 or 2) that are no longer kept.
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         # reason: one of PROCESS_REASONS. Without attach the result comes at once, with reason None.
         "result": _ENDED,
@@ -169,62 +169,62 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         "result": _ENDED,
     },
-    # Comes when the process itself has ended, whoever reads its output or does not; none of it travels.
+    # The result comes when the process itself has ended, whether its output is read or not. No output is sent.
     "process.wait": {
         "args": {"process": "str"},
         "events": {},
         "result": _ENDED,
     },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
-    # Of a terminal only.
+    # For processes on a terminal only.
     "process.resize": {"args": {"process": "str", "rows": "int", "cols": "int"}, "events": {}, "result": {"running": "bool"}},
     "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
     "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},
-    # A context: a kernel with state, of one language. The id is the host's choice; one that is there already is given back as it is.
+    # A context: a language with a kernel that keeps its state. The host chooses the id; if it exists already, the result describes it.
     "kernel.create": {"args": {"kernel": "str", "language": "str", "cwd": "str?", "env": "map[str]"}, "events": {}, "result": _KERNEL},
     "kernel.list": {"args": {}, "events": {}, "result": {"kernels": "list[map]"}},
     "kernel.remove": {"args": {"kernel": "str"}, "events": {}, "result": {}},
-    # Cells of one kernel run one after another; the timeout begins when the cell does.
+    # Cells of one kernel run one after the other. The timeout begins when the cell starts.
     "kernel.execute": {
         "args": {
             "kernel": "str",
-            # Makes the kernel where there is none of that id.
+            # Creates the context if the id does not exist.
             "language": "str?",
             "code": "str",
             "env": "map[str]",
             "timeout_s": "float?",
             "silent": "bool?",
             "store_history": "bool?",
-            # Where it fails, those that wait behind it are aborted.
+            # If the cell fails, the cells that wait behind it are aborted.
             "stop_on_error": "bool?",
         },
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
     "kernel.attach": {
-        # wait: false has the result come once all that there is was told; its status is "running" where the cell is not done.
+        # wait: if false, the result comes after everything that there is now; its status is "running" if the cell has not ended.
         "args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS, "wait": "bool?"},
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
-    # Of an execution: only that one, whatever kernel has it; it is aborted where it waits. running: whether there was something to interrupt.
+    # execution: interrupts only this one, in any kernel, and aborts it if it waits. running: there was something to interrupt.
     "kernel.interrupt": {"args": {"kernel": "str", "execution": "str?"}, "events": {}, "result": {"running": "bool"}},
     "kernel.restart": {"args": {"kernel": "str"}, "events": {}, "result": {}},
-    # The body comes on channel 0; None as the length means to the end.
+    # The contents are sent on channel 0. length None: to the end of the file.
     "file.read": {
         "args": {"path": "str", "user": "str", "offset": "int", "length": "int?"},
         "events": {"stat": _ENTRY},
         "result": {"bytes": "int"},
     },
-    # Written beside it and renamed at the END of the body, so that a broken transfer leaves the old file.
+    # The guest writes a temporary file and renames it at the END, so that a broken transfer leaves the old file.
     "file.write": {
         "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool"},
         "events": {},
         "result": _ENTRY,
     },
     "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool"}, "events": {}, "result": _ENTRY},
-    # By name. offset: how many names to skip, so that a long folder is read in pages; those that vanish meanwhile are left out.
+    # Sorted by name. offset: number of names to skip, for reading a long folder in pages. Entries removed meanwhile are left out.
     "file.list": {
         "args": {"path": "str", "user": "str", "limit": "int", "offset": "int?"},
         "events": {},
@@ -233,12 +233,12 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
-    # A connection to the sandbox's own loopback: bytes on channel 0 both ways once it is connected. The host's END is its end of file,
-    # the event its program's; the result comes when both have ended, or the program has and takes nothing any more.
+    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. The host's END and the event
+    # "end" of the program are ends of file. The result comes when both have ended, or the program has ended and takes nothing more.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 
-#: What the host holds replies and events to; beyond it a guest breaks a law. Texts in characters, lists in items.
+#: Limits of results and events; a guest that exceeds one violates the protocol. Texts in characters, lists in items.
 LIMITS = {
     "name": 255,
     "path": 4095,
@@ -258,10 +258,10 @@ LIMITS = {
     "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
 }
 
-#: Processes and threads beyond the limit of a sandbox that are let live: at least so many, or one to so many that are allowed.
+#: Processes and threads above the limit of a sandbox that the guest does not kill: at least so many, or a share of the limit.
 PIDS_SLACK_LEAST, PIDS_SLACK_SHARE = 8, 8
 
-#: What a guest may give as the code of a RESET. Any other counts as ``internal``: a guest does not say who is authenticated.
+#: Codes that a guest may send in a RESET. Any other becomes ``internal``: a guest must not send errors about authentication, for example.
 RESET_CODES = (
     "invalid_request",
     "not_found",
@@ -280,13 +280,13 @@ RESET_CODES = (
     "busy",
     "internal",
 )
-#: What tunnels lead to.
+#: The addresses that tunnels connect to.
 LOOPBACK = ("127.0.0.1", "::1")
 #: TCP has no higher number (RFC 9293 3.1).
 MOST_PORT = 65535
-#: oom: the guest killed it for memory.
+#: oom: the guest killed the process for lack of memory.
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
-#: running: not done. timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.
+#: running: not ended. timeout: interrupted. killed: its kernel was killed. oom: its kernel was killed for lack of memory. aborted: it never ran.
 CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")
 LANGUAGES = ("python", "bash", "javascript")
@@ -294,12 +294,12 @@ ENTRY_KINDS = ("file", "directory", "symlink", "other")
 
 
 def most_pids(limit: int) -> int:
-    """How many processes and threads the guest lets live under a limit; beyond it ends the largest family. Pure."""
+    """Return the number of processes and threads that the guest allows under a limit. Above it, the guest kills the largest session. Pure."""
     return limit + max(PIDS_SLACK_LEAST, limit // PIDS_SLACK_SHARE)
 
 
 def mismatch(fields: Mapping[str, str], given: Any) -> str:
-    """Why a map does not fit its fields, or "" where it does. Unknown fields do not fit; absent ones are None.
+    """Return why a map does not match its fields, or "" if it does. Unknown fields do not match; absent fields are None.
 
     Args:
         fields: name -> kind.

@@ -1,13 +1,11 @@
-"""One stream's state: what waits to be sent, what the far side still takes, what it may still send.
+"""The state of one stream: its send queue, and the credit of both directions.
 
-Laws:
-- DATA and MESSAGE count against credit, OPEN does not; the first window is the same for everybody, so that a stream can
-  start without a round trip.
-- A DATA frame or a message may begin while any credit is left, and is charged whole: its payload, ``COST_MIN`` at least.
-  So one that has begun never waits for credit in the middle, and what a receiver holds of a stream is bounded by a window
-  and one frame or message, however small or however many its pieces are.
-- A receiver that sees something begin without credit ends the connection.
-- Order within a stream is kept, across channels too.
+- DATA and MESSAGE use credit, OPEN does not. Every stream begins with the same credit, so that it can start without a round trip.
+- A DATA frame or a message may begin while any credit is left, and is charged as a whole: its payload, at least ``COST_MIN``. One that has
+  begun never waits for credit in the middle. A receiver holds at most a window and one frame or message of a stream, whatever the number
+  and size of its pieces.
+- A receiver that gets data without credit ends the connection.
+- The order within a stream is kept, across channels too.
 """
 
 from __future__ import annotations
@@ -17,22 +15,22 @@ from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.fast_imports import deque
 
 WINDOW_BYTES = 256 * 1024
-"""Credit of a new stream in either direction, and the most that is ever outstanding."""
+"""Credit of a new stream in either direction, and the largest amount that is ever outstanding."""
 
 COST_MIN = 128
-"""What the smallest frame costs: about what it takes to keep one in memory."""
+"""Cost of the smallest frame in bytes: about the memory that one takes."""
 
 QUEUE_BYTES = 128 * 1024
-"""A sender should stop at this many queued bytes of one stream until it is told ``Writable``."""
+"""A sender should stop at this many queued bytes of one stream until the event ``Writable``."""
 
 
 def cost(size: int) -> int:
-    """What a DATA frame or a whole message of that many payload bytes is charged."""
+    """Return the credit that a DATA frame or whole message of that many payload bytes costs."""
     return max(size, COST_MIN)
 
 
 class Outgoing:
-    """A piece of work for the wire: one OPEN, MESSAGE, DATA or END and how far it got."""
+    """One OPEN, MESSAGE, DATA or END that is to be sent, and how much of it was sent."""
 
     __slots__ = ("at", "channel", "payload", "size", "type")
 
@@ -66,7 +64,7 @@ class Stream:
     def __init__(self, id_: int, *, is_known: bool) -> None:
         self.id = id_
         self.is_known = is_known
-        """Whether the far side has heard of it, that is, whether its OPEN left."""
+        """Whether the OPEN of the stream was sent."""
         self.queue: deque[Outgoing] = deque()
         self.queued_bytes = 0
         self.has_turn = False
@@ -82,7 +80,7 @@ class Stream:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def put(self, item: Outgoing) -> bool:
-        """Queue something to send; False after the END, where nothing can follow."""
+        """Queue an item; return False after the END, because nothing can follow it."""
         if self.end_queued:
             return False
         self.end_queued = item.type == frames.END
@@ -92,19 +90,19 @@ class Stream:
 
     @property
     def lacks_credit(self) -> bool:
-        """Whether the next thing to send has to wait for the far side."""
+        """Whether the next item has to wait for credit."""
         item = self.queue[0]
         return self.credit_out <= 0 and (item.type == frames.DATA or (item.type == frames.MESSAGE and not item.at))
 
     def take(self, max_payload: int, *, may_fragment: bool) -> tuple[bytes, bool] | None:
-        """The next frame of this stream, and whether a message is in pieces after it.
+        """Take the next frame of this stream. Not called while :attr:`lacks_credit` is true.
 
         Args:
-            max_payload: The direction's frame size less the header.
-            may_fragment: Whether this stream may be (or is) the one whose message is in pieces.
+            max_payload: Largest frame of this direction without the header, in bytes.
+            may_fragment: This stream may be the one whose message is in pieces, or is it already.
 
         Returns:
-            None where another stream's message has to be finished first. Not called where :attr:`lacks_credit`.
+            The frame, and whether a message is in pieces after it. None if a message of another stream must be finished first.
         """
         item = self.queue[0]
         if item.type == frames.END:
@@ -131,10 +129,10 @@ class Stream:
         return frame, more
 
     def granted(self, size: int) -> None:
-        """The far side takes that many more.
+        """Add credit that the other end granted.
 
         Raises:
-            ProtocolError: It grants nothing, or more than it was sent.
+            ProtocolError: It granted nothing, or more than was sent to it.
         """
         self.credit_out += size
         if not size or self.credit_out > WINDOW_BYTES:
@@ -143,30 +141,30 @@ class Stream:
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def begins(self) -> None:
-        """A DATA frame or a message begins to arrive.
+        """Check that a DATA frame or a message may begin to arrive.
 
         Raises:
-            ProtocolError: There is no credit for it.
+            ProtocolError: The other end has no credit left.
         """
         if self.credit_in <= 0:
             raise ProtocolError(f"stream {self.id} was sent more than its credit")
 
     def arrived(self, size: int) -> int:
-        """A DATA frame or a whole message of that size has arrived; what it costs."""
+        """Charge a DATA frame or whole message that has arrived, and return its cost."""
         price = cost(size)
         self.credit_in -= price
         return price
 
-    def owes(self, price: int) -> bool:
-        """Something was dealt with: whether it is time to tell the far side so."""
+    def release_credit(self, price: int) -> bool:
+        """Release the credit of something that was handled; return whether a CREDIT should be sent now."""
         self.owed += price
         if self.credit_due or self.remote_ended or self.owed * 2 < WINDOW_BYTES:
             return False
         self.credit_due = True
         return True
 
-    def grant(self) -> int:
-        """How much credit to tell the far side of now."""
+    def take_grant(self) -> int:
+        """Return the credit to grant now."""
         granted, self.owed = self.owed, 0
         self.credit_due = False
         self.credit_in += granted
@@ -174,7 +172,7 @@ class Stream:
 
 
 class Assembly:
-    """The one message of a direction that is in pieces."""
+    """The one message of a direction that is arriving in pieces."""
 
     __slots__ = ("_bytes", "_limit", "opening", "stream")
 
@@ -183,16 +181,16 @@ class Assembly:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the pieces."""
+        """Drop the pieces."""
         self.stream = 0
         self.opening = False
         self._bytes = bytearray()
 
     def add(self, frame: frames.Frame) -> bytes | None:
-        """Add a frame's payload; the whole message where it is complete.
+        """Add the payload of a frame; return the whole message if it is complete.
 
         Raises:
-            ProtocolError: A second message in pieces, or one beyond the limit.
+            ProtocolError: A second message is in pieces, or the message is too long.
         """
         if self.stream != frame.stream:
             if not frame.more:

@@ -1,14 +1,13 @@
-"""Tar archives as bytes, sans-I/O: bytes in, members and their content out; and members' heads as bytes.
+"""Tar archives as bytes, without I/O: reads an archive into members and their contents, and writes the headers of members.
 
-Understood: POSIX's ustar and pax formats (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"), GNU's long names
-and large numbers ("Basic Tar Format" in the manual of GNU tar), and the old format before both. Written: ustar, with a pax header where
-a name or a size does not fit it.
+Reads the ustar and pax formats of POSIX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"), long names and large
+numbers of GNU tar ("Basic Tar Format" in its manual), and the format before both. Writes ustar, with a pax header if a name or a size
+does not fit.
 
-Laws:
-- An archive is hostile: nothing is made of what is only announced, every head is checked, and what is refused is named.
-- However long an archive is, reading it takes a few megabytes of memory at most.
-- Files, folders, symbolic and hard links only. Devices, pipes, sparse files and parts of a larger archive are refused.
-- A name is what the file system will get: text by UTF-8, with PEP 383's surrogates where it is none.
+- An archive may be hostile: no memory is reserved for an announced size, every header is checked, and errors name the entry.
+- Reading takes a few megabytes of memory at most, whatever the length of the archive.
+- Only files, folders, symbolic and hard links are accepted. Devices, pipes, sparse files and parts of a larger archive are refused.
+- Names are decoded as UTF-8, with the surrogates of PEP 383 for other bytes, so that the file system gets the same bytes.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 512
 END = bytes(2 * BLOCK_BYTES)
-"""What ends an archive."""
+"""The last blocks of an archive."""
 
 FILE, FOLDER, SYMLINK, HARDLINK = "file", "directory", "symlink", "hardlink"
 
 META_BYTES = 1024 * 1024
-"""Of one pax header or long name."""
+"""Largest pax header or long name in bytes."""
 METAS = 16
-"""Such heads before one member."""
+"""Largest number of such headers before one member."""
 NAME_BYTES = 255
 PATH_BYTES = 4095
 LATEST_S = 253402300799
 """The end of the year 9999."""
 KEPT = frozenset({b"path", b"linkpath", b"size", b"SANDLOT.code", b"SANDLOT.error", b"GNU.sparse"})
-"""Keywords of pax headers that mean something here. Others are passed over: what they say is not kept, however much it is."""
+"""Keywords of pax headers that are used. The values of others are not kept."""
 _FITS_BYTES = 8**11
 _SHOWN = 200
 
@@ -49,11 +48,11 @@ _KINDS = {b"0": FILE, b"\0": FILE, b"7": FILE, b"1": HARDLINK, b"2": SYMLINK, b"
 
 
 class TarError(Exception):
-    """An archive is broken, or holds what is not taken.
+    """An archive is broken, or has an entry of a kind that is refused.
 
     Args:
-        message: What is wrong, one sentence that names the member.
-        name: The member's, or the last one's before; empty where there was none.
+        message: One sentence about the fault, which names the entry.
+        name: Name of the entry, or of the last one before the fault; empty if there was none.
     """
 
     def __init__(self, message: str, name: str = "") -> None:
@@ -66,12 +65,12 @@ class Member:
     """One member of an archive.
 
     Args:
-        name: Its path as it is written there.
+        name: Its path as written in the archive.
         kind: FILE, FOLDER, SYMLINK or HARDLINK.
-        size: Bytes of content; 0 of anything but files.
-        mode: Permission bits, as they are written.
-        mtime_s: Seconds since 1970, UTC.
-        target: What a link points to.
+        size: Size of the content in bytes; 0 for anything but files.
+        mode: Permission bits as written in the archive.
+        mtime_s: Time of the last change in seconds since 1970, UTC.
+        target: Target of a link.
     """
 
     __slots__ = ("kind", "mode", "mtime_s", "name", "size", "target")
@@ -95,15 +94,15 @@ FINISHED = Finished()
 
 
 def shown(name: str) -> str:
-    """A name for a message: quoted, cut, and without anything that commands a terminal."""
+    """Return a name for a message: quoted, cut, and without control characters."""
     return ascii(name) if len(name) <= _SHOWN else ascii(name[:_SHOWN]) + "..."
 
 
 def parts(name: str) -> list[str]:
-    """A member's path as names below the folder that it is unpacked in; none where it is that folder. Pure.
+    """Split the path of a member into names below the target folder; an empty list means the folder itself. Pure.
 
     Raises:
-        TarError: It leads elsewhere, or no file can have it.
+        TarError: The path leads out of the folder, or is not valid for a file.
     """
     if name.startswith("/"):
         raise TarError(f"The archive's entry {shown(name)} has an absolute path.", name)
@@ -116,17 +115,17 @@ def parts(name: str) -> list[str]:
 
 
 def check_target(member: Member, depth: int) -> None:
-    """See to it that a symbolic link leads nowhere outside. Pure.
+    """Check that a symbolic link stays inside the target folder. Pure.
 
-    It may climb no further than to the folder itself, and only at its beginning: what comes after a name may be another link, where ``..``
-    means something else than it looks like.
+    Its ``..`` may lead up to the target folder at most, and must stand at the beginning of the path. Reason: a name before ``..`` may be
+    another link, and ``..`` is then relative to the target of that link.
 
     Args:
         member: The link.
-        depth: How many folders, below the one that is unpacked in, it lies in.
+        depth: Number of folders between the target folder and the link.
 
     Raises:
-        TarError: It does.
+        TarError: The link leads out of the folder.
     """
     names = [part for part in member.target.split("/") if part not in {"", "."}]
     climbs = 0
@@ -137,14 +136,14 @@ def check_target(member: Member, depth: int) -> None:
 
 
 class Reader:
-    """An archive that is being read. Feed it, then close it."""
+    """Reads an archive. Call :meth:`feed` with its bytes, then :meth:`close`."""
 
     __slots__ = ("_block", "_extended", "_global", "_last", "_left", "_meta", "_metas", "_skip", "_zeros", "began", "ended")
 
     def __init__(self) -> None:
         self.began = False
         self.ended = False
-        """Whether its end was there; what follows is of no interest."""
+        """The end of the archive was read; bytes after it are ignored."""
         self._block = bytearray()
         self._left = 0
         self._skip = 0
@@ -156,10 +155,12 @@ class Reader:
         self._global: dict[str, bytes] = {}
 
     def feed(self, data: bytes) -> Iterator[Member | memoryview | Finished]:
-        """Take the next bytes; gives members, their content in pieces that are to be used at once, and FINISHED after each file's.
+        """Read the next bytes. Yields members, pieces of their content, and FINISHED after the content of each file.
+
+        A piece is valid only until the next step of the iterator.
 
         Raises:
-            TarError: It is broken, or holds what is not taken.
+            TarError: The archive is broken, or has an entry of a kind that is refused.
         """
         view, at = memoryview(data), 0
         while at < len(view) and not self.ended:
@@ -181,7 +182,7 @@ class Reader:
                 self._block += piece
                 at += len(piece)
                 if len(self._block) == BLOCK_BYTES:
-                    member = self._head(bytes(self._block))
+                    member = self._read_header(bytes(self._block))
                     self._block.clear()
                     if member is not None:
                         yield member
@@ -189,20 +190,20 @@ class Reader:
                             yield FINISHED
 
     @property
-    def said(self) -> dict[str, str]:
-        """The words of the whole archive (pax's global header) that mean something here, as text."""
+    def global_values(self) -> dict[str, str]:
+        """The used values of the global pax header, which are about the whole archive, as text."""
         return {key: value.decode("utf-8", "replace") for key, value in self._global.items()}
 
     def close(self) -> None:
-        """There are no more bytes.
+        """End the reading.
 
         Raises:
-            TarError: There should be.
+            TarError: The archive is not complete.
         """
         if not self.ended:
             raise TarError(f"The archive breaks off{self._after()}." if self.began else "This is no tar archive.", self._last)
 
-    def _head(self, block: bytes) -> Member | None:
+    def _read_header(self, block: bytes) -> Member | None:
         if not any(block):
             self.began = True
             self._zeros += 1
@@ -236,7 +237,7 @@ class Reader:
                 raise self._broken("size")
             size = int(extended["size"])
         if word != FILE:
-            size = 0  # what a link is said to have is its target's
+            size = 0  # the size in the header of a link is that of its target
         self._left = size
         self._skip = -size % BLOCK_BYTES
         target = _text(extended["linkpath"]) if "linkpath" in extended else _text(_field(block[157:257]))
@@ -251,10 +252,10 @@ class Reader:
         return _text(prefix + b"/" + name if prefix else name)
 
     def _check(self, block: bytes) -> None:
-        """Whether it is a head: the sum of its bytes, its own field taken as blanks. Some old programs summed signed bytes."""
+        """Check the checksum of a header: the sum of its bytes, with blanks for the checksum itself. Some old programs added signed bytes."""
         rest = block[:148] + b" " * 8 + block[156:]
-        total, told = sum(rest), self._number(block[148:156], "checksum")
-        if told not in {total, total - 256 * sum(byte >> 7 for byte in rest)}:
+        total, written = sum(rest), self._number(block[148:156], "checksum")
+        if written not in {total, total - 256 * sum(byte >> 7 for byte in rest)}:
             raise self._broken("checksum")
 
     def _begin_meta(self, kind: bytes, size: int) -> None:
@@ -282,7 +283,7 @@ class Reader:
         return len(piece)
 
     def _records(self, data: bytes) -> dict[str, bytes]:
-        """Those of a pax header's records that mean something: a number (the length of the whole), a blank, KEY=VALUE and a line feed."""
+        """Return the used records of a pax header. A record is its length in digits, a blank, KEY=VALUE and a line feed."""
         found, at = {}, 0
         while at < len(data):
             digits, space, _ = data[at : at + 20].partition(b" ")
@@ -300,7 +301,7 @@ class Reader:
         return found
 
     def _number(self, field: bytes, what: str) -> int:
-        """A number in octal digits, or in binary where the first bit is set (GNU's base 256)."""
+        """Parse a number in octal digits, or in binary if its first bit is set (base 256 of GNU tar)."""
         if field[0] & 0x80:
             value = int.from_bytes(field, "big") - (1 << (len(field) * 8 - 1))
             if field[0] & 0x40 or value >= 1 << 63:
@@ -312,7 +313,7 @@ class Reader:
         return int(digits or b"0", 8)
 
     def _lenient(self, field: bytes) -> int:
-        """A number that nothing depends on."""
+        """Parse a number on which nothing depends; 0 if it is invalid."""
         try:
             return self._number(field, "")
         except TarError:
@@ -327,11 +328,11 @@ class Reader:
         return TarError(f"The archive is broken{self._after()}: the {what} of what follows is wrong.", self._last)
 
 
-def head(member: Member) -> bytes:
-    """What stands before a member's content. Pure.
+def header(member: Member) -> bytes:
+    """Return the header of a member. Pure.
 
     Args:
-        member: A folder's name ends with a slash here, whether it does there or not.
+        member: The member. The written name of a folder always ends with a slash.
     """
     name, target = _bytes(member.name.rstrip("/") + "/" if member.kind == FOLDER else member.name), _bytes(member.target)
     records = b""
@@ -348,14 +349,14 @@ def head(member: Member) -> bytes:
     return _block(b"PaxHeader", Member("", FILE, size=len(records), mtime_s=member.mtime_s), b"x", b"") + records + padding(len(records)) + block
 
 
-def message(key: str, text: str) -> bytes:
-    """A pax header that holds a word of ours to whoever knows it; others pass over it (POSIX: keywords in capitals are a vendor's). Pure."""
+def message_header(key: str, text: str) -> bytes:
+    """Return a global pax header with a keyword of Sandlot. Other programs ignore it (POSIX reserves keywords in capitals for vendors). Pure."""
     record = _record(key.encode(), text.encode("utf-8", "replace"))
     return _block(b"PaxHeader", Member("", FILE, size=len(record)), b"g", b"") + record + padding(len(record))
 
 
 def padding(size: int) -> bytes:
-    """What stands after content of that size."""
+    """Return the zeros that follow content of that size."""
     return bytes(-size % BLOCK_BYTES)
 
 

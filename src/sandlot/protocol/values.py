@@ -1,25 +1,24 @@
-"""Structured values on the wire: a strict subset of MessagePack, so that binary travels as bytes; and messages, one value each.
+"""Encodes values in a strict subset of MessagePack, and frames messages of one value each.
 
-MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md) and not JSON, because PNGs and file contents are
-bytes; written here, because the guest and the image's python have the standard library only. The tests hold it
-against the reference implementation.
+MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md) instead of JSON, because images and file contents are bytes. It is
+implemented here, because the guest and the python of an image have the standard library only. The tests compare it with the reference
+implementation.
 
-Laws:
-- Carried: None, bool, int of 64 bits, float (64-bit), str, bytes, list, dict with str keys. Nothing else.
-- Decoding is bounded: depth at most 16, at most 100,000 items, nothing is made of what is only announced.
+- Types: None, bool, int of 64 bits, float of 64 bits, str, bytes, list, dict with str keys. Nothing else.
+- Decoding is bounded: depth at most 16, at most 100,000 items, and no memory is reserved for an announced length.
 - ``decode(encode(x)) == x``; ``decode`` takes exactly one value and refuses trailing bytes, duplicate keys and
   invalid UTF-8. Text that has lone surrogates is encoded with ``?`` in their place.
 - A message is one encoded value with its length before it: four bytes, big-endian. Sockets and pipes inside a sandbox carry
   messages; the link between host and guest has frames instead.
 
-This module stands alone and runs on python 3.8 and newer.
+This module imports nothing of Sandlot, and runs on python 3.8 and newer.
 """
 
 from __future__ import annotations
 
 import struct
 
-TYPE_CHECKING = False  # typing's own name for it, without the cost of importing typing
+TYPE_CHECKING = False  # as in typing, without the cost of importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
@@ -40,7 +39,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class BadValue(Exception):  # noqa: N818 - a value, not an error of this program
-    """Bytes that are no value, or a value that cannot be carried."""
+    """The bytes are not an encoded value, or the value cannot be encoded."""
 
 
 class MessageTooLargeError(BadValue):
@@ -54,7 +53,7 @@ def encode(value: Any) -> bytes:
     """Encode one value.
 
     Raises:
-        BadValue: A type, an integer or a depth that the wire does not carry.
+        BadValue: The value has a type, an integer or a depth that cannot be encoded.
     """
     parts: list[bytes] = []
     _put(value, parts.append, 0)
@@ -172,7 +171,7 @@ def decode(raw: bytes) -> Any:
     """Decode exactly one value.
 
     Raises:
-        BadValue: Truncated, trailing, too deep, too many items, or not of the subset.
+        BadValue: The bytes are truncated, have trailing bytes, are too deep, have too many items, or are outside of the subset.
     """
     reader = _Reader(bytes(raw))
     value = reader.value(0)
@@ -182,7 +181,7 @@ def decode(raw: bytes) -> Any:
 
 
 class _Reader:
-    """Where a decode has got to: ``at`` in ``raw``, with room for that many more items."""
+    """The state of a decode: the position ``at`` in ``raw``, and how many more items are allowed."""
 
     __slots__ = ("at", "items_left", "raw")
 

@@ -94,7 +94,7 @@ class Subject:
 
     async def run(self, *argv: str, user: User = User.USER, timeout_s: float | None = 120, stdin: bytes | None = None) -> Done:
         """Run a command to its end."""
-        call = await self.link.start(ProcessSpec(argv=argv, user=user, cwd="/", timeout_s=timeout_s, stdin=stdin is not None))
+        call = await self.link.processes.start(ProcessSpec(argv=argv, user=user, cwd="/", timeout_s=timeout_s, stdin=stdin is not None))
         text: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         async def feed() -> None:
@@ -121,7 +121,7 @@ class Subject:
 async def meet(instance: Instance, limits: Limits = SMALL) -> AsyncIterator[Subject]:
     """Greet the guest of a live sandbox, and wake it where it sleeps; the sandbox lives on afterwards."""
     stream: ByteStream = await instance.connect()
-    link = await Link.greet(stream)
+    link = await Link.open(stream)
     try:
         if link.asleep:
             await link.wake(identity="sb-test", hostname="sandbox", env={}, pids=limits.pids, deadline_s=None)

@@ -97,7 +97,7 @@ class ConfigureSuite:
     async def test_processes_are_allowed_and_refused_as_the_limit_moves(self, bench: Bench) -> None:
         driver = await able(bench, DriverCapability.CONFIGURE_PIDS)
         async with bench.sandbox(driver, replace(SMALL, memory_bytes=1024 * MIB)) as subject:
-            call = await subject.link.start(ProcessSpec(argv=("python3", "-c", _FORKS), cwd="/", stdin=True, timeout_s=None))
+            call = await subject.link.processes.start(ProcessSpec(argv=("python3", "-c", _FORKS), cwd="/", stdin=True, timeout_s=None))
             output = aiter(call)
 
             async def made() -> int:
@@ -117,7 +117,7 @@ class ConfigureSuite:
             with pytest.raises(ConflictError):
                 await subject.link.set_limits(pids=SMALL.pids)
             assert await made() == 0
-            await subject.link.signal(call.id, 9)
+            await subject.link.processes.signal(call.id, 9)
             await call.aclose()
             while (await subject.link.info()).tasks > SMALL.pids // 2:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
@@ -198,7 +198,7 @@ class ConfigureSuite:
 @asynccontextmanager
 async def _running(subject: Subject, mib: int) -> AsyncIterator[None]:
     """Something that holds so much memory meanwhile."""
-    call = await subject.link.start(ProcessSpec(argv=("python3", "-c", _HOLD, str(mib), "600"), cwd="/", timeout_s=None))
+    call = await subject.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, str(mib), "600"), cwd="/", timeout_s=None))
     item = await anext(aiter(call))
     assert isinstance(item, Output)
     assert item.data == b"held\n", item.data
@@ -206,7 +206,7 @@ async def _running(subject: Subject, mib: int) -> AsyncIterator[None]:
         yield
     finally:
         with contextlib.suppress(SandboxEndedError):
-            await subject.link.signal(call.id, 9)
+            await subject.link.processes.signal(call.id, 9)
         await call.aclose()
 
 

@@ -110,7 +110,7 @@ class DriverContractSuite:
         instances = [await bench.boot(driver) for _ in range(2)]
         kept, stray = instances
         async with meet(kept) as subject:
-            await subject.link.write_file("/tmp/mark", b"kept")  # noqa: S108 - inside of the sandbox
+            await subject.link.files.write("/tmp/mark", b"kept")  # noqa: S108 - inside of the sandbox
         after = bench.start()
         with pytest.raises(NotFoundError):
             await after.adopt("no-such-ref")
@@ -130,11 +130,11 @@ class SnapshotContractSuite:
     async def test_snapshot_restores_files_and_variables_any_number_of_times(self, bench: Bench) -> None:
         driver, into = await able(bench, DriverCapability.SNAPSHOT), _folder(bench)
         async with bench.sandbox(driver) as subject:
-            await subject.link.write_file("/home/user/file", b"saved")
+            await subject.link.files.write("/home/user/file", b"saved")
             await subject.link.checkpoint(armed=True)
             assert await subject.instance.snapshot(into, keep_running=True) > 0
             await subject.link.checkpoint(armed=False)
-            await subject.link.write_file("/home/user/file", b"later")
+            await subject.link.files.write("/home/user/file", b"later")
             with pytest.raises(ConflictError):
                 await subject.instance.snapshot(into, keep_running=True)
             assert (await subject.run("cat", "/home/user/file")).stdout == "later"
@@ -143,18 +143,18 @@ class SnapshotContractSuite:
             prepared = await driver.prepare(bench.shape(), snapshot=into)
             await prepared.warm()
             instance = await prepared.restore(into, bench.spec())
-            link = await Link.greet(await instance.connect())
+            link = await Link.open(await instance.connect())
             assert link.asleep
             await link.aclose()
             async with meet(instance) as subject:
                 assert (await subject.run("cat", "/home/user/file")).stdout == "saved"
-                await subject.link.write_file("/home/user/file", b"of this one")
+                await subject.link.files.write("/home/user/file", b"of this one")
             await instance.destroy()
 
     async def test_snapshot_that_ends_the_sandbox_holds_all_of_it(self, bench: Bench) -> None:
         driver, into = await able(bench, DriverCapability.SNAPSHOT), _folder(bench)
         async with bench.sandbox(driver) as subject:
-            await subject.link.write_file("/home/user/file", b"all")
+            await subject.link.files.write("/home/user/file", b"all")
             await subject.link.quiesce()
             await subject.instance.snapshot(into, keep_running=False)
             with pytest.raises(SandboxEndedError):

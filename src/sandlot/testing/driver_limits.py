@@ -149,7 +149,7 @@ class LimitsSuite:
             assert before.cpu_s > 0
             assert before.pids > 0
             await subject.run("dd", "if=/dev/urandom", "of=/home/user/file", "bs=1M", "count=20", "iflag=fullblock")
-            hold = await subject.link.start(_holding(48 * MIB))
+            hold = await subject.link.processes.start(_holding(48 * MIB))
             async for _ in hold:
                 break
             after = await subject.instance.usage()

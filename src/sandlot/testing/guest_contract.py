@@ -11,7 +11,9 @@ import signal
 
 import pytest
 
-from sandlot.link.client import CellCall, Link, ProcessCall
+from sandlot.link.client import Link
+from sandlot.link.kernels import CellCall
+from sandlot.link.processes import ProcessCall
 from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ids import new_process_id
@@ -24,55 +26,55 @@ class FilesContract:
 
     async def test_file_is_written_read_in_parts_and_described(self, subject: Subject) -> None:
         link = subject.link
-        written = await link.write_file("/home/user/a/b/text", b"0123456789")
+        written = await link.files.write("/home/user/a/b/text", b"0123456789")
         assert (written.path, written.kind, written.size, written.mode) == ("/home/user/a/b/text", "file", 10, 0o644)
         assert await _read(link, "/home/user/a/b/text") == b"0123456789"
         assert await _read(link, "/home/user/a/b/text", offset=4, length=3) == b"456"
         assert await _read(link, "/home/user/a/b/text", offset=99) == b""
-        await link.write_file("/home/user/a/b/text", b"new", mode=0o600)
-        found = await link.stat("/home/user/a/b/text")
+        await link.files.write("/home/user/a/b/text", b"new", mode=0o600)
+        found = await link.files.stat("/home/user/a/b/text")
         assert (found.size, found.mode) == (3, 0o600)
 
     async def test_large_file_arrives_whole(self, subject: Subject) -> None:
         content = bytes(range(256)) * 4096
-        await subject.link.write_file("/home/user/large", content)
+        await subject.link.files.write("/home/user/large", content)
         assert await _read(subject.link, "/home/user/large") == content
 
     async def test_folder_is_listed_by_name_and_in_pages(self, subject: Subject) -> None:
         link = subject.link
         for name in ("c", "a", "b"):
-            await link.write_file(f"/home/user/listed/{name}", b"")
-        await link.mkdir("/home/user/listed/folder")
-        whole = await link.list_dir("/home/user/listed")
+            await link.files.write(f"/home/user/listed/{name}", b"")
+        await link.files.mkdir("/home/user/listed/folder")
+        whole = await link.files.list("/home/user/listed")
         assert [(entry.name, entry.kind) for entry in whole.entries] == [("a", "file"), ("b", "file"), ("c", "file"), ("folder", "directory")]
-        page = await link.list_dir("/home/user/listed", limit=2, offset=1)
+        page = await link.files.list("/home/user/listed", limit=2, offset=1)
         assert ([entry.name for entry in page.entries], page.more) == (["b", "c"], True)
 
     async def test_moves_and_removals(self, subject: Subject) -> None:
         link = subject.link
-        await link.write_file("/home/user/moved/one", b"1")
-        await link.write_file("/home/user/moved/two", b"2")
+        await link.files.write("/home/user/moved/one", b"1")
+        await link.files.write("/home/user/moved/two", b"2")
         with pytest.raises(ConflictError):
-            await link.move("/home/user/moved/one", "/home/user/moved/two")
-        await link.move("/home/user/moved/one", "/home/user/moved/two", overwrite=True)
+            await link.files.move("/home/user/moved/one", "/home/user/moved/two")
+        await link.files.move("/home/user/moved/one", "/home/user/moved/two", overwrite=True)
         assert await _read(link, "/home/user/moved/two") == b"1"
         with pytest.raises(SandlotError):
-            await link.remove("/home/user/moved")
-        assert await link.remove("/home/user/moved", recursive=True) == 2
+            await link.files.remove("/home/user/moved")
+        assert await link.files.remove("/home/user/moved", recursive=True) == 2
         with pytest.raises(NotFoundError):
-            await link.stat("/home/user/moved")
+            await link.files.stat("/home/user/moved")
 
     async def test_refused_file_calls_say_why(self, subject: Subject) -> None:
         link = subject.link
-        await link.write_file("/home/user/refused/file", b"")
+        await link.files.write("/home/user/refused/file", b"")
         codes = {}
         for name, call in {
-            "missing": link.stat("/home/user/nothing"),
-            "relative": link.stat("home"),
-            "folder": link.write_file("/home/user/refused", b""),
-            "no folder": link.list_dir("/home/user/refused/file"),
-            "denied": link.write_file("/root/file", b""),
-            "exists": link.mkdir("/home/user/refused/file", parents=False),
+            "missing": link.files.stat("/home/user/nothing"),
+            "relative": link.files.stat("home"),
+            "folder": link.files.write("/home/user/refused", b""),
+            "no folder": link.files.list("/home/user/refused/file"),
+            "denied": link.files.write("/root/file", b""),
+            "exists": link.files.mkdir("/home/user/refused/file", parents=False),
         }.items():
             with pytest.raises(SandlotError) as refused:
                 await call
@@ -94,50 +96,50 @@ class ProcessesContract:
         done = await subject.run("sh", "-c", "echo out; echo err >&2; exit 3")
         assert (done.code, done.stdout, done.stderr) == (3, "out\n", "err\n")
         spec = ProcessSpec(shell_argv("echo $WORD; pwd; whoami"), env={"WORD": "x y"}, cwd="/tmp")  # noqa: S108
-        assert await _text(await subject.link.start(spec)) == "x y\n/tmp\nuser\n"
+        assert await _text(await subject.link.processes.start(spec)) == "x y\n/tmp\nuser\n"
         as_root = ProcessSpec(("id", "-u"), user=User.ROOT)
-        assert await _text(await subject.link.start(as_root)) == "0\n"
+        assert await _text(await subject.link.processes.start(as_root)) == "0\n"
 
     async def test_standard_input_is_delivered_and_ended(self, subject: Subject) -> None:
         assert (await subject.run("cat", stdin=b"x" * 300_000)).stdout == "x" * 300_000
 
     async def test_process_is_signalled_and_timed_out(self, subject: Subject) -> None:
-        call = await subject.link.start(ProcessSpec(("sleep", "1000")))
-        assert await subject.link.signal(call.id, int(signal.SIGTERM))
+        call = await subject.link.processes.start(ProcessSpec(("sleep", "1000")))
+        assert await subject.link.processes.signal(call.id, int(signal.SIGTERM))
         ended = await _result(call)
         assert (ended.reason, ended.exit_code, ended.signal) == ("signalled", None, int(signal.SIGTERM))
-        assert not await subject.link.signal(call.id, int(signal.SIGTERM))
-        timed_out = await _result(await subject.link.start(ProcessSpec(("sleep", "1000"), timeout_s=0.05)))
+        assert not await subject.link.processes.signal(call.id, int(signal.SIGTERM))
+        timed_out = await _result(await subject.link.processes.start(ProcessSpec(("sleep", "1000"), timeout_s=0.05)))
         assert (timed_out.reason, timed_out.signal) == ("timeout", int(signal.SIGKILL))
 
     async def test_same_id_is_the_same_process_and_is_attached_to_by_offset(self, subject: Subject) -> None:
         id_ = new_process_id()
         spec = ProcessSpec(shell_argv("echo once; sleep 1000"))
-        first = await subject.link.start(spec, id=id_)
+        first = await subject.link.processes.start(spec, id=id_)
         assert await _next_output(first) == b"once\n"
-        pid = (await subject.link.process(id_)).pid
-        again = await subject.link.start(spec, id=id_)
+        pid = (await subject.link.processes.get(id_)).pid
+        again = await subject.link.processes.start(spec, id=id_)
         assert await _next_output(again) == b"once\n"
-        attached = await subject.link.attach(id_, stdout_from=3)
+        attached = await subject.link.processes.attach(id_, stdout_from=3)
         assert await _next_output(attached) == b"e\n"
-        assert [info.pid for info in await subject.link.processes() if info.process == id_] == [pid]
+        assert [info.pid for info in await subject.link.processes.list() if info.process == id_] == [pid]
         with pytest.raises(ConflictError):
-            await subject.link.forget(id_)
-        await subject.link.signal(id_, int(signal.SIGKILL))
-        assert (await subject.link.wait(id_)).signal == int(signal.SIGKILL)
-        await subject.link.forget(id_)
+            await subject.link.processes.forget(id_)
+        await subject.link.processes.signal(id_, int(signal.SIGKILL))
+        assert (await subject.link.processes.wait(id_)).signal == int(signal.SIGKILL)
+        await subject.link.processes.forget(id_)
         with pytest.raises(NotFoundError):
-            await subject.link.process(id_)
+            await subject.link.processes.get(id_)
 
     async def test_what_cannot_be_started_is_refused(self, subject: Subject) -> None:
         for spec in (ProcessSpec(("no-such-program",)), ProcessSpec(("true",), cwd="/no/such/folder")):
             with pytest.raises(NotFoundError):
-                await _result(await subject.link.start(spec))
+                await _result(await subject.link.processes.start(spec))
 
     async def test_hidden_process_is_not_listed(self, subject: Subject) -> None:
-        call = await subject.link.start(ProcessSpec(("sleep", "1000"), hidden=True))
-        assert call.id not in {info.process for info in await subject.link.processes()}
-        await subject.link.signal(call.id, int(signal.SIGKILL))
+        call = await subject.link.processes.start(ProcessSpec(("sleep", "1000"), hidden=True))
+        assert call.id not in {info.process for info in await subject.link.processes.list()}
+        await subject.link.processes.signal(call.id, int(signal.SIGKILL))
         await _result(call)
 
 
@@ -146,59 +148,59 @@ class KernelsContract:
 
     async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, subject: Subject) -> None:
         link = subject.link
-        printed, displays, errors, first = await _cell(await link.execute("x = 41\nprint('hi')\nx + 1"))
+        printed, displays, errors, first = await _cell(await link.kernels.execute("x = 41\nprint('hi')\nx + 1"))
         assert (printed, displays, errors, first.status) == ("hi\n", ["42"], [], "ok")
         assert first.execution_count is not None
-        printed, displays, _, result = await _cell(await link.execute("x = x + 1; print(x);"))
+        printed, displays, _, result = await _cell(await link.kernels.execute("x = x + 1; print(x);"))
         assert (printed, displays, result.execution_count) == ("42\n", [], first.execution_count + 1)
-        await link.restart()
-        _, _, errors, result = await _cell(await link.execute("x"))
+        await link.kernels.restart()
+        _, _, errors, result = await _cell(await link.kernels.execute("x"))
         assert (errors, result.status, result.execution_count) == (["NameError"], "error", 1)
 
     async def test_cell_that_fails_says_how(self, subject: Subject) -> None:
-        _, _, errors, result = await _cell(await subject.link.execute("1 / 0"))
+        _, _, errors, result = await _cell(await subject.link.kernels.execute("1 / 0"))
         assert (errors, result.status) == (["ZeroDivisionError"], "error")
 
     async def test_cell_is_timed_out_and_interrupted_and_the_kernel_lives(self, subject: Subject) -> None:
         link = subject.link
-        await _cell(await link.execute("import time; kept = 1"))
-        _, _, errors, result = await _cell(await link.execute("time.sleep(1000)", timeout_s=0.3))
+        await _cell(await link.kernels.execute("import time; kept = 1"))
+        _, _, errors, result = await _cell(await link.kernels.execute("time.sleep(1000)", timeout_s=0.3))
         assert (errors, result.status) == (["KeyboardInterrupt"], "timeout")
-        call = await link.execute("print('begun'); time.sleep(1000)")
+        call = await link.kernels.execute("print('begun'); time.sleep(1000)")
         assert await _next_output(call) == b"begun\n"
-        waiting = await link.execute("kept + 1")
-        assert await link.interrupt()
+        waiting = await link.kernels.execute("kept + 1")
+        assert await link.kernels.interrupt()
         assert (await _cell(call))[3].status == "error"
         assert (await _cell(waiting))[1] == ["2"]
-        assert not await link.interrupt()
+        assert not await link.kernels.interrupt()
 
     async def test_contexts_are_separate_and_have_their_environment(self, subject: Subject) -> None:
         link = subject.link
-        made = await link.create_kernel("mine", "python", env={"WORD": "mine"})
+        made = await link.kernels.create("mine", "python", env={"WORD": "mine"})
         assert (made.language, made.kernel) == ("python", "mine")
-        printed, *_ = await _cell(await link.execute("import os; y = 5; print(os.environ['WORD'])", kernel="mine"))
+        printed, *_ = await _cell(await link.kernels.execute("import os; y = 5; print(os.environ['WORD'])", kernel="mine"))
         assert printed == "mine\n"
-        assert (await _cell(await link.execute("y")))[2] == ["NameError"]
+        assert (await _cell(await link.kernels.execute("y")))[2] == ["NameError"]
         with pytest.raises(ConflictError):
-            await link.create_kernel("mine", "bash")
-        assert {"mine", "default"} <= {info.kernel for info in await link.kernels()}
-        await link.remove_kernel("mine")
+            await link.kernels.create("mine", "bash")
+        assert {"mine", "default"} <= {info.kernel for info in await link.kernels.list()}
+        await link.kernels.remove("mine")
         with pytest.raises(NotFoundError):
-            await (await link.execute("y", kernel="mine")).result()
+            await (await link.kernels.execute("y", kernel="mine")).result()
         with pytest.raises((InvalidRequestError, SandlotError)):
-            await link.create_kernel("other", "cobol")
+            await link.kernels.create("other", "cobol")
 
     async def test_bash_context_keeps_variables_and_tells_its_exit_status(self, subject: Subject) -> None:
         link = subject.link
-        await _cell(await link.execute("WORD=kept", language="bash", kernel="bash"))
-        printed, _, errors, result = await _cell(await link.execute("echo $WORD; false", language="bash", kernel="bash"))
+        await _cell(await link.kernels.execute("WORD=kept", language="bash", kernel="bash"))
+        printed, _, errors, result = await _cell(await link.kernels.execute("echo $WORD; false", language="bash", kernel="bash"))
         assert (printed, errors, result.status) == ("kept\n", ["ExitStatus"], "error")
 
     async def test_same_id_is_the_same_cell_and_is_attached_to(self, subject: Subject) -> None:
         link, id_ = subject.link, new_process_id()
-        await _cell(await link.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_))
-        assert (await _cell(await link.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_)))[1] == ["1"]
-        printed, displays, _, result = await _cell(await link.attach_cell(id_, stdout_from=2))
+        await _cell(await link.kernels.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_))
+        assert (await _cell(await link.kernels.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_)))[1] == ["1"]
+        printed, displays, _, result = await _cell(await link.kernels.attach(id_, stdout_from=2))
         assert (printed, displays, result.status) == ("xt\n", ["1"], "ok")
 
 
@@ -206,31 +208,31 @@ class LifecycleContract:
     """Sleep and wake; each test ends with its guest awake."""
 
     async def test_info_tells_the_identity_and_counts(self, subject: Subject) -> None:
-        call = await subject.link.start(ProcessSpec(("sleep", "1000")))
+        call = await subject.link.processes.start(ProcessSpec(("sleep", "1000")))
         info = await subject.link.info()
         assert info.identity == "sb-test"
         assert info.tasks >= 1
-        await subject.link.signal(call.id, int(signal.SIGKILL))
+        await subject.link.processes.signal(call.id, int(signal.SIGKILL))
         await _result(call)
 
     async def test_guest_at_rest_serves_only_wake_and_remembers_its_past(self, bench: Bench) -> None:
         instance = await bench.boot(bench.start())
         async with meet(instance) as subject:
-            await subject.link.write_file("/home/user/file", b"kept")
-            call = await subject.link.start(ProcessSpec(shell_argv("echo before")))
+            await subject.link.files.write("/home/user/file", b"kept")
+            call = await subject.link.processes.start(ProcessSpec(shell_argv("echo before")))
             await _result(call)
             await subject.link.quiesce()
             assert subject.link.asleep
-        link = await Link.greet(await instance.connect())
+        link = await Link.open(await instance.connect())
         assert link.asleep
         with pytest.raises(SandlotError):
             await link.info()
         await _wake(link, "sb-test", "same")
-        assert (await link.process(call.id)).exit_code == 0
+        assert (await link.processes.get(call.id)).exit_code == 0
         await link.quiesce()
         await _wake(link, "sb-other", "other")
         with pytest.raises(NotFoundError):
-            await link.process(call.id)
+            await link.processes.get(call.id)
         assert await _read(link, "/home/user/file") == b"kept"
         with pytest.raises(SandlotError):
             await _wake(link, "sb-other", "again")
@@ -241,11 +243,11 @@ class LifecycleContract:
         instance = await bench.boot(bench.start())
         async with meet(instance) as subject:
             await subject.link.checkpoint(armed=True)
-        link = await Link.greet(await instance.connect())
+        link = await Link.open(await instance.connect())
         assert link.asleep
         await _wake(link, "sb-test", "sandbox")
         await link.aclose()
-        again = await Link.greet(await instance.connect())
+        again = await Link.open(await instance.connect())
         assert not again.asleep
         await again.aclose()
         await instance.destroy()
@@ -262,10 +264,10 @@ class LifecycleContract:
     async def test_link_is_opened_again_with_a_process_under_way(self, bench: Bench) -> None:
         instance = await bench.boot(bench.start())
         async with meet(instance) as subject:
-            call = await subject.link.start(ProcessSpec(shell_argv("echo one; cat"), stdin=True))
+            call = await subject.link.processes.start(ProcessSpec(shell_argv("echo one; cat"), stdin=True))
             assert await _next_output(call) == b"one\n"
         async with meet(instance) as subject:
-            attached = await subject.link.attach(call.id, stdout_from=4)
+            attached = await subject.link.processes.attach(call.id, stdout_from=4)
             await attached.write(b"two")
             attached.close_stdin()
             assert await _text(attached) == "two"
@@ -281,7 +283,7 @@ async def _wake(link: Link, identity: str, hostname: str) -> None:
 
 
 async def _read(link: Link, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-    reader = await link.read_file(path, offset=offset, length=length)
+    reader = await link.files.read(path, offset=offset, length=length)
     return b"".join([piece async for piece in reader])
 
 

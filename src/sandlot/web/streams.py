@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import SandlotError
 from sandlot.protocol.schema import STDERR, STDOUT
 from sandlot.web import errors
@@ -267,10 +267,10 @@ class OutputEvents:
         """Where both streams go on after the last event: what its id says."""
         return "-".join(str(at) for at in self._next.values())
 
-    def tell(self, item: Output | Lost) -> list[Event]:
+    def tell(self, item: Output | OutputGap) -> list[Event]:
         """The events that tell one piece."""
         splitter = self._splitters[item.channel]
-        if isinstance(item, Lost):
+        if isinstance(item, OutputGap):
             flushed = self._flush(item.channel)
             return [*flushed, self._event(item.channel, "lost", item.offset + item.bytes, {"bytes": item.bytes})]
         piece = splitter.push(item.data, item.offset)

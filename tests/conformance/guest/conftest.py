@@ -35,7 +35,7 @@ async def open_sandbox(
     held: PreparedSandbox | Instance = prepared
     try:
         held = instance = await prepared.boot(spec)
-        link = await Link.greet(await instance.connect(), services=services)
+        link = await Link.open(await instance.connect(), services=services)
         try:
             await link.wake(
                 identity=spec.id,

@@ -12,28 +12,28 @@ from tests.support.lives import Inside
 
 
 async def read(inside: Inside, path: str, user: User = User.USER, offset: int = 0, length: int | None = None) -> bytes:
-    reader = await inside.link.read_file(path, user=user, offset=offset, length=length)
+    reader = await inside.link.files.read(path, user=user, offset=offset, length=length)
     return b"".join([piece async for piece in reader])
 
 
 async def test_names_may_be_odd(inside: Inside) -> None:
     path = "/workspace/ä ö\n'\"$(id)-🏝"
-    await inside.link.write_file(path, b"odd")
+    await inside.link.files.write(path, b"odd")
     assert await read(inside, path) == b"odd"
-    assert path.rpartition("/")[2] in [entry.name for entry in (await inside.link.list_dir("/workspace")).entries]
+    assert path.rpartition("/")[2] in [entry.name for entry in (await inside.link.files.list("/workspace")).entries]
     await inside.sh("touch /workspace/$'not-utf8-\\xff'")
-    assert "not-utf8-?" in [entry.name for entry in (await inside.link.list_dir("/workspace")).entries]
+    assert "not-utf8-?" in [entry.name for entry in (await inside.link.files.list("/workspace")).entries]
 
 
 async def test_a_broken_transfer_leaves_the_old_file_and_nothing_else(inside: Inside) -> None:
-    await inside.link.write_file("/workspace/keep/file", b"old")
+    await inside.link.files.write("/workspace/keep/file", b"old")
 
     async def breaks() -> AsyncIterator[bytes]:
         yield b"x" * 200_000
         raise RuntimeError("the client went away")
 
     with pytest.raises(RuntimeError, match="went away"):
-        await inside.link.write_file("/workspace/keep/file", breaks())
+        await inside.link.files.write("/workspace/keep/file", breaks())
     assert await read(inside, "/workspace/keep/file") == b"old"
     for _ in range(100):
         if await inside.sh("ls -A keep") == "file\n":
@@ -42,18 +42,18 @@ async def test_a_broken_transfer_leaves_the_old_file_and_nothing_else(inside: In
 
 
 async def test_a_full_disk_is_said_and_loses_nothing(inside: Inside) -> None:
-    await inside.link.write_file("/workspace/full/file", b"old")
+    await inside.link.files.write("/workspace/full/file", b"old")
     with pytest.raises(SandlotError) as refused:
-        await inside.link.write_file("/workspace/full/file", b"z" * (80 << 20))
+        await inside.link.files.write("/workspace/full/file", b"z" * (80 << 20))
     assert refused.value.code == ErrorCode.DISK_FULL
     assert await read(inside, "/workspace/full/file") == b"old"
-    await inside.link.write_file("/workspace/full/other", b"room again")
+    await inside.link.files.write("/workspace/full/other", b"room again")
 
 
 async def test_modes_are_kept_and_can_be_set(inside: Inside) -> None:
-    await inside.link.write_file("/workspace/tool", b"#!/bin/sh\necho ran\n", mode=0o755)
+    await inside.link.files.write("/workspace/tool", b"#!/bin/sh\necho ran\n", mode=0o755)
     assert await inside.sh("./tool") == "ran\n"
-    await inside.link.write_file("/workspace/tool", b"#!/bin/sh\necho again\n")
+    await inside.link.files.write("/workspace/tool", b"#!/bin/sh\necho again\n")
     assert await inside.sh("./tool") == "again\n"
 
 
@@ -64,7 +64,7 @@ async def test_the_user_reaches_what_the_user_may_and_root_the_rest(inside: Insi
         assert refused.value.code == ErrorCode.PERMISSION_DENIED
     for path in ("/etc/new", "/etc/passwd", "/.sandlot/guest.zip"):
         with pytest.raises(SandlotError) as refused:
-            await inside.link.write_file(path, b"")
+            await inside.link.files.write(path, b"")
         assert refused.value.code == ErrorCode.PERMISSION_DENIED
     assert b"root:" in await read(inside, "/etc/shadow", user=User.ROOT)
 
@@ -78,9 +78,9 @@ async def test_links_lead_nowhere_that_the_user_could_not_go(inside: Inside) -> 
             await read(inside, f"/workspace/links/{path}")
     for path in ("s", "r/x", "n"):
         with pytest.raises(SandlotError):
-            await inside.link.write_file(f"/workspace/links/{path}", b"broken in")
+            await inside.link.files.write(f"/workspace/links/{path}", b"broken in")
     assert await inside.sh("test -e /etc/new && echo there || echo not", user=User.ROOT) == "not\n"
-    entry = await inside.link.stat("/workspace/links/s", follow=False)
+    entry = await inside.link.files.stat("/workspace/links/s", follow=False)
     assert (entry.kind, entry.target) == ("symlink", "/etc/shadow")
 
 
@@ -89,9 +89,9 @@ async def test_removing_a_tree_removes_links_and_not_what_they_point_to(inside: 
         "mkdir -p victim tree/a/b && echo safe > victim/file && ln -s /workspace/victim tree/a/link && for i in $(seq 300); do : > tree/a/b/$i; done"
     )
     with pytest.raises(SandlotError) as refused:
-        await inside.link.remove("/workspace/tree")
+        await inside.link.files.remove("/workspace/tree")
     assert refused.value.code == ErrorCode.PATH_EXISTS
-    assert await inside.link.remove("/workspace/tree", recursive=True) == 304
+    assert await inside.link.files.remove("/workspace/tree", recursive=True) == 304
     assert await read(inside, "/workspace/victim/file") == b"safe\n"
 
 
@@ -102,5 +102,5 @@ async def test_special_files_are_refused_and_never_block(inside: Inside) -> None
             await read(inside, path)
         assert refused.value.code == ErrorCode.PATH_INVALID, path
         with pytest.raises(SandlotError):
-            await inside.link.write_file(path, b"x")
+            await inside.link.files.write(path, b"x")
     assert b"MemTotal" in await read(inside, "/proc/meminfo")

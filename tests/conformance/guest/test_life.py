@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandlot.link.services import GuestStream
-from sandlot.link.types import Display, LostReason, Output
+from sandlot.link.types import Display, LinkClosedReason, Output
 from sandlot.model.errors import SandlotError
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import Limits, ProcessSpec, shell_argv
@@ -60,7 +60,7 @@ async def test_code_inside_reaches_a_service_of_the_host_over_a_stream(tmp_path:
 async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: Path) -> None:
     async with open_sandbox(tmp_path, isolation="gvisor") as inside:
         await inside.cell("import os, random\nkept = 'kept'")
-        process = await inside.link.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
+        process = await inside.link.processes.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
         await inside.link.quiesce()
         with pytest.raises(SandlotError):
             await inside.link.info()
@@ -72,12 +72,12 @@ async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: P
         _, told, _ = await inside.cell("kept, os.environ['LIFE']")
         assert isinstance(told[0], Display)
         assert told[0].data["text/plain"] == "('kept', 'two')"
-        again = await inside.link.attach(process.id)
+        again = await inside.link.processes.attach(process.id)
         async for item in again:
             assert isinstance(item, Output)
             assert b"tick" in item.data
             break
-        assert await inside.link.signal(process.id, 9)
+        assert await inside.link.processes.signal(process.id, 9)
 
 
 async def test_a_guest_ends_when_its_deadline_passes_unheard(tmp_path: Path, isolation: str) -> None:
@@ -85,12 +85,12 @@ async def test_a_guest_ends_when_its_deadline_passes_unheard(tmp_path: Path, iso
         await inside.link.set_deadline(1000)
         await inside.link.set_deadline(0.2)
         assert (await inside.instance.wait()).reason is ExitReason.EXITED
-        assert (await inside.link.wait_lost()).reason is LostReason.EOF
+        assert (await inside.link.wait_closed()).reason is LinkClosedReason.EOF
 
 
 async def test_guest_with_little_memory_works_and_ends_with_all_processes_when_asked(tmp_path: Path, isolation: str) -> None:
     async with open_sandbox(tmp_path, isolation=isolation, limits=Limits(memory_bytes=96 << 20, disk_bytes=32 << 20, pids=32)) as inside:
         assert await inside.sh("echo small") == "small\n"
-        await inside.link.start(ProcessSpec(shell_argv("trap '' TERM; sleep 300"), timeout_s=None))
+        await inside.link.processes.start(ProcessSpec(shell_argv("trap '' TERM; sleep 300"), timeout_s=None))
         await inside.link.shutdown()
         assert (await inside.instance.wait()).reason is ExitReason.EXITED

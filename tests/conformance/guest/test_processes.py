@@ -58,12 +58,12 @@ async def test_an_account_is_what_its_files_say_by_now(inside: Inside) -> None:
 
 
 async def test_what_sudo_started_ends_with_it(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(shell_argv("sudo sh -c 'echo up; exec sleep 4242'"), timeout_s=60))
+    call = await inside.link.processes.start(ProcessSpec(shell_argv("sudo sh -c 'echo up; exec sleep 4242'"), timeout_s=60))
     async for item in call:
         assert isinstance(item, Output)
         break
     assert "4242" in await inside.sh("ps -eo args")
-    await inside.link.signal(call.id, 9)
+    await inside.link.processes.signal(call.id, 9)
     await call.result()
     for _ in range(100):
         if "sleep 4242" not in await inside.sh("ps -eo args"):
@@ -101,13 +101,13 @@ async def test_an_answer_does_not_wait_for_what_was_left_in_the_background(insid
 
 
 async def test_a_process_outlives_its_reader_and_its_output_is_read_from_an_offset(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(shell_argv("echo one; sleep 0.3; echo two; sleep 0.3; echo three")))
+    call = await inside.link.processes.start(ProcessSpec(shell_argv("echo one; sleep 0.3; echo two; sleep 0.3; echo three")))
     async for item in call:
         assert isinstance(item, Output)
         assert item.data == b"one\n"
         break
     await call.aclose()
-    again = await inside.link.attach(call.id, stdout_from=4, stderr_from=0)
+    again = await inside.link.processes.attach(call.id, stdout_from=4, stderr_from=0)
     output = b"".join([item.data async for item in again if isinstance(item, Output)])
     assert output == b"two\nthree\n"
     assert (await again.result()).exit_code == 0
@@ -167,7 +167,7 @@ for _ in sys.stdin:  # so many for each line
 
 
 async def test_the_limit_of_what_runs_already_moves_both_ways(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(("python3", "-uc", _FORKS), stdin=True, timeout_s=None))
+    call = await inside.link.processes.start(ProcessSpec(("python3", "-uc", _FORKS), stdin=True, timeout_s=None))
     output = aiter(call)
 
     async def made() -> int:
@@ -193,7 +193,7 @@ async def test_the_limit_of_what_runs_already_moves_both_ways(inside: Inside) ->
     text, _, result = await inside.cell("print(resource.getrlimit(resource.RLIMIT_NPROC)[0])")
     assert (result.status, text.strip()) == ("ok", str(2 * PIDS))
     assert (await inside.sh("ulimit -u", user=User.ROOT)).strip() == str(2 * PIDS)
-    await inside.link.signal(call.id, 9)
+    await inside.link.processes.signal(call.id, 9)
     await call.aclose()
     await inside.link.set_limits(pids=PIDS)
     text, _, _ = await inside.cell("print(resource.getrlimit(resource.RLIMIT_NPROC)[0])")
@@ -201,7 +201,7 @@ async def test_the_limit_of_what_runs_already_moves_both_ways(inside: Inside) ->
 
 
 async def test_who_limits_itself_to_less_stays_there(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(shell_argv("ulimit -S -u 40; echo; read line; ulimit -u"), stdin=True))
+    call = await inside.link.processes.start(ProcessSpec(shell_argv("ulimit -S -u 40; echo; read line; ulimit -u"), stdin=True))
     output = aiter(call)
     await anext(output)
     await inside.link.set_limits(pids=2 * PIDS)

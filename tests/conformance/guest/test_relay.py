@@ -15,7 +15,7 @@ from sandlot.link.services import GuestStream
 from sandlot.link.types import Output
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import schema
-from sandlot.protocol.table import GUEST_STREAMS_MAX
+from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from tests.conformance.guest.conftest import open_sandbox
 from tests.support.lives import PIDS, Inside
 
@@ -217,13 +217,13 @@ async def test_rest_and_another_link_reset_what_was_carried_and_the_port_goes_on
     host = Host()
     services = {schema.PACKAGES: host.serve}
     async with open_sandbox(tmp_path, isolation=isolation, services=services) as inside:
-        call = await inside.link.start(ProcessSpec(("python3", "-c", SURVIVOR), timeout_s=None))
+        call = await inside.link.processes.start(ProcessSpec(("python3", "-c", SURVIVOR), timeout_s=None))
         await host.heard.wait()
         host.heard.clear()
         await inside.link.quiesce()
         await inside.link.wake(identity="sb-another", hostname="another", env={}, pids=PIDS, deadline_s=600)
         await host.heard.wait()
         await inside.link.aclose()
-        inside.link = await Link.greet(await inside.instance.connect(), services=services)
-        again = await inside.link.attach(call.id, stdout_from=0, stderr_from=0)
+        inside.link = await Link.open(await inside.instance.connect(), services=services)
+        again = await inside.link.processes.attach(call.id, stdout_from=0, stderr_from=0)
         assert b"".join([item.data async for item in again if isinstance(item, Output)]) == b"reset\n5\n" * 2

@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.registry import DriverSettings, open_driver
-from sandlot.link.client import CellCall, Link, ProcessCall
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
+from sandlot.link.client import Link
+from sandlot.link.kernels import CellCall
+from sandlot.link.processes import ProcessCall
+from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_node_id, new_process_id
 from sandlot.model.ports import Instance
@@ -49,7 +51,7 @@ class Place:
 
     async def reopen(self) -> Link:
         """Be the next host."""
-        self.link = await Link.greet(await self.instance.connect())
+        self.link = await Link.open(await self.instance.connect())
         assert not self.link.asleep
         return self.link
 
@@ -75,10 +77,10 @@ async def shared(isolation: str, tmp_path_factory: pytest.TempPathFactory) -> As
 @pytest.fixture
 async def place(shared: Place) -> AsyncGenerator[Place]:
     """The sandbox, with a variable that must survive whatever the test does."""
-    _, result = await _cell(await shared.link.execute("kept = 42"))
+    _, result = await _cell(await shared.link.kernels.execute("kept = 42"))
     assert result.status == "ok"
     yield shared
-    shown, _ = await _cell(await shared.link.execute("kept"))
+    shown, _ = await _cell(await shared.link.kernels.execute("kept"))
     assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["42"]
 
 
@@ -117,82 +119,82 @@ async def test_part_of_a_frame_of_a_dead_host_is_skipped(place: Place) -> None:
 
 
 async def test_a_flood_goes_on_where_it_was_left(place: Place) -> None:
-    call = await place.link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
+    call = await place.link.processes.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
     seen = await _follow(call, 300_000)
     for _ in range(3):
         await place.die()
         link = await place.reopen()
-        assert [info.running for info in await link.processes() if info.process == call.id] == [True]
+        assert [info.running for info in await link.processes.list() if info.process == call.id] == [True]
         # Let go of each reader: the output waits for the slowest that is there.
-        async with await link.attach(call.id, stdout_from=seen) as again:
+        async with await link.processes.attach(call.id, stdout_from=seen) as again:
             seen = await _follow(again, seen + 300_000, seen)
-    assert await place.link.signal(call.id, KILL)
-    ended = await place.link.attach(call.id, stdout_from=seen)
+    assert await place.link.processes.signal(call.id, KILL)
+    ended = await place.link.processes.attach(call.id, stdout_from=seen)
     seen = await _follow(ended, None, seen)
     assert (await ended.result()).signal == KILL
-    assert [info.stdout_bytes for info in await place.link.processes() if info.process == call.id] == [seen]
+    assert [info.stdout_bytes for info in await place.link.processes.list() if info.process == call.id] == [seen]
 
 
 async def test_a_flood_that_nobody_reads_neither_blocks_the_guest_nor_loses_count(place: Place) -> None:
-    call = await place.link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
+    call = await place.link.processes.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
     await place.die()
     await asyncio.sleep(0.5)  # the output runs into its bound
     link = await place.reopen()
     assert await _output(link, "echo hello") == b"hello\n"
-    async with await link.attach(call.id, stdout_from=0) as attached:
+    async with await link.processes.attach(call.id, stdout_from=0) as attached:
         assert await _follow(attached, 3_000_000) >= 3_000_000
-    await link.signal(call.id, KILL)
+    await link.processes.signal(call.id, KILL)
 
 
 async def test_a_cell_in_flight_is_finished_once_and_told_to_the_next_host(place: Place) -> None:
-    await _cell(await place.link.execute("runs = 0"))
+    await _cell(await place.link.kernels.execute("runs = 0"))
     code = "import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(0.7)\nprint('done')\nruns"
-    call = await place.link.execute(code)
+    call = await place.link.kernels.execute(code)
     assert isinstance(await anext(call), CellStarted)
     assert isinstance(first := await anext(call), Output)
     assert first.data.startswith(b"begun")
     await place.die()
     link = await place.reopen()
     for again in (
-        await link.attach_cell(call.id),  # whoever knows that it was begun
-        await link.execute(code, id=call.id),  # whoever does not, and says it again
-        await link.execute(code, id=call.id),
+        await link.kernels.attach(call.id),  # whoever knows that it was begun
+        await link.kernels.execute(code, id=call.id),  # whoever does not, and says it again
+        await link.kernels.execute(code, id=call.id),
     ):
         told, result = await _cell(again)
         assert b"".join(item.data for item in told if isinstance(item, Output)) == b"begun\ndone\n"
         assert [item.data["text/plain"] for item in told if isinstance(item, Display)] == ["1"]
         assert result.status == "ok"
-    shown, _ = await _cell(await link.execute("runs"))
+    shown, _ = await _cell(await link.kernels.execute("runs"))
     assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["1"]
 
 
 async def test_a_process_that_is_started_again_under_its_id_is_the_same_one(place: Place) -> None:
     id_ = new_process_id()
     spec = ProcessSpec(shell_argv("echo once >>/workspace/started; echo begun; sleep 0.5; echo $$"))
-    first = await place.link.start(spec, id=id_)
+    first = await place.link.processes.start(spec, id=id_)
     await place.die()
     link = await place.reopen()
-    second = await link.start(spec, id=id_)
+    second = await link.processes.start(spec, id=id_)
     assert (second.id, second.pid) == (first.id, first.pid)
     output = b"".join([item.data async for item in second if isinstance(item, Output)])
     assert output.decode().split() == ["begun", str(first.pid)]
     assert (await second.result()).exit_code == 0
     # Also when it has ended, and over a third link.
     await place.die()
-    third = await (await place.reopen()).start(spec, id=id_)
+    third = await (await place.reopen()).processes.start(spec, id=id_)
     assert b"".join([item.data async for item in third if isinstance(item, Output)]) == output
     assert await _output(place.link, "cat /workspace/started; rm /workspace/started") == b"once\n"
 
 
 async def test_input_that_was_given_before_is_not_asked_for_again(place: Place) -> None:
-    call = await place.link.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
+    call = await place.link.processes.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
     await call.write(b"first ")
     assert (await anext(call)).offset == 0
     await place.die()
     link = await place.reopen()
-    taken = [info.stdin_bytes for info in await link.processes() if info.process == call.id]
+    taken = [info.stdin_bytes for info in await link.processes.list() if info.process == call.id]
     assert taken == [len(b"first ")]
-    again = await link.attach(call.id, stdout_from=6)
+    again = await link.processes.attach(call.id, stdout_from=6)
     await again.write(b"second")
     again.close_stdin()
     assert [item.data async for item in again if isinstance(item, Output)] == [b"second"]
@@ -209,22 +211,22 @@ async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_
         ref = str(said["ref"])
         assert [path.name for path in (tmp_path / "sandboxes").iterdir()] == [ref]
         instances.append(await open_driver(isolation, DriverSettings(node=node, data_dir=tmp_path)).adopt(ref))
-        link = await Link.greet(await instances[-1].connect())
+        link = await Link.open(await instances[-1].connect())
         assert not link.asleep
         # The cell that was in flight: done once, all of its output there.
-        told, result = await _cell(await link.attach_cell(ProcessId(str(said["cell"]))))
+        told, result = await _cell(await link.kernels.attach(ProcessId(str(said["cell"]))))
         assert b"".join(item.data for item in told if isinstance(item, Output)) == b"begun\ndone\n"
         assert result.status == "ok"
-        shown, _ = await _cell(await link.execute("(kept, runs)"))
+        shown, _ = await _cell(await link.kernels.execute("(kept, runs)"))
         assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == [f"('since the first host', {number})"]
         # The flood: goes on from the last byte that the dead host is known to have read.
         known = int(str(said.get("stdout", 0)))
-        async with await link.attach(ProcessId(str(said["flood"])), stdout_from=known) as flood:
+        async with await link.processes.attach(ProcessId(str(said["flood"])), stdout_from=known) as flood:
             await _follow(flood, known + 200_000, known)
-        await link.signal(flood.id, KILL)
+        await link.processes.signal(flood.id, KILL)
         # The upload: as if it had never been begun.
         with pytest.raises(NotFoundError) as refused:
-            await link.stat("/workspace/half")
+            await link.files.stat("/workspace/half")
         assert refused.value.code is ErrorCode.PATH_NOT_FOUND
         assert await _output(link, "ls -A /workspace | wc -l") == b"0\n"
         await link.aclose()
@@ -258,7 +260,7 @@ async def _follow(call: ProcessCall, until: int | None, seen: int = 0) -> int:
     """Read a counter's output from an offset up to another, or to its end; every byte must be the one that belongs where it is."""
     async for item in call:
         assert item.offset == seen, "a gap that was not told, or a byte twice"
-        seen = item.offset + (item.bytes if isinstance(item, Lost) else len(item.data))
+        seen = item.offset + (item.bytes if isinstance(item, OutputGap) else len(item.data))
         if isinstance(item, Output):
             assert item.data == _expected(item.offset, len(item.data))
         if until is not None and seen >= until:
@@ -273,11 +275,11 @@ def _expected(offset: int, size: int) -> bytes:
     return lines[offset - first * LINE_BYTES :][:size]
 
 
-async def _cell(call: CellCall) -> tuple[list[Output | Lost | CellStarted | Display | Cleared | CellError], CellResult]:
+async def _cell(call: CellCall) -> tuple[list[Output | OutputGap | CellStarted | Display | Cleared | CellError], CellResult]:
     told = [item async for item in call]
     return told, await call.result()
 
 
 async def _output(link: Link, command: str) -> bytes:
-    call = await link.start(ProcessSpec(shell_argv(command)))
+    call = await link.processes.start(ProcessSpec(shell_argv(command)))
     return b"".join([item.data async for item in call if isinstance(item, Output) and item.channel == schema.STDOUT])

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sandlot.link.client import Link, ProcessCall, Tunnel
+from sandlot.link.client import Link
+from sandlot.link.processes import ProcessCall
+from sandlot.link.tunnels import Tunnel
 from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.model.specs import ProcessSpec, User
@@ -112,13 +114,13 @@ class Server:
 async def serving(link: Link, *, head: bool = True, address: str = "127.0.0.1", code: str = SERVER) -> AsyncIterator[Server]:
     family = "socket.AF_INET6" if ":" in address else "socket.AF_INET"
     program = f"HEAD = {head}\nADDRESS = ({address!r}, 0)\n" + code.replace("FAMILY", family)
-    call = await link.start(ProcessSpec(argv=("python3", "-c", program)))
+    call = await link.processes.start(ProcessSpec(argv=("python3", "-c", program)))
     server = Server(call)
     try:
         server.port = int(await server.said())
         yield server
     finally:
-        await link.signal(call.id, 9)
+        await link.processes.signal(call.id, 9)
         await call.aclose()
 
 
@@ -129,11 +131,11 @@ async def rest(tunnel: Tunnel) -> bytes:
 
 async def fill(link: Link, port: int, opened: list[Tunnel]) -> None:
     while True:
-        opened.append(await link.connect(port))
+        opened.append(await link.connect_port(port))
 
 
 async def say(link: Link, port: int, line: bytes) -> Tunnel:
-    tunnel = await link.connect(port)
+    tunnel = await link.connect_port(port)
     await tunnel.send(line + b"\n")
     return tunnel
 
@@ -157,16 +159,16 @@ async def test_a_program_that_ends_its_half_still_reads(inside: Inside) -> None:
 async def test_nobody_listens(inside: Inside) -> None:
     for port in (9, 48_000, schema.PACKAGES_PORT):
         with pytest.raises(NotFoundError) as refused:
-            await inside.link.connect(port)
+            await inside.link.connect_port(port)
         assert refused.value.code is ErrorCode.PORT_NOT_FOUND
     for port in (0, -1, 65_536):
         with pytest.raises(InvalidRequestError):
-            await inside.link.connect(port)
+            await inside.link.connect_port(port)
 
 
 async def test_what_listens_on_the_other_loopback_is_found(inside: Inside) -> None:
     async with serving(inside.link, head=False, address="::1") as server:
-        tunnel = await inside.link.connect(server.port)
+        tunnel = await inside.link.connect_port(server.port)
         assert tunnel.address == "::1"
         await tunnel.send(b"six")
         assert await anext(tunnel) == b"six"
@@ -218,7 +220,7 @@ async def test_slow_readers_stop_nobody_else_and_hold_a_bounded_amount(inside: I
         after, _, _ = await inside.run("grep", "VmRSS", "/proc/1/status")
         assert int(after.split()[1]) - int(before.split()[1]) < 8 << 10, (before, after)  # KiB
         assert not pushing.done()
-        assert unheard.sent_bytes < 16 << 20  # what kernels keep of a connection is in it
+        assert unheard._stream.sent_bytes < 16 << 20  # noqa: SLF001 - what kernels keep of a connection is in it
         pushing.cancel()
         await asyncio.gather(pushing, return_exceptions=True)
         await unread.aclose()
@@ -229,9 +231,9 @@ async def test_so_many_at_once_and_no_more_and_nothing_is_left_of_hundreds(insid
     async with serving(inside.link, code=ECHO) as server:
         before = await sockets_of_the_guest(inside)
         for _ in range(4):
-            tunnels = [await inside.link.connect(server.port) for _ in range(64)]
+            tunnels = [await inside.link.connect_port(server.port) for _ in range(64)]
             with pytest.raises(LimitError):
-                await inside.link.connect(server.port)
+                await inside.link.connect_port(server.port)
             for number, tunnel in enumerate(tunnels):
                 await tunnel.send(b"%d" % number)
             for number, tunnel in enumerate(tunnels):
@@ -246,7 +248,7 @@ async def test_so_many_at_once_and_no_more_and_nothing_is_left_of_hundreds(insid
 
 async def test_who_connects_is_nobody_special(inside: Inside) -> None:
     async with serving(inside.link, head=False) as server:
-        tunnel = await inside.link.connect(server.port)
+        tunnel = await inside.link.connect_port(server.port)
         out, _, _ = await inside.run("cat", "/proc/net/tcp")
         mine = [line.split() for line in out.decode().splitlines() if line.split()[2].endswith(f":{server.port:04X}")]
         assert [each[7] for each in mine] == ["1000"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.link.client import CellCall
+from sandlot.link.kernels import CellCall
 from sandlot.link.types import Output
 from sandlot.model.errors import NotFoundError, SandlotError, UnavailableError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
@@ -66,7 +66,7 @@ async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> Non
         await shown(source, "const crypto = require('crypto')", "javascript")
         await drawn(source)
         await source.link.warm()
-        process = await source.link.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
+        process = await source.link.processes.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
         one, other = await here.copies(source, 2)
         assert (await source.link.info()).identity == "sb-source", "the original goes on"
         async for item in process:
@@ -86,7 +86,7 @@ async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> Non
         fresh = "import numpy, random, tempfile; print(random.random(), numpy.random.rand(), tempfile.mktemp())"
         made = []
         for copy in (source, one, other):
-            await copy.link.create_kernel("another", "python")
+            await copy.link.kernels.create("another", "python")
             made.append((await shown(copy, fresh, "another")).split())
         assert all(len(set(numbers)) == len(made) for numbers in zip(*made, strict=True)), made
 
@@ -96,12 +96,12 @@ async def test_what_goes_on_in_a_copy_and_what_is_left_behind(tmp_path: Path) ->
         source = await here.open()
         await wake(source, "sb-source", OLD="1", BOTH="1")
         await shown(source, "import os; os.environ['MINE'] = 'cell'; os.environ['BOTH'] = 'cell'; kept = [1]")
-        done = await source.link.start(ProcessSpec(shell_argv("echo done")))
+        done = await source.link.processes.start(ProcessSpec(shell_argv("echo done")))
         await done.result()
-        over = await source.link.execute("print('over')")
+        over = await source.link.kernels.execute("print('over')")
         await over.result()
-        ticks = await source.link.start(ProcessSpec(shell_argv("while :; do date +%s.%N >> /tmp/ticks; sleep 0.05; done"), timeout_s=None))
-        terminal = await source.link.start(ProcessSpec(("cat",), rows=24, cols=80, timeout_s=None))
+        ticks = await source.link.processes.start(ProcessSpec(shell_argv("while :; do date +%s.%N >> /tmp/ticks; sleep 0.05; done"), timeout_s=None))
+        terminal = await source.link.processes.start(ProcessSpec(("cat",), rows=24, cols=80, timeout_s=None))
         (copy,) = await here.copies(source, 1)
         restored_s = time.time()
         await asyncio.sleep(0.5)  # the copy ticks meanwhile
@@ -114,13 +114,13 @@ async def test_what_goes_on_in_a_copy_and_what_is_left_behind(tmp_path: Path) ->
             await shown(copy, "print(kept, os.environ.get('OLD'), os.environ['NEW'], os.environ['MINE'], os.environ['BOTH'])")
             == "[1] None 1 cell cell\n"
         )
-        assert (await copy.link.process(ticks.id)).running, "what runs is its own"
+        assert (await copy.link.processes.get(ticks.id)).running, "what runs is its own"
         with pytest.raises(NotFoundError):
-            await copy.link.attach(done.id)
+            await copy.link.processes.attach(done.id)
         with pytest.raises(NotFoundError):
-            await (await copy.link.attach_cell(over.id)).result()
+            await (await copy.link.kernels.attach(over.id)).result()
         for inside, word in ((copy, b"there"), (source, b"here")):
-            typing = await inside.link.attach(terminal.id, stdout_from=None)
+            typing = await inside.link.processes.attach(terminal.id, stdout_from=None)
             await typing.write(word + b"\n")
             seen = b""
             async for item in typing:
@@ -129,12 +129,12 @@ async def test_what_goes_on_in_a_copy_and_what_is_left_behind(tmp_path: Path) ->
                 if seen.count(word) == 2:
                     break  # what was typed, and what cat says
             assert seen.replace(b"\r\n", b" ").split() == [word, word], "a terminal of each"
-            assert await inside.link.signal(ticks.id, 9)
-        await copy.link.restart()
+            assert await inside.link.processes.signal(ticks.id, 9)
+        await copy.link.kernels.restart()
         assert await shown(copy, "import os; print(os.environ.get('OLD'), os.environ['NEW'], 'kept' in globals())") == "None 1 False\n"
         assert (await copy.link.info()).uptime_s < (await source.link.info()).uptime_s
         await copy.link.set_limits(pids=PIDS + 10)
-        assert (await (await source.link.attach_cell(over.id)).result()).status == "ok"
+        assert (await (await source.link.kernels.attach(over.id)).result()).status == "ok"
 
 
 async def test_programs_of_its_own_run_before_anything_is_started(tmp_path: Path) -> None:
@@ -174,8 +174,10 @@ async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> N
     async with house(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source", KEPT="1")
-        cell = await source.link.execute("import time, asyncio\nfor n in range(1000):\n    print(n, flush=True)\n    time.sleep(0.1)", timeout_s=None)
-        limited = await source.link.start(ProcessSpec(shell_argv("sleep 1000"), timeout_s=4))
+        cell = await source.link.kernels.execute(
+            "import time, asyncio\nfor n in range(1000):\n    print(n, flush=True)\n    time.sleep(0.1)", timeout_s=None
+        )
+        limited = await source.link.processes.start(ProcessSpec(shell_argv("sleep 1000"), timeout_s=4))
         await source.link.quiesce()
         image = tmp_path / "image"
         await source.instance.snapshot(image, keep_running=False)
@@ -184,16 +186,16 @@ async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> N
         with pytest.raises(SandlotError):
             await again.link.info()
         await wake(again, "sb-source", KEPT="1")
-        assert (await again.link.process(limited.id)).running, "its four seconds are not over"
+        assert (await again.link.processes.get(limited.id)).running, "its four seconds are not over"
         before_s = time.time()
         told_s = float(await again.sh("date +%s.%N"))
         assert before_s - 0.5 < told_s < time.time() + 0.5
-        follower = await again.link.attach_cell(cell.id, events_from=0, stdout_from=0, stderr_from=0)
+        follower = await again.link.kernels.attach(cell.id, events_from=0, stdout_from=0, stderr_from=0)
         first = [item async for item in _first_output(follower)]
         assert first[0].data.startswith(b"0\n"), "who comes back to an execution finds it, from its beginning"
-        assert await again.link.interrupt("default")
-        assert (await (await again.link.attach_cell(cell.id)).result()).status == "error"
-        ended = await again.link.wait(limited.id)
+        assert await again.link.kernels.interrupt("default")
+        assert (await (await again.link.kernels.attach(cell.id)).result()).status == "error"
+        ended = await again.link.processes.wait(limited.id)
         assert ended.reason == "timeout", "and end they do"
 
 
@@ -202,14 +204,14 @@ async def test_a_guest_that_a_killed_service_left_armed_or_at_rest_is_woken_by_t
         inside = await here.open()
         await wake(inside, "sb-one", LIFE="1")
         await shown(inside, "kept = 1")
-        call = await inside.link.execute("import time; time.sleep(1); print('late')")
+        call = await inside.link.kernels.execute("import time; time.sleep(1); print('late')")
         await inside.link.checkpoint(armed=True)
         await inside.link.aclose()
         link = await here.greet(inside.instance)
         assert link.asleep
         inside.link = link
         await wake(inside, "sb-one", LIFE="2")
-        assert (await (await link.attach_cell(call.id)).result()).status == "ok"
+        assert (await (await link.kernels.attach(call.id)).result()).status == "ok"
         assert await shown(inside, "import os; print(kept, os.environ['LIFE'])") == "1 2\n"
         await link.quiesce()
         await link.aclose()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.link.client import CellCall
+from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellResult, CellStarted, Display, KernelInfo, Output
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
 from sandlot.model.ids import new_context_id
@@ -33,9 +33,9 @@ async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture
 async def context(inside: Inside) -> AsyncGenerator[str]:
     """A python context of a test's own."""
-    made = await inside.link.create_kernel(new_context_id(), "python")
+    made = await inside.link.kernels.create(new_context_id(), "python")
     yield made.kernel
-    await inside.link.remove_kernel(made.kernel)
+    await inside.link.kernels.remove(made.kernel)
 
 
 async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
@@ -51,12 +51,12 @@ async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
 
 
 async def run(inside: Inside, context: str, code: str, **options: float | bool) -> tuple[str, list[object], CellResult]:
-    return await told(await inside.link.execute(code, kernel=context, **options))  # type: ignore[arg-type]
+    return await told(await inside.link.kernels.execute(code, kernel=context, **options))  # type: ignore[arg-type]
 
 
 async def kernel_of(inside: Inside, context: str) -> KernelInfo:
     """What the guest tells of a context and its kernel."""
-    (kernel,) = [each for each in await inside.link.kernels() if each.kernel == context]
+    (kernel,) = [each for each in await inside.link.kernels.list() if each.kernel == context]
     return kernel
 
 
@@ -69,19 +69,19 @@ async def begun(call: CellCall) -> CellCall:
 
 
 async def test_each_has_its_own_state_folder_and_environment(inside: Inside) -> None:
-    one = (await inside.link.create_kernel(new_context_id(), "python", cwd="/tmp", env={"WHICH": "one"})).kernel
-    two = (await inside.link.create_kernel(new_context_id(), "python")).kernel
+    one = (await inside.link.kernels.create(new_context_id(), "python", cwd="/tmp", env={"WHICH": "one"})).kernel
+    two = (await inside.link.kernels.create(new_context_id(), "python")).kernel
     await run(inside, one, "x = 1")
     await run(inside, two, "x = 2")
     code = "import os; print(x, os.getcwd(), os.environ.get('WHICH'))"
     assert (await run(inside, one, code))[0] == "1 /tmp one\n"
     assert (await run(inside, two, code))[0] == "2 /workspace None\n"
-    known = {info.kernel: info for info in await inside.link.kernels()}
+    known = {info.kernel: info for info in await inside.link.kernels.list()}
     assert (known[one].language, known[one].cwd, known[one].state, known[one].execution_count) == ("python", "/tmp", "idle", 2)
     assert known[one].pid not in {None, known[two].pid}
     for context in (one, two):
-        await inside.link.remove_kernel(context)
-    assert not {one, two} & {info.kernel for info in await inside.link.kernels()}
+        await inside.link.kernels.remove(context)
+    assert not {one, two} & {info.kernel for info in await inside.link.kernels.list()}
     with pytest.raises(NotFoundError):
         await run(inside, one, "x")
 
@@ -89,11 +89,11 @@ async def test_each_has_its_own_state_folder_and_environment(inside: Inside) -> 
 async def test_what_cannot_be_is_refused(inside: Inside, context: str) -> None:
     for language in ("bash", "cobol"):
         with pytest.raises(ConflictError):
-            await inside.link.create_kernel(context, language)
+            await inside.link.kernels.create(context, language)
     with pytest.raises(SandlotError, match="no folder"):
-        await inside.link.create_kernel(new_context_id(), "python", cwd="/nowhere")
-    assert (await inside.link.create_kernel(context, "python")).kernel == context
-    for call in (inside.link.remove_kernel, inside.link.restart, inside.link.interrupt):
+        await inside.link.kernels.create(new_context_id(), "python", cwd="/nowhere")
+    assert (await inside.link.kernels.create(context, "python")).kernel == context
+    for call in (inside.link.kernels.remove, inside.link.kernels.restart, inside.link.kernels.interrupt):
         with pytest.raises(NotFoundError):
             await call(new_context_id())
 
@@ -108,38 +108,38 @@ async def shells(inside: Inside, count: int) -> None:
 
 
 async def test_there_are_only_so_many(inside: Inside) -> None:
-    made = [(await inside.link.create_kernel(new_context_id(), "bash")).kernel for _ in range(CONTEXTS)]
+    made = [(await inside.link.kernels.create(new_context_id(), "bash")).kernel for _ in range(CONTEXTS)]
     with pytest.raises(LimitError, match=str(CONTEXTS)):
-        await inside.link.create_kernel(new_context_id(), "bash")
+        await inside.link.kernels.create(new_context_id(), "bash")
     await shells(inside, CONTEXTS)
     for context in made:
-        await inside.link.remove_kernel(context)
+        await inside.link.kernels.remove(context)
     await shells(inside, 0)
 
 
 async def test_waiting_takes_nothing_of_a_cells_own_time(inside: Inside, context: str) -> None:
-    cells = [await inside.link.execute(f"import time; time.sleep(0.4); print({n})", kernel=context, timeout_s=5) for n in range(2)]
-    cells.append(await inside.link.execute("print(2)", kernel=context, timeout_s=0.7))
+    cells = [await inside.link.kernels.execute(f"import time; time.sleep(0.4); print({n})", kernel=context, timeout_s=5) for n in range(2)]
+    cells.append(await inside.link.kernels.execute("print(2)", kernel=context, timeout_s=0.7))
     assert [(await told(cell))[::2] for cell in cells] == [(f"{n}\n", await cells[n].result()) for n in range(3)]
     assert {(await cell.result()).status for cell in cells} == {"ok"}
 
 
 async def test_one_that_waits_is_aborted_and_the_others_run(inside: Inside, context: str) -> None:
-    first = await inside.link.execute("import time; time.sleep(0.5); print('first')", kernel=context)
-    second = await inside.link.execute("print('never')", kernel=context)
-    third = await inside.link.execute("print('third')", kernel=context)
-    assert await inside.link.interrupt(execution=second.id)
+    first = await inside.link.kernels.execute("import time; time.sleep(0.5); print('first')", kernel=context)
+    second = await inside.link.kernels.execute("print('never')", kernel=context)
+    third = await inside.link.kernels.execute("print('third')", kernel=context)
+    assert await inside.link.kernels.interrupt(execution=second.id)
     text, others, result = await told(second)
     assert (text, result.status, result.execution_count) == ("", "aborted", 0)
     assert isinstance(others[0], CellError)
     assert ((await told(first))[0], (await told(third))[0]) == ("first\n", "third\n")
-    assert not await inside.link.interrupt(execution=second.id), "it is over"
+    assert not await inside.link.kernels.interrupt(execution=second.id), "it is over"
 
 
 async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, context: str) -> None:
-    running = await begun(await inside.link.execute("import time\ntime.sleep(600)", kernel=context))
-    waiting = await inside.link.execute("print('after')", kernel=context)
-    assert await inside.link.interrupt(execution=running.id)
+    running = await begun(await inside.link.kernels.execute("import time\ntime.sleep(600)", kernel=context))
+    waiting = await inside.link.kernels.execute("print('after')", kernel=context)
+    assert await inside.link.kernels.interrupt(execution=running.id)
     _, others, result = await told(running)
     assert result.status == "error"
     assert isinstance(others[-1], CellError)
@@ -148,20 +148,20 @@ async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, 
 
 
 async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_next(inside: Inside, context: str) -> None:
-    flood = await inside.link.execute("while True: print('x' * 1000)", kernel=context)
-    while (kernel := await kernel_of(inside, context)).state != "busy":  # one that dies before its first cell is replaced without a word
+    flood = await inside.link.kernels.execute("while True: print('x' * 1000)", kernel=context)
+    while (kernel := await kernel_of(inside, context)).state != "busy":  # noqa: ASYNC110 - a kernel killed earlier is replaced
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.5)  # its follower takes nothing, so it stands still by now
     await inside.sh(f"kill -9 {kernel.pid}")
-    text, _, result = await told(await inside.link.execute("print(1)", kernel=context))
+    text, _, result = await told(await inside.link.kernels.execute("print(1)", kernel=context))
     assert (text, result.status) == ("1\n", "ok")
     assert (await flood.result()).status == "died"
 
 
 async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Inside, context: str) -> None:
     for stop, expected in ((True, "aborted"), (False, "ok")):
-        failing = await inside.link.execute("import time; time.sleep(0.3); 1/0", kernel=context, stop_on_error=stop)
-        waiting = await inside.link.execute("1", kernel=context)
+        failing = await inside.link.kernels.execute("import time; time.sleep(0.3); 1/0", kernel=context, stop_on_error=stop)
+        waiting = await inside.link.kernels.execute("1", kernel=context)
         assert (await told(failing))[2].status == "error"
         assert (await told(waiting))[2].status == expected
     assert (await run(inside, context, "1"))[2].status == "ok"
@@ -169,9 +169,9 @@ async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Insid
 
 async def test_a_restart_ends_what_runs_and_what_waits(inside: Inside, context: str) -> None:
     await run(inside, context, "kept = 1")
-    running = await begun(await inside.link.execute("import time; time.sleep(600)", kernel=context))
-    waiting = await inside.link.execute("1", kernel=context)
-    await inside.link.restart(context)
+    running = await begun(await inside.link.kernels.execute("import time; time.sleep(600)", kernel=context))
+    waiting = await inside.link.kernels.execute("1", kernel=context)
+    await inside.link.kernels.restart(context)
     assert ((await told(running))[2].status, (await told(waiting))[2].status) == ("killed", "aborted")
     assert (await run(inside, context, "kept"))[2].status == "error"
 
@@ -191,11 +191,11 @@ async def test_an_interrupt_gets_through_and_the_variables_stay(inside: Inside, 
 
 async def test_whoever_does_not_heed_an_interrupt_is_killed_and_the_next_has_a_new_kernel(inside: Inside, context: str) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
-    call = await inside.link.execute(f"{deaf}\nprint('in its middle', flush=True)\nsum(range(10**12))", kernel=context)
+    call = await inside.link.kernels.execute(f"{deaf}\nprint('in its middle', flush=True)\nsum(range(10**12))", kernel=context)
     async for item in call:
         if isinstance(item, Output):
             break
-    assert await inside.link.interrupt(context)
+    assert await inside.link.kernels.interrupt(context)
     _, others, result = await told(call)
     assert result.status == "killed"
     assert isinstance(others[-1], CellError)
@@ -206,7 +206,7 @@ async def test_whoever_does_not_heed_an_interrupt_is_killed_and_the_next_has_a_n
 async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, context: str) -> None:
     shows = "print(f'o{n}', end=' '); print(f'e{n}', file=sys.stderr, end=' '); display(n); os.write(1, f'c{n} '.encode())"
     code = f"import os, sys\nfor n in range(50): {shows}"
-    call = await inside.link.execute(code, kernel=context)
+    call = await inside.link.kernels.execute(code, kernel=context)
     words: list[str] = []
     async for item in call:
         if isinstance(item, Output):
@@ -220,8 +220,8 @@ async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, cont
 
 
 async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: Inside, context: str) -> None:
-    size, other = 12_000_000, (await inside.link.create_kernel(new_context_id(), "python")).kernel
-    call = await inside.link.execute(
+    size, other = 12_000_000, (await inside.link.kernels.create(new_context_id(), "python")).kernel
+    call = await inside.link.kernels.execute(
         f"import sys\nfor _ in range({size // 1000}): sys.stdout.write('x' * 1000)\nopen('/tmp/through', 'w').close()", kernel=context
     )
     async for _ in call:
@@ -232,31 +232,31 @@ async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: I
         await asyncio.sleep(0.2)
     text, others, result = await told(call)
     assert (len(text), others, result.status) == (size, [], "ok")
-    await inside.link.remove_kernel(other)
+    await inside.link.kernels.remove(other)
 
 
 async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(inside: Inside, context: str) -> None:
-    call = await inside.link.execute("while True: print('x' * 1000)", kernel=context)
+    call = await inside.link.kernels.execute("while True: print('x' * 1000)", kernel=context)
     async for _ in call:
         break
-    assert await inside.link.interrupt(execution=call.id)
+    assert await inside.link.kernels.interrupt(execution=call.id)
     assert (await run(inside, context, "print('next')"))[0] == "next\n"
     assert (await told(call))[2].status == "error"
 
 
 async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: Inside, context: str) -> None:
     code = "import os, time\nprint('one'); display(1)\nwhile not os.path.exists('/tmp/two'): time.sleep(0.02)\nprint('two'); display(2)"
-    call = await begun(await inside.link.execute(code, kernel=context))
+    call = await begun(await inside.link.kernels.execute(code, kernel=context))
     async for item in call:
         if isinstance(item, Display):
             break
-    text, others, result = await told(await inside.link.attach_cell(call.id, wait=False))
+    text, others, result = await told(await inside.link.kernels.attach(call.id, wait=False))
     assert (text, len(others), result.status) == ("one\n", 1, "running")
     await inside.sh("touch /tmp/two")
-    again = await inside.link.attach_cell(call.id, events_from=2, stdout_from=4)
+    again = await inside.link.kernels.attach(call.id, events_from=2, stdout_from=4)
     text, others, result = await told(again)
     assert (text, len(others), result.status) == ("two\n", 1, "ok")
-    assert (await told(await inside.link.attach_cell(call.id)))[0] == "one\ntwo\n"
+    assert (await told(await inside.link.kernels.attach(call.id)))[0] == "one\ntwo\n"
 
 
 async def test_a_kernel_without_memory_is_killed_as_such_and_the_sandbox_lives_on(inside: Inside, context: str) -> None:
@@ -279,7 +279,7 @@ async def test_a_greedy_child_is_killed_and_its_kernel_lives(inside: Inside, con
 
 @pytest.mark.parametrize("how", ["killed", "died"])
 async def test_whatever_a_kernel_started_ends_with_it_and_what_commands_started_does_not(inside: Inside, context: str, how: str) -> None:
-    call = await inside.link.start(ProcessSpec(("sleep", "1414"), timeout_s=None), attach=False)
+    call = await inside.link.processes.start(ProcessSpec(("sleep", "1414"), timeout_s=None), attach=False)
     code = (
         "import os, subprocess, time\n"
         "subprocess.Popen(['sleep', '1415'])\n"
@@ -299,25 +299,25 @@ async def test_whatever_a_kernel_started_ends_with_it_and_what_commands_started_
     family = "ps -eo args | grep -c '[s]leep 1415' || true"
     assert (await inside.sh(family), int(await inside.sh(KERNELS))) == ("3\n", kernels + 1)
     if how == "killed":
-        await inside.link.restart(context)
+        await inside.link.kernels.restart(context)
     else:
         assert (await run(inside, context, "os._exit(3)"))[2].status == "died"
     assert await inside.sh(family) == "0\n"
     assert int(await inside.sh(KERNELS)) == kernels - 1, "one that forked and was not exec'd ends as well"
     assert await inside.sh("ps -eo args | grep -c '[s]leep 1414' || true") == "1\n"
-    await inside.link.signal(call.id, 9)
+    await inside.link.processes.signal(call.id, 9)
 
 
 async def test_a_child_with_a_lower_limit_of_its_own_ends_with_its_kernel(inside: Inside) -> None:
     code = "for kind in f d; do (ulimit -$kind 1000000; setsid sleep 1416 > /dev/null 2>&1 &); done; sleep 0.3; ulimit -f"
-    context = (await inside.link.create_kernel(new_context_id(), "bash")).kernel
+    context = (await inside.link.kernels.create(new_context_id(), "bash")).kernel
     _, _, result = await run(inside, context, code)
     assert result.status == "ok"
     family = "ps -eo args | grep -c '[s]leep 1416' || true"
     assert await inside.sh(family) == "2\n"
-    await inside.link.restart(context)
+    await inside.link.kernels.restart(context)
     assert await inside.sh(family) == "0\n"
-    await inside.link.remove_kernel(context)
+    await inside.link.kernels.remove(context)
 
 
 async def test_what_a_process_took(inside: Inside) -> None:

@@ -50,7 +50,7 @@ class Context:
     id: str
 
     async def run(self, code: str, *, silent: bool = False, store_history: bool = True, stop_on_error: bool = False, timeout_s: float = 60) -> Told:
-        call = await self.inside.link.execute(
+        call = await self.inside.link.kernels.execute(
             code, kernel=self.id, silent=silent, store_history=store_history, stop_on_error=stop_on_error, timeout_s=timeout_s
         )
         events = [event async for event in call if isinstance(event, Event)]
@@ -70,9 +70,9 @@ async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 async def kernel(inside: Inside) -> AsyncIterator[Context]:
-    made = await inside.link.create_kernel(new_context_id(), "python")
+    made = await inside.link.kernels.create(new_context_id(), "python")
     yield Context(inside, made.kernel)
-    await inside.link.remove_kernel(made.kernel)
+    await inside.link.kernels.remove(made.kernel)
 
 
 async def test_streams_results_and_errors_come_in_the_order_they_were_made(kernel: Context) -> None:
@@ -130,7 +130,7 @@ async def test_without_store_history_a_result_is_shown_and_nothing_counted(kerne
 async def test_stop_on_error_aborts_what_waits(kernel: Context) -> None:
     link = kernel.inside.link
     calls = [
-        await link.execute(code, kernel=kernel.id, stop_on_error=True, id=new_process_id())
+        await link.kernels.execute(code, kernel=kernel.id, stop_on_error=True, id=new_process_id())
         for code in ("import time; time.sleep(0.5); 1 / 0", "ran = 'second'", "ran = 'third'")
     ]
     assert [(await call.result()).status for call in calls] == ["error", "aborted", "aborted"]
@@ -154,12 +154,12 @@ async def test_an_interrupt_is_a_keyboard_interrupt_and_leaves_the_state(kernel:
         "print('up', flush=True)\n!sleep 300",
         "print('up', flush=True)\nimport re; re.match('(a+)+$', 'a' * 60 + 'b')",
     ):
-        call = await kernel.inside.link.execute(code, kernel=kernel.id)
+        call = await kernel.inside.link.kernels.execute(code, kernel=kernel.id)
         errors = []
         async for event in call:
             if isinstance(event, Output) and event.data == b"up\n":
                 await asyncio.sleep(0.2)  # it is in the middle of what follows
-                assert await kernel.inside.link.interrupt(kernel.id)
+                assert await kernel.inside.link.kernels.interrupt(kernel.id)
             elif isinstance(event, CellError):
                 errors.append(event.name)
         assert (errors, (await call.result()).status) == (["KeyboardInterrupt"], "error"), code
@@ -167,13 +167,13 @@ async def test_an_interrupt_is_a_keyboard_interrupt_and_leaves_the_state(kernel:
 
 
 async def test_a_restart_forgets_everything(inside: Inside) -> None:
-    context = Context(inside, (await inside.link.create_kernel(new_context_id(), "python")).kernel)
+    context = Context(inside, (await inside.link.kernels.create(new_context_id(), "python")).kernel)
     await context.run("gone = 1")
-    await inside.link.restart(context.id)
+    await inside.link.kernels.restart(context.id)
     told = await context.run("gone")
     assert told.errors[0].name == "NameError"
     assert told.result.execution_count == 1
-    await inside.link.remove_kernel(context.id)
+    await inside.link.kernels.remove(context.id)
 
 
 async def test_bundles_have_the_types_that_objects_offer(kernel: Context) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.link.client import CellCall
+from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
 from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
@@ -49,7 +49,7 @@ async def listen(call: CellCall, told: Told, until: str | None = None) -> Told:
 
 
 async def run(inside: Inside, language: str, code: str, **options: float) -> Told:
-    return await listen(await inside.link.execute(code, kernel=language, **options), Told())  # type: ignore[arg-type]
+    return await listen(await inside.link.kernels.execute(code, kernel=language, **options), Told())  # type: ignore[arg-type]
 
 
 async def test_bash_keeps_its_state_and_tells_exit_statuses(inside: Inside) -> None:
@@ -92,9 +92,9 @@ async def test_an_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside) -> N
         ("javascript", "var kept = 'yes'; console.log('on'); for (;;) {}", "console.log(kept)"),
         ("javascript", "var kept = 'yes'; console.log('on'); await new Promise(() => {})", "console.log(kept)"),
     ):
-        call = await inside.link.execute(code, kernel=language)
+        call = await inside.link.kernels.execute(code, kernel=language)
         told = await listen(call, Told(), until="on\n")
-        await inside.link.interrupt(language)
+        await inside.link.kernels.interrupt(language)
         await listen(call, told)
         assert (told.errors, told.texts[1]) == ([("KeyboardInterrupt", "")], "on\n"), code
         assert (await run(inside, language, kept)).texts[1] == "yes\n", code

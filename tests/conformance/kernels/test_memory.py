@@ -14,14 +14,14 @@ GREEDY = "l = []\nwhile True: l.append(b'z' * (1 << 20))"
 
 async def test_a_command_that_the_guest_kills_for_memory_is_told_as_such(tmp_path: Path) -> None:
     async with open_sandbox(tmp_path, isolation="gvisor", limits=SMALL) as inside:
-        cell = await inside.link.execute("import time\nprint('on', flush=True)\nfor n in range(600): time.sleep(0.1)")
+        cell = await inside.link.kernels.execute("import time\nprint('on', flush=True)\nfor n in range(600): time.sleep(0.1)")
         async for item in cell:  # memory is looked after while a cell runs
             if isinstance(item, Output):
                 break
-        command = await inside.link.start(ProcessSpec(("python3", "-c", GREEDY), timeout_s=60))
+        command = await inside.link.processes.start(ProcessSpec(("python3", "-c", GREEDY), timeout_s=60))
         result = await command.result()
         assert (result.reason, result.signal) == ("oom", 9)
-        assert await inside.link.interrupt(execution=cell.id)
+        assert await inside.link.kernels.interrupt(execution=cell.id)
         assert (await cell.result()).status == "error"
 
 
@@ -29,9 +29,9 @@ async def test_a_kernel_that_is_killed_with_a_third_of_the_memory_is_told_as_suc
     """It need not have half of it: here others have the rest."""
     async with open_sandbox(tmp_path, isolation="container", limits=SMALL) as inside:
         for share in ("h = b'z' * (130 << 20)", "h = b'z' * (120 << 20)"):
-            holder = await inside.link.create_kernel(new_context_id(), "python")
-            assert (await (await inside.link.execute(share, kernel=holder.kernel)).result()).status == "ok"
-        greedy = await inside.link.create_kernel(new_context_id(), "python")
-        assert (await (await inside.link.execute(GREEDY, kernel=greedy.kernel)).result()).status == "oom"
-        lone = await inside.link.execute("import os; os.kill(os.getpid(), 9)", kernel=greedy.kernel)
+            holder = await inside.link.kernels.create(new_context_id(), "python")
+            assert (await (await inside.link.kernels.execute(share, kernel=holder.kernel)).result()).status == "ok"
+        greedy = await inside.link.kernels.create(new_context_id(), "python")
+        assert (await (await inside.link.kernels.execute(GREEDY, kernel=greedy.kernel)).result()).status == "oom"
+        lone = await inside.link.kernels.execute("import os; os.kill(os.getpid(), 9)", kernel=greedy.kernel)
         assert (await lone.result()).status == "died", "nobody was out of memory"

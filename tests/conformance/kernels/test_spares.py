@@ -28,15 +28,15 @@ async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 async def new(inside: Inside, **env: str) -> str:
-    return (await inside.link.create_kernel(new_context_id(), "python", env=env)).kernel
+    return (await inside.link.kernels.create(new_context_id(), "python", env=env)).kernel
 
 
 async def pid_of(inside: Inside, context: str) -> int:
-    return next(info.pid or 0 for info in await inside.link.kernels() if info.kernel == context)
+    return next(info.pid or 0 for info in await inside.link.kernels.list() if info.kernel == context)
 
 
 async def value(inside: Inside, context: str, code: str) -> object:
-    call = await inside.link.execute(code, kernel=context)
+    call = await inside.link.kernels.execute(code, kernel=context)
     shown = [item async for item in call if isinstance(item, Display)]
     assert (await call.result()).status == "ok"
     return shown[-1].data["text/plain"] if shown else None
@@ -45,7 +45,7 @@ async def value(inside: Inside, context: str, code: str) -> object:
 async def spare(inside: Inside) -> int:
     """The pid of the one that waits: a fork of the zygote's that no context has."""
     while True:
-        known = {info.pid for info in await inside.link.kernels()}
+        known = {info.pid for info in await inside.link.kernels.list()}
         zygote = (await inside.sh(ZYGOTE)).strip()
         found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --zygote/ && $2 == 1 && $3 == $1 {print $1}'")
         free = [int(pid) for pid in found.split() if pid != zygote and int(pid) not in known]
@@ -62,7 +62,7 @@ async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside
         assert await pid_of(inside, context) == waiting
         code = "import os, sys; os.environ['WHICH'], os.getppid(), os.getsid(0) == os.getpid(), 'pandas' in sys.modules"
         assert await value(inside, context, code) == "('one', 1, True, True)"
-        await inside.link.remove_kernel(context)
+        await inside.link.kernels.remove(context)
 
 
 async def test_two_of_one_zygote_have_randomness_of_their_own(inside: Inside) -> None:
@@ -70,7 +70,7 @@ async def test_two_of_one_zygote_have_randomness_of_their_own(inside: Inside) ->
     code = "import random, numpy; random.random(), numpy.random.random(), __import__('os').urandom(8)"
     assert len({await value(inside, context, code) for context in contexts}) == 3
     for context in contexts:
-        await inside.link.remove_kernel(context)
+        await inside.link.kernels.remove(context)
 
 
 async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
@@ -79,7 +79,7 @@ async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
     assert await value(inside, context, "import os, sys; os.environ['OMP_NUM_THREADS'], sys.flags.hash_randomization") == "('1', 1)"
     assert await pid_of(inside, context) != waiting
     assert await spare(inside) == waiting
-    await inside.link.remove_kernel(context)
+    await inside.link.kernels.remove(context)
 
 
 async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(inside: Inside) -> None:
@@ -88,14 +88,14 @@ async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(inside: In
     context = await new(inside)
     assert await value(inside, context, "1") == "1"
     assert (await pid_of(inside, context), await inside.sh(ZYGOTE)) == (waiting, zygote), "nothing that it has imported has changed"
-    await inside.link.remove_kernel(context)
+    await inside.link.kernels.remove(context)
     change = "mv numpy/version.py numpy/version.old; (cat numpy/version.old; echo \"version = __version__ = 'another'\") > numpy/version.py"
     await inside.sh(f"cd {PACKAGES}; {change}; touch numpy; rmdir unrelated", User.ROOT)
     context = await new(inside)
     assert await value(inside, context, "import numpy.version; numpy.version.version") == "'another'"
     assert await inside.sh(ZYGOTE) != zygote
     await inside.sh(f"cd {PACKAGES}; mv numpy/version.old numpy/version.py; rmdir unrelated 2>/dev/null; touch .", User.ROOT)
-    await inside.link.remove_kernel(context)
+    await inside.link.kernels.remove(context)
 
 
 async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside) -> None:
@@ -106,7 +106,7 @@ async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside)
     other = await new(inside)
     assert await value(inside, other, "1") == "1"
     for each in (context, other):
-        await inside.link.remove_kernel(each)
+        await inside.link.kernels.remove(each)
 
 
 async def test_a_zygote_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
@@ -115,7 +115,7 @@ async def test_a_zygote_that_does_not_answer_is_waited_for_by_one_and_by_no_othe
     for _ in range(3):  # who has the one that waited already, who asks in vain, and who comes after that
         context = await new(inside)
         assert await value(inside, context, "1") == "1"
-        await inside.link.remove_kernel(context)
+        await inside.link.kernels.remove(context)
     assert (await inside.sh(ZYGOTE)).strip() not in {"", stopped}
 
 
@@ -126,11 +126,11 @@ async def test_one_that_ends_before_its_first_word_is_tried_again_and_then_plain
     site += f"if os.fstat(fd).st_size <= {deaths}:\n    os._exit(1)\nos.close(fd)\n"
     await inside.sh(f'mkdir {folder}; echo "{site}" > {folder}/sitecustomize.py')
     context = await new(inside, PYTHONPATH=folder)
-    call = await inside.link.execute("get_ipython()", kernel=context)
+    call = await inside.link.kernels.execute("get_ipython()", kernel=context)
     said = b"".join([item.data async for item in call if isinstance(item, Output)]).decode()
     assert (await call.result()).status == ("ok" if deaths == 1 else "error")
     assert ("did not start" in said) == ("plain" in said) == (deaths == 2), said
-    call = await inside.link.execute("import os; os._exit(1)", kernel=context)
+    call = await inside.link.kernels.execute("import os; os._exit(1)", kernel=context)
     assert (await call.result()).status == "died"
     assert await value(inside, context, "get_ipython() is None") == "False", "the plain one was for once"
-    await inside.link.remove_kernel(context)
+    await inside.link.kernels.remove(context)

@@ -11,7 +11,7 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import ExitReason
-from sandlot.protocol.table import HOST_STREAMS_MAX
+from sandlot.protocol.stream_table import HOST_STREAMS_MAX
 from tests.support.node import Node, settled
 
 TURNS = 100

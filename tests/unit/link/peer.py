@@ -296,7 +296,7 @@ async def linked(
     *,
     services: Mapping[str, Service] | None = None,
     asleep: bool = False,
-    patience_s: float = 60,
+    request_timeout_s: float = 60,
 ) -> AsyncIterator[tuple[Link, Peer]]:
     """A link to a peer, greeted and awake; afterwards no task and no descriptor of it is left."""
     before = descriptors()
@@ -304,7 +304,7 @@ async def linked(
     host_end, guest_end = pipes()
     peer = Peer(guest_end, handlers or {})
     peer.connection.asleep = asleep
-    link = await Link.greet(host_end, services=services, patience_s=patience_s)
+    link = await Link.open(host_end, services=services, request_timeout_s=request_timeout_s)
     try:
         yield link, peer
     finally:

@@ -7,8 +7,9 @@ import tracemalloc
 
 import pytest
 
-from sandlot.link.client import CellCall, ProcessCall
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
+from sandlot.link.kernels import CellCall
+from sandlot.link.processes import ProcessCall
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError, SandboxEndedError, SandlotError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
@@ -33,7 +34,7 @@ async def test_a_process_tells_its_pid_its_output_and_how_it_ended() -> None:
         call.exited(3, pid=42)
 
     async with linked({"process.start": start}) as (link, peer):
-        process = await link.start(SPEC, id=ID)
+        process = await link.processes.start(SPEC, id=ID)
         assert (process.id, process.pid) == (ID, 42)
         assert await collect(process) == [Output(1, 0, b"out"), Output(2, 0, b"err"), Output(1, 3, b"put")]
         result = await process.result()
@@ -63,7 +64,7 @@ async def test_a_guest_does_not_speak_for_the_service(code: str) -> None:
 
     async with linked({"process.start": start}) as (link, _):
         with pytest.raises(SandlotError) as raised:
-            await link.start(SPEC)
+            await link.processes.start(SPEC)
         assert raised.value.code == "internal"
 
 
@@ -76,8 +77,8 @@ async def test_output_goes_on_where_the_reader_was_and_what_is_gone_is_told() ->
         call.exited()
 
     async with linked({"process.attach": attach}) as (link, peer):
-        process = await link.attach(ID, stdout_from=1000, stderr_from=None)
-        assert await collect(process) == [Lost(1, 50, 1000), Output(1, 1050, b"abc"), Output(2, 0, b"de")]
+        process = await link.processes.attach(ID, stdout_from=1000, stderr_from=None)
+        assert await collect(process) == [OutputGap(1, 50, 1000), Output(1, 1050, b"abc"), Output(2, 0, b"de")]
         assert (await process.result()).process == ID
         await peer.calls[-1].ended.wait()
         assert peer.connection.streams == 0, "a process that ended takes no more input, also where nobody closed it"
@@ -92,13 +93,13 @@ async def test_a_process_that_does_not_read_holds_up_its_writer_only() -> None:
         await call.over.wait()
 
     async with linked({"process.start": start, "process.signal": _running}) as (link, peer):
-        process = await link.start(ProcessSpec(("sleep",), stdin=True))
+        process = await link.processes.start(ProcessSpec(("sleep",), stdin=True))
         writing = asyncio.create_task(process.write(b"x" * 4 * MIB))
-        assert await link.signal(ID, 15)
+        assert await link.processes.signal(ID, 15)
         call = await peer.call("process.start")
         await until(lambda: len(call.input) >= WINDOW_BYTES)
         for _ in range(100):
-            assert await link.signal(ID, 15)
+            assert await link.processes.signal(ID, 15)
         assert len(call.input) < WINDOW_BYTES + 4096
         assert not writing.done()
         await process.aclose()
@@ -118,7 +119,7 @@ async def test_a_writer_learns_that_the_process_ended() -> None:
         call.exited()
 
     async with linked({"process.start": start}) as (link, _):
-        process = await link.start(ProcessSpec(("head",), stdin=True))
+        process = await link.processes.start(ProcessSpec(("head",), stdin=True))
         with pytest.raises(ConflictError, match="has ended"):
             await process.write(b"x" * 4 * MIB)
         assert (await process.result()).exit_code == 0
@@ -135,7 +136,7 @@ async def test_many_megabytes_pass_in_bounded_memory_however_slow_the_consumer()
         call.exited()
 
     async with linked({"process.start": start}) as (link, _):
-        process = await link.start(SPEC)
+        process = await link.processes.start(SPEC)
         tracemalloc.start()
         try:
             at = 0
@@ -160,7 +161,7 @@ async def test_letting_go_resets_the_stream_and_the_rest_of_the_output_is_nobody
         await call.data(1, b"x" * 4 * MIB)
 
     async with linked({"process.start": start}) as (link, peer):
-        async with await link.start(SPEC) as process:
+        async with await link.processes.start(SPEC) as process:
             async for _ in process:
                 break
         call = peer.calls[0]
@@ -181,7 +182,7 @@ async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() ->
         call.exited()
 
     async with linked({"process.start": start}) as (link, _):
-        process = await link.start(ProcessSpec(("cat",), stdin=True))
+        process = await link.processes.start(ProcessSpec(("cat",), stdin=True))
         impatient, patient = asyncio.create_task(process.result()), asyncio.create_task(process.result())
         await asyncio.sleep(0)
         impatient.cancel()
@@ -192,8 +193,8 @@ async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() ->
 
 
 async def test_waiting_takes_as_long_as_it_takes_and_can_be_given_up() -> None:
-    async with linked({"process.wait": ended}, patience_s=0.01) as (link, peer):
-        waiting = asyncio.create_task(link.wait(ID))
+    async with linked({"process.wait": ended}, request_timeout_s=0.01) as (link, peer):
+        waiting = asyncio.create_task(link.processes.wait(ID))
         call = await peer.call("process.wait")
         await asyncio.sleep(0.1)
         assert not waiting.done(), "no patience is lost with it"
@@ -210,9 +211,9 @@ async def test_what_came_before_the_end_of_the_sandbox_is_still_given() -> None:
         call.peer.close()
 
     async with linked({"process.start": start, "process.list": ended}) as (link, _):
-        process = await link.start(SPEC)
-        listing = asyncio.create_task(link.processes())
-        await link.wait_lost()
+        process = await link.processes.start(SPEC)
+        listing = asyncio.create_task(link.processes.list())
+        await link.wait_closed()
         stream = aiter(process)
         assert await anext(stream) == Output(1, 0, b"last words")
         with pytest.raises(SandboxEndedError):
@@ -236,14 +237,14 @@ async def test_a_cell_shows_things_in_order_and_ends() -> None:
         call.result(status="error", execution_count=3, duration_s=0.25)
 
     async with linked({"kernel.execute": execute}) as (link, peer):
-        cell = await link.execute(
+        cell = await link.kernels.execute(
             "1/0", kernel="k", language="python", env={"A": "b"}, timeout_s=1.5, silent=True, store_history=False, stop_on_error=True, id=ID
         )
         assert await collect(cell) == [
             CellStarted(3),
             Output(1, 0, b"hello\n"),
             Display({"text/plain": "<fig>", "image/png": b"\x89PNG" * 300_000}, main=False),
-            Lost(2, 9, 0),
+            OutputGap(2, 9, 0),
             Output(2, 9, b"warn"),
             Cleared(wait=True),
             Display({"text/plain": "2"}, main=False, metadata={"a": 1}, display_id="d", update=True),
@@ -268,8 +269,8 @@ async def test_a_cell_shows_things_in_order_and_ends() -> None:
 async def test_what_cannot_be_sent_is_refused_and_the_link_goes_on() -> None:
     async with linked({"process.signal": _running}) as (link, peer):
         with pytest.raises(LimitError, match="too large"):
-            await link.execute("x" * (9 * MIB))
+            await link.kernels.execute("x" * (9 * MIB))
         with pytest.raises(InvalidRequestError, match="cannot be sent"):
-            await link.signal(ID, 2**70)
-        assert await link.signal(ID, 2)
+            await link.processes.signal(ID, 2**70)
+        assert await link.processes.signal(ID, 2)
         assert len(peer.calls) == 1

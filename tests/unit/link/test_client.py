@@ -44,51 +44,51 @@ CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, di
     "guest.checkpoint": (lambda link: link.checkpoint(armed=True), {}, None, {"armed": True}),
     "guest.warm": (lambda link: link.warm(lean=True), {}, None, {"lean": True}),
     "guest.shutdown": (lambda link: link.shutdown(), {}, None, {}),
-    "process.signal": (lambda link: link.signal(ID, 9), {"running": True}, True, {"process": ID, "signal": 9}),
+    "process.signal": (lambda link: link.processes.signal(ID, 9), {"running": True}, True, {"process": ID, "signal": 9}),
     "process.list": (
-        lambda link: link.processes(),
+        lambda link: link.processes.list(),
         {"processes": [PROCESS]},
-        [ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0.5, False, True, 0, 5, 6)],
+        (ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0.5, False, True, 0, 5, 6),),
         {},
     ),
     "process.get": (
-        lambda link: link.process(ID),
+        lambda link: link.processes.get(ID),
         PROCESS,
         ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0.5, False, True, 0, 5, 6),
         {"process": ID},
     ),
-    "process.resize": (lambda link: link.resize(ID, 30, 100), {"running": True}, True, {"process": ID, "rows": 30, "cols": 100}),
-    "process.forget": (lambda link: link.forget(ID), {}, None, {"process": ID}),
-    "kernel.interrupt": (lambda link: link.interrupt("k", ID), {"running": False}, False, {"kernel": "k", "execution": ID}),
+    "process.resize": (lambda link: link.processes.resize(ID, 30, 100), {"running": True}, True, {"process": ID, "rows": 30, "cols": 100}),
+    "process.forget": (lambda link: link.processes.forget(ID), {}, None, {"process": ID}),
+    "kernel.interrupt": (lambda link: link.kernels.interrupt("k", ID), {"running": False}, False, {"kernel": "k", "execution": ID}),
     "kernel.create": (
-        lambda link: link.create_kernel("k", "bash", cwd="/tmp", env={"A": "b"}),
+        lambda link: link.kernels.create("k", "bash", cwd="/tmp", env={"A": "b"}),
         KERNEL,
         KernelInfo("k", "bash", "/tmp", "idle", 3, None),
         {"kernel": "k", "language": "bash", "cwd": "/tmp", "env": {"A": "b"}},
     ),
-    "kernel.list": (lambda link: link.kernels(), {"kernels": [KERNEL]}, [KernelInfo("k", "bash", "/tmp", "idle", 3, None)], {}),
-    "kernel.remove": (lambda link: link.remove_kernel("k"), {}, None, {"kernel": "k"}),
-    "kernel.restart": (lambda link: link.restart(), {}, None, {"kernel": "default"}),
-    "file.stat": (lambda link: link.stat("/f", follow=False), ENTRY, PARSED, {"path": "/f", "user": "user", "follow": False}),
+    "kernel.list": (lambda link: link.kernels.list(), {"kernels": [KERNEL]}, (KernelInfo("k", "bash", "/tmp", "idle", 3, None),), {}),
+    "kernel.remove": (lambda link: link.kernels.remove("k"), {}, None, {"kernel": "k"}),
+    "kernel.restart": (lambda link: link.kernels.restart(), {}, None, {"kernel": "default"}),
+    "file.stat": (lambda link: link.files.stat("/f", follow=False), ENTRY, PARSED, {"path": "/f", "user": "user", "follow": False}),
     "file.list": (
-        lambda link: link.list_dir("/", limit=5000, offset=7),
+        lambda link: link.files.list("/", limit=5000, offset=7),
         {"entries": [ENTRY], "more": True},
         Listing((PARSED,), more=True),
         {"path": "/", "user": "user", "limit": 1000, "offset": 7},
     ),
     "file.mkdir": (
-        lambda link: link.mkdir("/d", parents=False, mode=0o700),
+        lambda link: link.files.mkdir("/d", parents=False, mode=0o700),
         ENTRY,
         PARSED,
         {"path": "/d", "user": "user", "parents": False, "mode": 0o700},
     ),
     "file.move": (
-        lambda link: link.move("/a", "/b", user=User.ROOT, overwrite=True),
+        lambda link: link.files.move("/a", "/b", user=User.ROOT, overwrite=True),
         ENTRY,
         PARSED,
         {"path": "/a", "to": "/b", "user": "root", "overwrite": True},
     ),
-    "file.remove": (lambda link: link.remove("/a", recursive=True), {"removed": 12}, 12, {"path": "/a", "user": "user", "recursive": True}),
+    "file.remove": (lambda link: link.files.remove("/a", recursive=True), {"removed": 12}, 12, {"path": "/a", "user": "user", "recursive": True}),
 }
 TESTED_ELSEWHERE = {
     "guest.wake",
@@ -128,20 +128,20 @@ async def test_all_that_is_sent_fits_the_schema() -> None:
 
     async with linked(dict.fromkeys(schema.CALLS, anything), asleep=True) as (link, peer):
         await _drain(link.wake(identity="i", hostname="h", env={}, pids=1, deadline_s=None))
-        link._pump.connection.asleep = False  # noqa: SLF001 - the wake above was refused, as everything is here
+        link._session.transport.connection.asleep = False  # noqa: SLF001 - the wake above was refused, as everything is here
         for make, *_ in CASES.values():
             await _drain(make(link))
         for made in (
             link.info(),
-            link.wait(ID),
-            link.start(ProcessSpec(("a",))),
-            link.attach(ID),
-            link.read_file("/f"),
-            link.write_file("/f", b"x"),
-            link.connect(8000),
+            link.processes.wait(ID),
+            link.processes.start(ProcessSpec(("a",))),
+            link.processes.attach(ID),
+            link.files.read("/f"),
+            link.files.write("/f", b"x"),
+            link.connect_port(8000),
         ):
             await _drain(made)
-        for cell in (await link.execute("1"), await link.attach_cell(ID)):
+        for cell in (await link.kernels.execute("1"), await link.kernels.attach(ID)):
             await _drain(cell.result())
         assert {call.name for call in peer.calls} == schema.CALLS.keys()
         for call in peer.calls:

@@ -24,7 +24,7 @@ async def test_a_file_is_read_as_a_stream() -> None:
         call.result(bytes=len(body))
 
     async with linked({"file.read": read}) as (link, peer):
-        reader = await link.read_file("/f", user=User.ROOT, offset=5, length=len(body))
+        reader = await link.files.read("/f", user=User.ROOT, offset=5, length=len(body))
         assert reader.entry.size == len(body)
         assert b"".join([chunk async for chunk in reader]) == body
         assert await reader.result() == len(body)
@@ -37,7 +37,7 @@ async def test_a_reader_that_stops_early_stops_the_guest() -> None:
         await call.data(0, b"x" * 8 * MIB)
 
     async with linked({"file.read": read}) as (link, peer):
-        async with await link.read_file("/f") as reader:
+        async with await link.files.read("/f") as reader:
             async for _ in reader:
                 break
         await peer.calls[-1].over.wait()
@@ -52,7 +52,7 @@ async def written(call: PeerCall) -> None:
 @pytest.mark.parametrize("size", [0, 1, 4084, 128 * 1024, MIB])
 async def test_bytes_are_written(size: int) -> None:
     async with linked({"file.write": written}) as (link, peer):
-        entry = await link.write_file("/f", b"x" * size, user=User.ROOT, mode=0o600, parents=False, append=True)
+        entry = await link.files.write("/f", b"x" * size, user=User.ROOT, mode=0o600, parents=False, append=True)
         assert entry.size == size
         call = peer.calls[-1]
         assert bytes(call.input) == b"x" * size
@@ -83,7 +83,7 @@ async def test_many_megabytes_go_up_in_bounded_memory() -> None:
     async with linked({"file.write": sink}) as (link, _):
         tracemalloc.start()
         try:
-            assert (await link.write_file("/f", blocks())).size == 4 * MIB
+            assert (await link.files.write("/f", blocks())).size == 4 * MIB
             assert tracemalloc.get_traced_memory()[1] < 3 * MIB
         finally:
             tracemalloc.stop()
@@ -104,7 +104,7 @@ async def test_an_error_of_the_guest_ends_the_sending() -> None:
 
     async with linked({"file.write": full}) as (link, _):
         with pytest.raises(LimitError, match="disk is full"):
-            await link.write_file("/f", endless())
+            await link.files.write("/f", endless())
         assert asked < 200
 
 
@@ -128,7 +128,7 @@ async def test_a_body_that_never_comes_does_not_outlive_the_call(end: str) -> No
 
     async with linked({"file.write": gone}) as (link, _):
         with pytest.raises((LimitError, SandboxEndedError)):
-            await link.write_file("/f", never())
+            await link.files.write("/f", never())
         await closed.wait()
 
 
@@ -139,7 +139,7 @@ async def test_a_body_that_breaks_is_dropped_by_the_guest() -> None:
 
     async with linked({"file.write": written}) as (link, peer):
         with pytest.raises(OSError, match="went away"):
-            await link.write_file("/f", broken())
+            await link.files.write("/f", broken())
         call = peer.calls[-1]
         await call.over.wait()
         assert call.reset_code == "cancelled"
@@ -148,7 +148,7 @@ async def test_a_body_that_breaks_is_dropped_by_the_guest() -> None:
 
 async def test_a_cancelled_upload_is_dropped_by_the_guest() -> None:
     async with linked({"file.write": ended}) as (link, peer):
-        writing = asyncio.create_task(link.write_file("/f", b"x" * 3))
+        writing = asyncio.create_task(link.files.write("/f", b"x" * 3))
         call = await peer.call("file.write")
         await call.ended.wait()
         writing.cancel()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sandlot.link.client import Link
-from sandlot.link.types import LostReason, Output
+from sandlot.link.types import LinkClosedReason, Output
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
@@ -58,14 +58,18 @@ async def test_a_guest_that_breaks_the_protocol_ends_its_link_and_every_call_on_
         await call.ended.wait()
 
     async with linked({"process.start": start, "file.stat": ended, "file.write": ended}) as (link, peer):
-        process = await link.start(ProcessSpec(("cat",), stdin=True))
+        process = await link.processes.start(ProcessSpec(("cat",), stdin=True))
         aiter(process)
-        calls = [asyncio.create_task(process.result()), asyncio.create_task(link.stat("/f")), asyncio.create_task(link.write_file("/f", b"x" * MIB))]
+        calls = [
+            asyncio.create_task(process.result()),
+            asyncio.create_task(link.files.stat("/f")),
+            asyncio.create_task(link.files.write("/f", b"x" * MIB)),
+        ]
         await peer.call("file.write")
         peer.answers = False  # what it would have said politely is not said any more
         peer.raw(raw)
-        lost = await link.wait_lost()
-        assert lost.reason is LostReason.VIOLATION
+        lost = await link.wait_closed()
+        assert lost.reason is LinkClosedReason.VIOLATION
         assert lost.detail
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, SandboxEndedError)
@@ -88,8 +92,8 @@ async def test_death_in_the_middle_of_a_frame(cut: int) -> None:
 
     async with linked({"file.stat": stat}) as (link, _):
         with pytest.raises(SandboxEndedError):
-            await link.stat("/f")
-        assert (await link.wait_lost()).reason is LostReason.EOF
+            await link.files.stat("/f")
+        assert (await link.wait_closed()).reason is LinkClosedReason.EOF
 
 
 # -- answers that are none -------------------------------------------------------------------------------------------------
@@ -98,7 +102,7 @@ WRONG: list[Any] = [None, -1, 2**63, 1e400, "x" * 70_000, b"x", ["x"] * 2000, {"
 
 MAKE: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any]]] = {
     **{name: (make, answer) for name, (make, answer, _, _) in CASES.items()},
-    "process.wait": (lambda link: link.wait(ID), ENDED),
+    "process.wait": (lambda link: link.processes.wait(ID), ENDED),
     "guest.info": (
         lambda link: link.info(),
         {"generation": 1, "identity": "i", "uptime_s": 1.0, "processes": 1, "tasks": 1, "cpu_s": 0.5, "streams": 1},
@@ -133,7 +137,7 @@ async def test_an_answer_that_does_not_fit_is_a_violation_or_within_every_bound(
             try:
                 given = await MAKE[name][0](link)
             except SandboxEndedError:
-                assert (await link.wait_lost()).reason is LostReason.VIOLATION
+                assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
                 violations += 1
             else:
                 assert not link.closed
@@ -172,8 +176,8 @@ async def test_a_process_that_ended_impossibly_is_a_violation(result: object, *,
 
     async with linked({"process.start": serve, "process.attach": serve}) as (link, _):
         with pytest.raises(SandboxEndedError):
-            await (await (link.attach(ID) if attach else link.start(SPEC, id=ID))).result()
-        assert (await link.wait_lost()).reason is LostReason.VIOLATION
+            await (await (link.processes.attach(ID) if attach else link.processes.start(SPEC, id=ID))).result()
+        assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
 
 
 Misdeed = Callable[[PeerCall], None]
@@ -247,25 +251,25 @@ async def test_a_stream_that_goes_wrong_is_a_violation(kind: str, misdeed: Misde
     async with linked(dict.fromkeys(names, serve)) as (link, _):
         with pytest.raises(SandboxEndedError):
             await _ask(link, kind)
-        assert (await link.wait_lost()).reason is LostReason.VIOLATION
+        assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
 
 
 async def _ask(link: Link, kind: str) -> None:
     async def never() -> Any:  # noqa: ANN401
         yield b"x"
-        await link.wait_lost()
+        await link.wait_closed()
 
     if kind == "process":
-        await (await link.start(SPEC, id=ID)).result()
+        await (await link.processes.start(SPEC, id=ID)).result()
     elif kind == "cell":
-        await (await link.execute("1")).result()
+        await (await link.kernels.execute("1")).result()
     elif kind == "read":
-        await _collect(await link.read_file("/f", length=10))
+        await _collect(await link.files.read("/f", length=10))
     elif kind == "stat":
-        await link.stat("/f")
+        await link.files.stat("/f")
     else:
-        await link.write_file("/f", never())
-    await link.wait_lost()  # the call may have ended well before the misdeed
+        await link.files.write("/f", never())
+    await link.wait_closed()  # the call may have ended well before the misdeed
     raise SandboxEndedError("after the call")
 
 
@@ -275,7 +279,7 @@ async def _ask(link: Link, kind: str) -> None:
 async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_other_sandboxes() -> None:
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1)) * 500
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
-        await hostile.stat("/f")
+        await hostile.files.stat("/f")
 
         async def flood() -> None:
             while True:
@@ -288,8 +292,8 @@ async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_o
         tracemalloc.start()
         try:
             for _ in range(100):
-                assert (await honest.stat("/f")).path == "/f"
-            assert (await hostile.stat("/f")).path == "/f", "a flood is no violation, and its own calls go on as well"
+                assert (await honest.files.stat("/f")).path == "/f"
+            assert (await hostile.files.stat("/f")).path == "/f", "a flood is no violation, and its own calls go on as well"
             assert tracemalloc.get_traced_memory()[0] < 2 * MIB
         finally:
             tracemalloc.stop()
@@ -303,20 +307,20 @@ async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
     """The flood comes from a process of its own, so that there is always more to read."""
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
-        await hostile.stat("/f")
+        await hostile.files.stat("/f")
         # Opened anew, so that the flooder may block where the peer must not: O_NONBLOCK belongs to the open file, open(2).
         pipe = os.open(f"/proc/self/fd/{flooder.stream.write_fd}", os.O_WRONLY)
         program = f"import os\npast = bytes.fromhex({past.hex()!r})\nwhile True: os.write(1, past); os.write(2, b'.')"
         flood = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=pipe, stderr=asyncio.subprocess.PIPE)
         os.close(pipe)
         assert flood.stderr is not None
-        stream = hostile._pump._stream  # noqa: SLF001 - the test's own end of the pipe
+        stream = hostile._session.transport._stream  # noqa: SLF001 - the test's own end of the pipe
         assert isinstance(stream, Pipes)
         try:
             await flood.stderr.readexactly(20)
             before = stream.reads
             for _ in range(50):
-                assert (await honest.stat("/f")).path == "/f"
+                assert (await honest.files.stat("/f")).path == "/f"
             assert stream.reads - before < 50, "the flood had more turns than the calls"
             assert not hostile.closed
         finally:
@@ -336,7 +340,7 @@ async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory
     async with linked({"process.start": start}) as (link, peer):
         tracemalloc.start()
         try:
-            processes = [await link.start(SPEC) for _ in range(streams)]
+            processes = [await link.processes.start(SPEC) for _ in range(streams)]
             for _ in range(50):
                 await asyncio.sleep(0)
             await until(lambda: not peer.unsent)
@@ -351,10 +355,10 @@ async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory
 async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
     async with linked({}) as (deaf, peer), linked({"file.stat": stat}) as (honest, _):
         peer.reads.clear()
-        asking = [asyncio.create_task(deaf.execute("#" * MIB)) for _ in range(10)]
-        writing = asyncio.create_task(deaf.write_file("/f", b"x" * 10 * MIB))
+        asking = [asyncio.create_task(deaf.kernels.execute("#" * MIB)) for _ in range(10)]
+        writing = asyncio.create_task(deaf.files.write("/f", b"x" * 10 * MIB))
         for _ in range(20):
-            assert (await honest.stat("/f")).path == "/f"
+            assert (await honest.files.stat("/f")).path == "/f"
         assert not writing.done()
         await deaf.aclose()
         cells = await asyncio.gather(*asking)
@@ -381,10 +385,10 @@ async def test_whatever_byte_is_changed_no_call_hangs_and_no_other_error_comes(a
 
         async with linked({"process.start": serve}) as (link, _):
             try:
-                process = await link.start(SPEC)
+                process = await link.processes.start(SPEC)
                 await _collect(process)
                 result = await process.result()
             except SandboxEndedError:
-                await link.wait_lost()
+                await link.wait_closed()
             else:
                 assert result.reason in schema.PROCESS_REASONS

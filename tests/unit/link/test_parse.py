@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.link import parse, parse_cells
+from sandlot.link import parse
 from sandlot.link.types import Display, Entry
 from sandlot.model.errors import CODES, ErrorCode
 from sandlot.protocol import schema
@@ -26,9 +26,9 @@ PARSERS = [
     parse.listing,
     parse.process_info,
     parse.processes,
-    parse_cells.cell_result,
-    parse_cells.cell_error,
-    parse_cells.display,
+    parse.cell_result,
+    parse.cell_error,
+    parse.display,
     parse.guest_info,
     parse.nothing,
     parse.running,
@@ -79,7 +79,7 @@ def test_an_entry_at_its_bounds() -> None:
 @pytest.mark.parametrize("mime", ["text/plain", "image/svg+xml", "application/vnd.plotly.v1+json", "text/html; charset=utf-8", "a/b"])
 def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
     for content in ("x", b"x", "", b""):
-        assert parse_cells.display({"data": {mime: content}, "main": True}) == Display({mime: content}, main=True)
+        assert parse.display({"data": {mime: content}, "main": True}) == Display({mime: content}, main=True)
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
 )
 def test_a_key_of_a_display_that_is_no_mime_type_is_refused(mime: str) -> None:
     with pytest.raises(ProtocolError):
-        parse_cells.display({"data": {mime: "x"}, "main": True})
+        parse.display({"data": {mime: "x"}, "main": True})
 
 
 def test_every_code_of_a_guest_is_the_models() -> None:
     assert set(schema.RESET_CODES) <= {code.value for code in ErrorCode}
     for code in CODES:
-        error = parse.error_of({"code": code.value, "message": "m"})
+        error = parse.reset_error({"code": code.value, "message": "m"})
         assert error.code == (code if code.value in schema.RESET_CODES else ErrorCode.INTERNAL)
 
 
 def test_an_error_is_bounded_whatever_it_says() -> None:
-    error = parse.error_of({"code": "conflict", "message": "m" * 100_000, "hint": "h" * 100_000})
+    error = parse.reset_error({"code": "conflict", "message": "m" * 100_000, "hint": "h" * 100_000})
     assert len(error.message) == schema.LIMITS["text"]
     assert len(error.hint) <= 1024
-    assert parse.error_of({"code": "conflict", "message": "m", "hint": b"h"}).hint == ""
+    assert parse.reset_error({"code": "conflict", "message": "m", "hint": b"h"}).hint == ""
 
 
 def test_the_fields_of_an_error_are_never_a_guests() -> None:
     """One of them becomes a header of the answer, another one names the request."""
     forged = {"retry_after_s": "1\r\nSet-Cookie: a=b", "request_id": "forged", "sandbox": "another"}
-    assert not parse.error_of({"code": "busy", "message": "m", **forged}).fields
+    assert not parse.reset_error({"code": "busy", "message": "m", **forged}).fields

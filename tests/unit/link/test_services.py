@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sandlot.link.services import GuestStream
-from sandlot.link.types import LostReason
+from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.protocol import events
+from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from sandlot.protocol.streams import WINDOW_BYTES
-from sandlot.protocol.table import GUEST_STREAMS_MAX
 from tests.unit.link.peer import Peer, linked, until
 
 MIB = 1024 * 1024
@@ -72,7 +72,7 @@ async def test_an_unknown_service_is_refused_and_the_link_goes_on() -> None:
 async def test_a_stream_that_asks_for_no_service_is_a_violation(head: object) -> None:
     async with linked(services={"echo": echo}) as (link, peer):
         peer.open_service(head)
-        assert (await link.wait_lost()).reason is LostReason.VIOLATION
+        assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
 
 
 async def test_a_service_that_fails_resets_its_stream_only() -> None:
@@ -103,7 +103,7 @@ async def test_a_service_that_does_not_read_holds_a_window_at_most() -> None:
         peer.flush()
 
         def size() -> int:
-            return sum(credit for kept in held for _, credit in kept._items)  # noqa: SLF001 - what is kept is the promise
+            return sum(credit for kept in held for _, credit in kept._stream._items)  # noqa: SLF001 - what is kept is the promise
 
         await until(lambda: size() >= WINDOW_BYTES)
         for _ in range(100):
@@ -157,7 +157,7 @@ async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
         assert refused == 20
         assert not link.closed
         peer.flush()
-        await until(lambda: not link._pump.handlers)  # noqa: SLF001
+        await until(lambda: not link._session.transport.handlers)  # noqa: SLF001
         may_end.set()
         await until(lambda: not running)
         stream = peer.open_service({"service": "stubborn", "args": {}})

@@ -11,10 +11,10 @@ import termios
 import pytest
 
 from sandlot.link.client import Link
-from sandlot.link.types import LinkLost, LostReason
+from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.specs import ProcessSpec
-from sandlot.protocol import frames, greeting
+from sandlot.protocol import frames, handshake
 from tests.unit.link.peer import ENTRY, Peer, PeerCall, Pipes, ended, linked, pipes, stat, until
 
 
@@ -52,22 +52,22 @@ async def test_a_guest_is_greeted_woken_and_asked() -> None:
 async def test_a_guest_that_does_not_answer_the_greeting_is_given_up() -> None:
     host_end, guest_end = pipes()
     with pytest.raises(TimeoutExceededError, match="did not answer"):
-        await Link.greet(host_end, timeout_s=0.05)
+        await Link.open(host_end, timeout_s=0.05)
     assert host_end.is_closed
     await guest_end.aclose()
 
 
 async def test_hello_is_said_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandlot.link.session._HELLO_AGAIN_S", 0.01)
+    monkeypatch.setattr("sandlot.link.session._HELLO_INTERVAL_S", 0.01)
     host_end, guest_end = pipes()
-    greet = asyncio.create_task(Link.greet(host_end))
+    greet = asyncio.create_task(Link.open(host_end))
     seen = b""
     while len(seen) < 3 * frames.HOST_FRAME_MAX:
         seen += await guest_end.receive(65536)
     assert len({seen[at : at + 4096] for at in range(0, 3 * 4096, 4096)}) == 1, "the nonce stays"
-    nonce = greeting.parse_hello(seen[frames.HEADER_BYTES : 4096])
+    nonce = handshake.parse_hello(seen[frames.HEADER_BYTES : 4096])
     assert nonce is not None
-    guest_end.try_send(b"noise from before" + greeting.welcome(nonce[0], 1, asleep=True))
+    guest_end.try_send(b"noise from before" + handshake.welcome(nonce[0], 1, asleep=True))
     link = await greet
     assert link.asleep
     await link.aclose()
@@ -77,7 +77,7 @@ async def test_hello_is_said_again_until_it_is_answered(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("last_words", [b"", b"\xa5", b"Traceback (most recent call last):\n"])
 async def test_a_guest_that_dies_during_the_greeting_is_told_as_ended(last_words: bytes) -> None:
     host_end, guest_end = pipes()
-    greet = asyncio.create_task(Link.greet(host_end))
+    greet = asyncio.create_task(Link.open(host_end))
     await guest_end.receive(65536)
     guest_end.try_send(last_words)
     await guest_end.aclose()
@@ -88,10 +88,10 @@ async def test_a_guest_that_dies_during_the_greeting_is_told_as_ended(last_words
 
 async def test_a_guest_of_another_generation_is_a_violation() -> None:
     host_end, guest_end = pipes()
-    greet = asyncio.create_task(Link.greet(host_end))
-    hello = greeting.parse_hello((await guest_end.receive(65536))[frames.HEADER_BYTES :])
+    greet = asyncio.create_task(Link.open(host_end))
+    hello = handshake.parse_hello((await guest_end.receive(65536))[frames.HEADER_BYTES :])
     assert hello is not None
-    guest_end.try_send(greeting.welcome(hello[0], 99, asleep=True))
+    guest_end.try_send(handshake.welcome(hello[0], 99, asleep=True))
     with pytest.raises(SandboxEndedError, match="generation"):
         await greet
     await guest_end.aclose()
@@ -99,7 +99,7 @@ async def test_a_guest_of_another_generation_is_a_violation() -> None:
 
 async def test_a_cancelled_greeting_leaves_nothing_open() -> None:
     host_end, guest_end = pipes()
-    greet = asyncio.create_task(Link.greet(host_end))
+    greet = asyncio.create_task(Link.open(host_end))
     await guest_end.receive(65536)
     greet.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -118,20 +118,20 @@ async def test_a_second_service_takes_the_guest_over_from_a_dead_one() -> None:
 
     peer = Peer(Pipes(to_guest[0], to_host[1]), {"process.start": start, "file.stat": ended})
     peer.connection.asleep = False
-    first = await Link.greet(Pipes(os.dup(to_host[0]), os.dup(to_guest[1])))
-    await first.start(ProcessSpec(("yes",)))
-    pending = asyncio.create_task(first.stat("/f"))
+    first = await Link.open(Pipes(os.dup(to_host[0]), os.dup(to_guest[1])))
+    await first.processes.start(ProcessSpec(("yes",)))
+    pending = asyncio.create_task(first.files.stat("/f"))
     await until(lambda: peer.unsent)
     await first.aclose()  # to the guest the same as a kill: nothing is said
     with pytest.raises(UnavailableError):
         await pending
     assert os.read(to_host[0], 1000), "what nobody read lies in the pipe"
 
-    second = await Link.greet(Pipes(to_host[0], to_guest[1]))
+    second = await Link.open(Pipes(to_host[0], to_guest[1]))
     assert peer.connection.streams == 0
 
     peer.handlers["file.stat"] = stat
-    assert (await second.stat("/f")).path == "/f"
+    assert (await second.files.stat("/f")).path == "/f"
     await second.aclose()
     await peer.aclose()
 
@@ -142,19 +142,25 @@ async def test_rest_resets_everything_and_only_waking_follows() -> None:
         await call.data(1, b"x" * 1_000_000)
 
     async with linked({"process.start": start, "file.stat": ended}) as (link, peer):
-        process = await link.start(ProcessSpec(("yes",), stdin=True))
-        pending = asyncio.create_task(link.stat("/f"))
+        process = await link.processes.start(ProcessSpec(("yes",), stdin=True))
+        pending = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")
         await link.quiesce()
         for cut in (pending, process.result()):
-            with pytest.raises(ConflictError, match="rest") as told:
+            with pytest.raises(ConflictError, match="was paused") as told:
                 await cut
             assert not told.value.retryable  # what was begun goes on
             assert (told.value.code, told.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
         assert link.asleep
         assert not link.closed
         assert peer.connection.asleep
-        for call in (link.info(), link.start(ProcessSpec(("true",))), link.read_file("/f"), link.write_file("/f", b""), link.execute("1")):
+        for call in (
+            link.info(),
+            link.processes.start(ProcessSpec(("true",))),
+            link.files.read("/f"),
+            link.files.write("/f", b""),
+            link.kernels.execute("1"),
+        ):
             with pytest.raises(UnavailableError, match="asleep"):
                 await call
         await wake(link)
@@ -165,7 +171,7 @@ async def test_rest_resets_everything_and_only_waking_follows() -> None:
 async def test_a_guest_that_does_not_come_to_rest_ends_the_wait_and_takes_no_calls() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
         peer.quiesces = False
-        pending = asyncio.create_task(link.stat("/f"))
+        pending = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")
         with pytest.raises(TimeoutExceededError, match="rest"):
             await link.quiesce(timeout_s=0.05)
@@ -185,16 +191,16 @@ async def test_an_error_of_the_guest_is_raised_as_the_models(code: str) -> None:
 
     async with linked({"file.stat": stat}) as (link, _):
         with pytest.raises(NotFoundError, match="There is none") as raised:
-            await link.stat("/f")
+            await link.files.stat("/f")
         assert raised.value.code == code
         assert raised.value.hint == "Look elsewhere."
         assert not raised.value.fields
 
 
 async def test_patience_ends_a_call_that_should_be_short() -> None:
-    async with linked({"file.stat": ended}, patience_s=0.05) as (link, peer):
+    async with linked({"file.stat": ended}, request_timeout_s=0.05) as (link, peer):
         with pytest.raises(TimeoutExceededError, match=r"file\.stat"):
-            await link.stat("/f")
+            await link.files.stat("/f")
         call = await peer.call("file.stat")
         await call.over.wait()
         assert call.reset_code == "cancelled"
@@ -203,7 +209,7 @@ async def test_patience_ends_a_call_that_should_be_short() -> None:
 
 async def test_cancelling_a_caller_resets_its_stream() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
-        asking = asyncio.create_task(link.stat("/f"))
+        asking = asyncio.create_task(link.files.stat("/f"))
         call = await peer.call("file.stat")
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -215,14 +221,14 @@ async def test_cancelling_a_caller_resets_its_stream() -> None:
 
 async def test_as_many_calls_as_are_allowed_and_no_more() -> None:
     async with linked({"file.stat": ended}) as (link, _):
-        asking = [asyncio.create_task(link.stat("/f")) for _ in range(192)]
+        asking = [asyncio.create_task(link.files.stat("/f")) for _ in range(192)]
         await asyncio.sleep(0)
         with pytest.raises(UnavailableError, match="too many") as raised:
-            await link.stat("/f")
+            await link.files.stat("/f")
         assert raised.value.retryable
         asking.pop().cancel()
         await asyncio.sleep(0.01)
-        asking.append(asyncio.create_task(link.stat("/f")))
+        asking.append(asyncio.create_task(link.files.stat("/f")))
         await asyncio.sleep(0.01)
         assert not any(task.done() for task in asking)
         await link.aclose()
@@ -232,12 +238,12 @@ async def test_as_many_calls_as_are_allowed_and_no_more() -> None:
 
 async def test_the_end_is_told_once_and_to_everyone() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
-        waiting = [asyncio.create_task(link.wait_lost()) for _ in range(3)]
-        asking = asyncio.create_task(link.stat("/f"))
+        waiting = [asyncio.create_task(link.wait_closed()) for _ in range(3)]
+        asking = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")
         assert state(link) == "awake"
         peer.close()
-        assert await asyncio.gather(*waiting) == [LinkLost(LostReason.EOF)] * 3
+        assert await asyncio.gather(*waiting) == [LinkClosed(LinkClosedReason.EOF)] * 3
         with pytest.raises(SandboxEndedError) as raised:
             await asking
         assert raised.value.fields["link"] == "eof"
@@ -245,7 +251,7 @@ async def test_the_end_is_told_once_and_to_everyone() -> None:
         with pytest.raises(SandboxEndedError):
             await link.info()
         await link.aclose()
-        assert (await link.wait_lost()).reason is LostReason.EOF, "the first reason stays"
+        assert (await link.wait_closed()).reason is LinkClosedReason.EOF, "the first reason stays"
 
 
 async def checkpoint(call: PeerCall) -> None:
@@ -259,7 +265,7 @@ def unread(peer: Peer) -> int:
 
 async def test_nothing_is_sent_while_a_checkpoint_is_taken() -> None:
     async with linked({"guest.checkpoint": checkpoint, "file.stat": stat, "process.start": ended}) as (link, peer):
-        starting = asyncio.create_task(link.start(ProcessSpec(argv=("cat",), stdin=True)))
+        starting = asyncio.create_task(link.processes.start(ProcessSpec(argv=("cat",), stdin=True)))
         (await peer.call("process.start")).started()
         reading = await starting
         asking = []
@@ -267,8 +273,8 @@ async def test_nothing_is_sent_while_a_checkpoint_is_taken() -> None:
             await link.checkpoint(armed=True)
             assert unread(peer) == 0
             before = peer.stream.reads
-            asking.append(asyncio.create_task(link.stat("/f")))
-            await reading.send(b"typed")
+            asking.append(asyncio.create_task(link.files.stat("/f")))
+            await reading.write(b"typed")
             (await peer.call("process.start")).put(1, b"said")
             await asyncio.sleep(0.05)
             assert (peer.stream.reads, unread(peer)) == (before, 0), is_armed_already
@@ -283,11 +289,11 @@ async def test_what_is_under_way_when_a_checkpoint_is_announced_has_arrived_once
     async with linked({"guest.checkpoint": checkpoint, "file.stat": stat}) as (link, peer):
         fcntl.fcntl(peer.stream.read_fd, fcntl.F_SETPIPE_SZ, 4096)
         peer.reads.clear()
-        asking = [asyncio.create_task(link.stat("/" + "x" * 3000)) for _ in range(10)]
-        await until(link._pump._full.is_set)  # noqa: SLF001 - nobody is told
+        asking = [asyncio.create_task(link.files.stat("/" + "x" * 3000)) for _ in range(10)]
+        await until(link._session.transport._is_full.is_set)  # noqa: SLF001 - nobody is told
         announcing = asyncio.create_task(link.checkpoint(armed=True))
         await asyncio.sleep(0)
-        asking += [asyncio.create_task(link.stat("/" + "y" * 3000)) for _ in range(10)]
+        asking += [asyncio.create_task(link.files.stat("/" + "y" * 3000)) for _ in range(10)]
         await asyncio.sleep(0)
         peer.reads.set()
         await announcing
@@ -306,7 +312,7 @@ async def test_a_checkpoint_that_is_refused_holds_nothing_up() -> None:
     async with linked({"guest.checkpoint": refuse, "file.stat": stat}) as (link, _):
         with pytest.raises(ConflictError):
             await link.checkpoint(armed=True)
-        assert (await link.stat("/f")).path == "/f"
+        assert (await link.files.stat("/f")).path == "/f"
 
 
 async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_words() -> None:
@@ -317,21 +323,21 @@ async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_word
         call.result(**ENTRY)
 
     async with linked({"file.stat": stat}) as (link, _):
-        assert (await link.stat("/f")).path == "/f"
+        assert (await link.files.stat("/f")).path == "/f"
         with pytest.raises(SandboxEndedError):
-            await link.stat("/f")
-        assert (await link.wait_lost()).reason is LostReason.BROKEN
+            await link.files.stat("/f")
+        assert (await link.wait_closed()).reason is LinkClosedReason.BROKEN
 
 
 async def test_closing_is_idempotent_and_says_so_to_callers() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
-        asking = asyncio.create_task(link.stat("/f"))
+        asking = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")
         await link.aclose()
         await link.aclose()
         with pytest.raises(UnavailableError) as raised:
             await asking
         assert raised.value.retryable
-        assert (await link.wait_lost()).reason is LostReason.CLOSED
+        assert (await link.wait_closed()).reason is LinkClosedReason.CLOSED
         with pytest.raises(SandlotError):
             await link.info()

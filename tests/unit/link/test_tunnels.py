@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from sandlot.link.client import Tunnel
+from sandlot.link.tunnels import Tunnel
 from sandlot.model.errors import ConflictError, SandboxEndedError
 from tests.unit.link.peer import PeerCall, linked, until
 
@@ -24,7 +24,7 @@ async def echoing(call: PeerCall) -> None:
 async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
     body = bytes(range(256)) * 4096
     async with linked({"port.connect": echoing}) as (link, peer):
-        tunnel = await link.connect(8000)
+        tunnel = await link.connect_port(8000)
         assert (tunnel.address, peer.calls[-1].args) == ("127.0.0.1", {"port": 8000})
         await tunnel.send(body)
         tunnel.end()
@@ -41,7 +41,7 @@ async def test_what_is_broken_off_is_no_end() -> None:
         call.reset("conflict", "The program broke the connection off.")
 
     async with linked({"port.connect": cut}) as (link, _):
-        tunnel = await link.connect(1)
+        tunnel = await link.connect_port(1)
         tunnel.end()
         with pytest.raises(ConflictError, match="broke"):
             await anext(tunnel)
@@ -54,12 +54,12 @@ async def test_who_lets_go_resets_and_who_waits_for_a_connection_gives_it_up() -
         await call.over.wait()
 
     async with linked({"port.connect": silent}) as (link, peer):
-        tunnel = await link.connect(1)
+        tunnel = await link.connect_port(1)
         await tunnel.aclose()
         await until(lambda: peer.calls[0].reset_code)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await link.connect(2)
+                await link.connect_port(2)
         await until(lambda: peer.calls[1].reset_code)
         assert [call.reset_code for call in peer.calls] == ["cancelled", "cancelled"]
 
@@ -91,7 +91,7 @@ async def test_a_guest_that_lies_is_ended(lie: str) -> None:
 
     async with linked({"port.connect": told}) as (link, _):
         with pytest.raises(SandboxEndedError, match="protocol"):
-            await heard(await link.connect(1))
+            await heard(await link.connect_port(1))
 
 
 async def heard(tunnel: Tunnel) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.protocol import events, frames, greeting, values
+from sandlot.protocol import events, frames, handshake, values
 from sandlot.protocol.connection import GENERATION, GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
+from sandlot.protocol.stream_table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
 from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
-from sandlot.protocol.table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
 from tests.unit.protocol.ends import NONCE, Ends
 
 OTHER = b"another nonce..."
@@ -74,10 +74,10 @@ def test_a_repeated_hello_is_echoed_again_and_changes_nothing() -> None:
 def test_an_echo_of_another_nonce_is_not_believed() -> None:
     host = Connection(HOST)
     host.hello(NONCE)
-    assert host.receive(greeting.welcome(OTHER, 1, asleep=False) * 5) == []
-    assert said(host.receive(greeting.welcome(NONCE, 1, asleep=False))) == [events.Ready]
+    assert host.receive(handshake.welcome(OTHER, 1, asleep=False) * 5) == []
+    assert said(host.receive(handshake.welcome(NONCE, 1, asleep=False))) == [events.Ready]
     with pytest.raises(ProtocolError, match="answers no HELLO"):
-        host.receive(greeting.welcome(OTHER, 1, asleep=False))
+        host.receive(handshake.welcome(OTHER, 1, asleep=False))
 
 
 @pytest.mark.parametrize("generation", [0, GENERATION + 1, 0xFFFF])
@@ -85,7 +85,7 @@ def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
     host = Connection(HOST)
     host.hello(NONCE)
     with pytest.raises(ProtocolError, match="generation"):
-        host.receive(greeting.welcome(NONCE, generation, asleep=False))
+        host.receive(handshake.welcome(NONCE, generation, asleep=False))
     assert not host.is_ready
 
 
@@ -213,7 +213,7 @@ def test_a_repeated_hello_that_waits_in_the_pipe_survives_the_rest() -> None:
     ends.host.quiesce()
     ends.host_writes(1)
     ends.guest_reads()
-    hello = greeting.hello(OTHER, 1, 1)
+    hello = handshake.hello(OTHER, 1, 1)
     ends.to_guest += hello[:1000]
     ends.guest_reads()
     ends.guest.quiesced()
@@ -238,12 +238,12 @@ SERVICE = values.encode({"service": "x", "args": {}})
 VIOLATIONS = {
     "garbage": b"GET / HTTP/1.1\r\n",
     "a huge length": bytes.fromhex("a505000100000001ffffffff"),
-    "a HELLO": greeting.hello(NONCE, 1, 1),
+    "a HELLO": handshake.hello(NONCE, 1, 1),
     "a QUIESCE": frame(frames.QUIESCE, 0),
     "a QUIESCED unasked": frame(frames.QUIESCED, 0),
     "a LOST": frame(frames.LOST, 0, b"\xff\xfe"),
-    "a WELCOME of another nonce": greeting.welcome(OTHER, 1, asleep=False),
-    "a short WELCOME": frame(frames.WELCOME, 0, greeting.MAGIC),
+    "a WELCOME of another nonce": handshake.welcome(OTHER, 1, asleep=False),
+    "a short WELCOME": frame(frames.WELCOME, 0, handshake.MAGIC),
     "an unknown stream": frame(frames.DATA, 3, b"x", 1),
     "an unknown stream of its own": frame(frames.DATA, 2, b"x", 1),
     "the largest stream": frame(frames.RESET, 0xFFFFFFFF, values.encode({"code": "x", "message": "y"})),
@@ -317,7 +317,7 @@ def test_floods_of_what_is_ignored_leave_nothing_behind() -> None:
     ends.host_writes(5)
     past = frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1) + frame(frames.MESSAGE, 1, b"", more=True)
     assert ends.host.receive(past * 5000) == []
-    assert ends.host.receive(greeting.welcome(NONCE, 1, asleep=False) * 1000) == []
+    assert ends.host.receive(handshake.welcome(NONCE, 1, asleep=False) * 1000) == []
     assert ends.host.next_frame() is None
 
 

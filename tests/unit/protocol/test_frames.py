@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.protocol import frames, greeting, values
+from sandlot.protocol import frames, handshake, values
 from sandlot.protocol.errors import ProtocolError
 
 NONCE = bytes(range(16))
@@ -16,15 +16,15 @@ NONCE = bytes(range(16))
 #: One frame of each type, as the wire of generation 1 has it for as long as there are guests that speak it.
 VECTORS = [
     pytest.param(
-        greeting.hello(NONCE, 1, 1),
+        handshake.hello(NONCE, 1, 1),
         "a501000000000000 00000ff4 9353414e444c541a 000102030405060708090a0b0c0d0e0f 0001 0001" + "00" * 4056,
-        frames.Frame(frames.HELLO, 0, greeting.hello(NONCE, 1, 1)[12:]),
+        frames.Frame(frames.HELLO, 0, handshake.hello(NONCE, 1, 1)[12:]),
         id="HELLO",
     ),
     pytest.param(
-        greeting.welcome(NONCE, 1, asleep=True),
+        handshake.welcome(NONCE, 1, asleep=True),
         "a502000000000000 0000001c 9353414e444c541a 000102030405060708090a0b0c0d0e0f 0001 01 00",
-        frames.Frame(frames.WELCOME, 0, greeting.welcome(NONCE, 1, asleep=True)[12:]),
+        frames.Frame(frames.WELCOME, 0, handshake.welcome(NONCE, 1, asleep=True)[12:]),
         id="WELCOME",
     ),
     pytest.param(

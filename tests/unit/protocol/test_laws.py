@@ -10,7 +10,7 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.protocol import events, frames, greeting
+from sandlot.protocol import events, frames, handshake
 from sandlot.protocol.connection import GUEST, HOST, Connection
 from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.streams import QUEUE_BYTES, WINDOW_BYTES
@@ -22,9 +22,9 @@ GARBAGE = st.one_of(
     st.binary(max_size=5000),
     st.sampled_from(
         [
-            greeting.MAGIC,
-            greeting.hello(b"of another life.", 1, 1),
-            greeting.hello(b"of another life.", 1, 1)[:2000],
+            handshake.MAGIC,
+            handshake.hello(b"of another life.", 1, 1),
+            handshake.hello(b"of another life.", 1, 1)[:2000],
             frames.encode(frames.DATA, 1, b"x" * 4000)[:100],
             frames.encode(frames.END, 77),
             b"\xa5",
@@ -140,7 +140,7 @@ def test_2_after_any_cut_a_new_host_sees_nothing_of_the_old_connection(
 @given(st.lists(st.binary(max_size=200), max_size=5), st.lists(st.integers(1, 5000), min_size=1, max_size=5))
 def test_2_a_guest_greets_out_of_any_garbage(noise: list[bytes], cuts: list[int]) -> None:
     guest = Connection(GUEST)
-    hello = greeting.hello(b"0123456789abcdef", 1, 1)
+    hello = handshake.hello(b"0123456789abcdef", 1, 1)
     raw = b"".join(noise) + hello * 3
     at = 0
     while at < len(raw):
@@ -148,7 +148,7 @@ def test_2_a_guest_greets_out_of_any_garbage(noise: list[bytes], cuts: list[int]
         guest.receive(raw[at : at + size])
         at += size
     assert guest.is_ready
-    assert guest.next_batch().endswith(greeting.welcome(b"0123456789abcdef", 1, asleep=True))
+    assert guest.next_batch().endswith(handshake.welcome(b"0123456789abcdef", 1, asleep=True))
 
 
 # -- law 4 --------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sandlot.protocol import events, frames
 from sandlot.protocol.connection import GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import TooMany
+from sandlot.protocol.stream_table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
 from sandlot.protocol.streams import WINDOW_BYTES
-from sandlot.protocol.table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
 from tests.unit.protocol.ends import Ends
 
 PATTERN = bytes(range(251)) * 5000

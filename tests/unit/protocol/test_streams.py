@@ -39,8 +39,8 @@ def test_both_ends_count_the_same_and_what_waits_is_bounded(sent: list[tuple[int
                 size = 0
             assert sum(held[:-1]) < WINDOW_BYTES
         price = held.pop(0)
-        if receiver.owes(price):
-            sender.granted(receiver.grant())
+        if receiver.release_credit(price):
+            sender.granted(receiver.take_grant())
     assert sender.credit_out == receiver.credit_in == WINDOW_BYTES - receiver.owed
 
 

@@ -36,7 +36,7 @@ def read(raw: bytes, step: int) -> list[tuple[tar.Member, bytes]]:
 def test_what_is_written_is_read_wherever_it_is_cut(files: list[tuple[str, bytes]], step: int) -> None:
     raw = b""
     for path, content in files:
-        raw += tar.head(tar.Member(path, tar.FILE, size=len(content), mode=0o640, mtime_s=7)) + content + tar.padding(len(content))
+        raw += tar.header(tar.Member(path, tar.FILE, size=len(content), mode=0o640, mtime_s=7)) + content + tar.padding(len(content))
     found = read(raw + tar.END, step)
     assert [(member.name, content, member.mode, member.mtime_s) for member, content in found] == [(*file, 0o640, 7) for file in files]
 
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_wherever_it_is_cut(files: list[tuple[str, bytes
 @given(paths, st.integers(0, 1 << 40), st.sampled_from([tar.FILE, tar.FOLDER, tar.SYMLINK]))
 def test_python_reads_its_heads(path: str, size: int, kind: str) -> None:
     member = tar.Member(path, kind, size=size if kind == tar.FILE else 0, target="../" + path if kind == tar.SYMLINK else "")
-    with tarfile.open(fileobj=io.BytesIO(tar.head(member) + tar.END)) as opened:
+    with tarfile.open(fileobj=io.BytesIO(tar.header(member) + tar.END)) as opened:
         told = opened.next()
     assert told is not None
     assert (told.name, told.size, told.linkname) == (path.rstrip("/"), member.size, member.target)
@@ -84,7 +84,7 @@ def test_headers_that_mean_nothing_here_are_not_kept() -> None:
                 said = b"".join(b"12 k%06d=\n" % number for number in range(at, at + 3000))
                 assert list(reader.feed(raw_head(b"words", b"%011o" % len(said), kind) + said + tar.padding(len(said)))) == []
             assert tracemalloc.get_traced_memory()[0] < 1 << 17
-            assert [event.name for event in reader.feed(tar.head(tar.Member("a", tar.FOLDER))) if isinstance(event, tar.Member)] == ["a/"]
+            assert [event.name for event in reader.feed(tar.header(tar.Member("a", tar.FOLDER))) if isinstance(event, tar.Member)] == ["a/"]
     finally:
         tracemalloc.stop()
 
@@ -92,5 +92,9 @@ def test_headers_that_mean_nothing_here_are_not_kept() -> None:
 def test_a_word_of_ours_among_many_of_others_is_kept() -> None:
     reader = tar.Reader()
     others = b"".join(b"12 k%06d=\n" % number for number in range(1000))
-    list(reader.feed(raw_head(b"words", b"%011o" % len(others), b"g") + others + tar.padding(len(others)) + tar.message("SANDLOT.error", "said")))
-    assert reader.said == {"SANDLOT.error": "said"}
+    list(
+        reader.feed(
+            raw_head(b"words", b"%011o" % len(others), b"g") + others + tar.padding(len(others)) + tar.message_header("SANDLOT.error", "said")
+        )
+    )
+    assert reader.global_values == {"SANDLOT.error": "said"}

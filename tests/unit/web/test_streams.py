@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.protocol.schema import STDOUT
 from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
@@ -44,7 +44,7 @@ def test_a_gap_comes_after_what_was_before_it() -> None:
     assert output.tell(Output(STDOUT, 0, b"a\xc3")) == [
         event("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "a"}, "1-0")
     ], "what waits for its other half is not passed over"
-    held, lost = output.tell(Lost(STDOUT, 10, 2))
+    held, lost = output.tell(OutputGap(STDOUT, 10, 2))
     assert held.data["data"] == base64.b64encode(b"\xc3").decode()
     assert lost.data == {"stream": "stdout", "bytes": 10}
     (after,) = output.tell(Output(STDOUT, 12, b"b"))

@@ -27,8 +27,9 @@ from sandlot.core.execution.stdin import check_id
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, ExecutionLog, LogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox, SandboxLocal
-from sandlot.link.client import CellCall, Link
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
+from sandlot.link.client import Link
+from sandlot.link.kernels import CellCall
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.capture import Capture
 from sandlot.model.errors import (
     ErrorCode,
@@ -52,7 +53,7 @@ MAX_BACKGROUND: Final = 64
 MAX_RECENT: Final = 256
 """Ids kept of the latest cells of a sandbox: more than a guest remembers cells."""
 
-Event = Output | Lost | CellStarted | Display | Cleared | CellError
+Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class CodeExecution:
         try:
             async for event in self._call:
                 at = self.position
-                if isinstance(event, Output | Lost):
+                if isinstance(event, Output | OutputGap):
                     end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
                     stdout, stderr = (end, at.stderr) if event.channel == STDOUT else (at.stdout, end)
                     self.position = OutputPosition(at.events, stdout, stderr)
@@ -322,7 +323,7 @@ class CodeExecution:
             return  # the hibernation cut the link; the client did not leave
         with suppress(SandlotError):
             async with self._sandbox.connection() as link:
-                await link.interrupt(execution=self.id)
+                await link.kernels.interrupt(execution=self.id)
         await self._call.aclose()
 
 
@@ -412,7 +413,7 @@ class CodeService:
             # The guest is asked only if it may know the id: a round trip is long for a new cell.
             if (id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id):
                 async with sandbox.connection() as link:
-                    return CodeExecution(sandbox, await link.attach_cell(id), owned=True, followers=followers)
+                    return CodeExecution(sandbox, await link.kernels.attach(id), owned=True, followers=followers)
             return await self._submit(sandbox, cell, id, description, confirm=confirm, followers=followers)
 
     async def launch(
@@ -492,7 +493,9 @@ class CodeService:
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
-            call = await link.attach_cell(check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end)
+            call = await link.kernels.attach(
+                check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end
+            )
         start = OutputPosition(events_from, stdout_from or 0, stderr_from or 0)
         return CodeExecution(sandbox, call, owned=False, followers=FOLLOWED.of(sandbox).get(call.id), start=start)
 
@@ -555,7 +558,7 @@ class CodeService:
             SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
-            return await link.interrupt(execution=check_id(execution))
+            return await link.kernels.interrupt(execution=check_id(execution))
 
     async def _submit(
         self,
@@ -572,7 +575,7 @@ class CodeService:
         context = cell.context or contexts.DEFAULTS[language or "python"]
         with self._usage.count(sandbox.owner):  # not counted if the cell cannot be begun
             async with sandbox.connection() as link:
-                call = await link.execute(
+                call = await link.kernels.execute(
                     cell.code,
                     kernel=context,
                     language=language,
@@ -620,7 +623,7 @@ async def find_cell(link: Link, id_: ProcessId) -> None:
     Raises:
         NotFoundError: The guest does not know the cell.
     """
-    call = await link.attach_cell(id_, wait=False)
+    call = await link.kernels.attach(id_, wait=False)
     try:
         await call.result()
     finally:

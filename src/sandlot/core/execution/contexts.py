@@ -156,7 +156,7 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
     chosen = id or new_context_id()
     try:
         async with sandbox.connection() as link:
-            context = _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
+            context = _context(await link.kernels.create(chosen, language_of(language), cwd=cwd, env=env))
             CONFIRMED.of(sandbox).add(context.id)
             return context
     except asyncio.CancelledError:
@@ -168,7 +168,7 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
 async def listing(sandbox: Sandbox) -> list[Context]:
     """Return all contexts; a default context is listed from its first use on."""
     async with sandbox.connection() as link:
-        return [_context(info) for info in await link.kernels()]
+        return [_context(info) for info in await link.kernels.list()]
 
 
 async def get(sandbox: Sandbox, id_: str) -> Context:
@@ -194,7 +194,7 @@ async def remove(sandbox: Sandbox, id_: str) -> None:
     """
     CONFIRMED.of(sandbox).discard(id_)
     async with reaching(sandbox) as link:
-        await link.remove_kernel(check_id(id_))
+        await link.kernels.remove(check_id(id_))
 
 
 async def restart(sandbox: Sandbox, id_: str) -> None:
@@ -205,7 +205,7 @@ async def restart(sandbox: Sandbox, id_: str) -> None:
         SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
-        await link.restart(check_id(id_))
+        await link.kernels.restart(check_id(id_))
 
 
 async def interrupt(sandbox: Sandbox, id_: str) -> bool:
@@ -216,7 +216,7 @@ async def interrupt(sandbox: Sandbox, id_: str) -> bool:
         SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
-        return await link.interrupt(check_id(id_))
+        return await link.kernels.interrupt(check_id(id_))
 
 
 async def _remove_quietly(sandbox: Sandbox, id_: str) -> None:

@@ -21,9 +21,9 @@ from typing import Any, Final, Self
 import structlog
 
 from sandlot.core.sandbox import Hold, Sandbox
-from sandlot.link.client import ProcessCall
 from sandlot.link.payload import program_argv
-from sandlot.link.types import Lost
+from sandlot.link.processes import ProcessCall
+from sandlot.link.types import OutputGap
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
@@ -91,7 +91,7 @@ class GuestHelper:
             except (SandboxEndedError, UnavailableError) as error:
                 self._over = True
                 raise await self._sandbox.explain(error) from None
-            if isinstance(event, Lost):
+            if isinstance(event, OutputGap):
                 raise self._broken()
             if event.channel == schema.STDOUT:
                 return event.data
@@ -180,12 +180,12 @@ class GuestHelper:
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     with suppress(SandlotError):
                         async with self._sandbox.connection() as link:
-                            await link.signal(self._call.id, int(number))
+                            await link.processes.signal(self._call.id, int(number))
                     if await self._ends_soon():
                         break
             with suppress(SandlotError):
                 async with self._sandbox.connection() as link:
-                    await link.forget(self._call.id)
+                    await link.processes.forget(self._call.id)
         finally:
             await self._call.aclose()
 
@@ -248,7 +248,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
     id_ = new_process_id()
     try:
         async with sandbox.connection() as link:
-            helper = GuestHelper(sandbox, await link.start(spec, id=id_), name, holds=holds)
+            helper = GuestHelper(sandbox, await link.processes.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
         sandbox.spawn(_kill(sandbox, id_))
         raise
@@ -267,9 +267,9 @@ async def end_leftovers(sandbox: Sandbox) -> int:
         SandboxEndedError: The sandbox has ended.
     """
     async with sandbox.connection() as link:
-        leftovers = [info.process for info in await link.processes() if info.running and is_helper(info.argv)]
+        leftovers = [info.process for info in await link.processes.list() if info.running and is_helper(info.argv)]
         for process in leftovers:
-            await link.signal(process, int(signal.SIGTERM))
+            await link.processes.signal(process, int(signal.SIGTERM))
     for process in leftovers:
         sandbox.spawn(_kill(sandbox, process, LEAVE_S))
     return len(leftovers)
@@ -279,7 +279,7 @@ async def _kill(sandbox: Sandbox, process: ProcessId, after_s: float = 0.0) -> N
     await asyncio.sleep(after_s)
     with suppress(SandlotError):
         async with sandbox.connection() as link:
-            await link.signal(process, int(signal.SIGKILL))
+            await link.processes.signal(process, int(signal.SIGKILL))
 
 
 def _error(verdict: Mapping[str, Any]) -> SandlotError:

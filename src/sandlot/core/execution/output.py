@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output, ProcessResult
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap, ProcessResult
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES, Capture
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import MIB
@@ -79,11 +79,11 @@ class CommandOutputCollector:
         self._taken_bytes = 0
         self.captures = {STDOUT: Capture(head_bytes, tail_bytes), STDERR: Capture(head_bytes, tail_bytes)}
 
-    def add(self, event: Output | Lost) -> None:
+    def add(self, event: Output | OutputGap) -> None:
         """Collect the next piece of output, or count the piece as omitted."""
         capture = self.captures[event.channel]
         before = capture.held_bytes
-        if isinstance(event, Lost):
+        if isinstance(event, OutputGap):
             capture.skip(event.bytes)
         elif self._buffers.has(COPIES * min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
@@ -160,9 +160,9 @@ class CodeOutputCollector:
         self.omitted = 0
         self.error: CellError | None = None
 
-    def add(self, event: Output | Lost | CellStarted | Display | Cleared | CellError) -> None:
+    def add(self, event: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> None:
         """Collect the next event of the cell."""
-        if isinstance(event, Output | Lost):
+        if isinstance(event, Output | OutputGap):
             self.output.add(event)
         elif isinstance(event, CellError):
             self.error = event

@@ -26,8 +26,8 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, ExecutionLog, LogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
-from sandlot.link.client import ProcessCall
-from sandlot.link.types import Lost, Output, ProcessInfo
+from sandlot.link.processes import ProcessCall
+from sandlot.link.types import Output, OutputGap, ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import ProcessId, new_process_id
@@ -170,7 +170,7 @@ class ProcessExecution:
         """End the process's input. Idempotent."""
         self._call.close_stdin()
 
-    async def __aiter__(self) -> AsyncIterator[Output | Lost]:
+    async def __aiter__(self) -> AsyncIterator[Output | OutputGap]:
         """Yield the output of the process until its end. A client that stops iterating stops the process.
 
         Raises:
@@ -306,7 +306,7 @@ class ProcessService:
         try:
             with self._usage.count(sandbox.owner):
                 async with sandbox.connection() as link:
-                    call = await link.start(spec, id=process)
+                    call = await link.processes.start(spec, id=process)
         except BaseException as error:
             sandbox.buffers.give(size)
             if isinstance(error, asyncio.CancelledError):
@@ -342,7 +342,7 @@ class ProcessService:
         try:
             with self._usage.count(sandbox.owner):
                 async with sandbox.connection() as link:
-                    call = await link.start(spec, attach=stdin is not None)
+                    call = await link.processes.start(spec, attach=stdin is not None)
         except BaseException:
             sandbox.buffers.give(len(stdin or b""))
             raise
@@ -375,11 +375,13 @@ class ProcessService:
         until: dict[int, int] | None = None
         async with sandbox.connection() as link:
             if not to_end:
-                known = await link.process(process)
+                known = await link.processes.get(process)
                 if known.running:
                     ends = {STDOUT: (known.stdout_bytes, stdout_from or 0), STDERR: (known.stderr_bytes, stderr_from or 0)}
                     until = {channel: end for channel, (end, start) in ends.items() if end > start}
-            return ProcessExecution(self, sandbox, await link.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until)
+            return ProcessExecution(
+                self, sandbox, await link.processes.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until
+            )
 
     async def read(
         self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None
@@ -422,19 +424,19 @@ class ProcessService:
         process = check_id(id_)
         async with sandbox.connection(None) as link:
             if timeout_s == 0:
-                if (await link.process(process)).running:
+                if (await link.processes.get(process)).running:
                     return None
                 timeout_s = CALL_TIMEOUT_S
             try:
                 async with asyncio.timeout(timeout_s):
-                    return process_outcome(process, await link.wait(process))
+                    return process_outcome(process, await link.processes.wait(process))
             except TimeoutError:
                 return None
 
     async def list(self, sandbox: Sandbox) -> Sequence[ProcessInfo]:
         """Return the processes that were started through the service: those that run, and the latest that ended. Sandlot's helpers are not listed."""
         async with sandbox.connection() as link:
-            return [info for info in await link.processes() if not is_helper(info.argv)]
+            return [info for info in await link.processes.list() if not is_helper(info.argv)]
 
     async def get(self, sandbox: Sandbox, id_: str) -> ProcessInfo:
         """Return what the guest reports of one process.
@@ -444,7 +446,7 @@ class ProcessService:
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
-            return await link.process(check_id(id_))
+            return await link.processes.get(check_id(id_))
 
     def details(self, sandbox: Sandbox, process: ProcessId) -> ProcessDetails:
         """Return the parameters with which a process was started, as far as they are known."""
@@ -459,7 +461,7 @@ class ProcessService:
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
-            return await link.signal(check_id(id_), number)
+            return await link.processes.signal(check_id(id_), number)
 
     async def restart(self, sandbox: Sandbox, id_: str, *, description: ExecutionDescription = NATIVE) -> tuple[ProcessId, int]:
         """Start a process again in the background, after killing it if it runs.
@@ -548,8 +550,8 @@ async def _kill(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> Non
     with suppress(SandlotError):
         async with sandbox.connection(CALL_TIMEOUT_S + grace_s) as link:
             if grace_s:
-                await link.signal(process, int(signals.SIGTERM))
+                await link.processes.signal(process, int(signals.SIGTERM))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(grace_s):
-                        await link.wait(process)
-            await link.signal(process, int(signals.SIGKILL))
+                        await link.processes.wait(process)
+            await link.processes.signal(process, int(signals.SIGKILL))

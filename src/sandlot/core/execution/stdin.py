@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Final
 
 from sandlot.core.sandbox import Sandbox, SandboxLocal
-from sandlot.link.client import Link, ProcessCall
+from sandlot.link.client import Link
+from sandlot.link.processes import ProcessCall
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, ProcessId
 
@@ -193,10 +194,10 @@ class StdinManager:
         writers = self.writers.of(sandbox)
         if process in writers:
             return writers[process]
-        info = await link.process(process)
+        info = await link.processes.get(process)
         if not info.stdin:
             raise _no_input(process)
-        call = await link.attach(process, stdout_from=info.stdout_bytes, stderr_from=info.stderr_bytes)
+        call = await link.processes.attach(process, stdout_from=info.stdout_bytes, stderr_from=info.stderr_bytes)
         if process in writers:  # another request was faster
             await call.aclose()
             return writers[process]
@@ -222,7 +223,7 @@ async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
     wait_s = _POLL_S
     while True:
         try:
-            info = await link.process(process)
+            info = await link.processes.get(process)
         except UnavailableError as error:
             # Too many calls at once. A client that gets this error repeats its write, which would write the same bytes twice.
             if error.code is not ErrorCode.BUSY:
@@ -238,7 +239,7 @@ async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
 
 async def _confirm_closed(link: Link, process: ProcessId) -> None:
     wait_s = _POLL_S
-    while (await link.process(process)).stdin:
+    while (await link.processes.get(process)).stdin:
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, _MAX_POLL_S)
 

@@ -57,7 +57,7 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
     """
     check_screen(rows, cols)
     async with sandbox.connection() as link:
-        return await link.resize(check_id(id_), rows, cols)
+        return await link.processes.resize(check_id(id_), rows, cols)
 
 
 class TerminalInput:

@@ -36,7 +36,7 @@ BACK_S: Final = 10.0
 """Time that clients have to join a cell after a restart of the service, from the recovery of the sandbox on. A client that was cut off repeats its
 call after waits that grow to 8 s (``sdk/retries.py``), which is longer than after a broken connection."""
 MAX_WAITS: Final = 16
-"""Calls of one sandbox that wait for process ends, of the 192 concurrent calls of a link (``protocol/table.py``)."""
+"""Calls of one sandbox that wait for process ends, of the 192 concurrent calls of a link (``protocol/stream_table.py``)."""
 POLL_S: Final = 20.0
 """Interval of reading the process list for a process whose end no call waits for."""
 BUSY_RETRY_S: Final = 1.0
@@ -97,7 +97,7 @@ class UnattendedExecutions:
             await sandbox.wait_awake()
             link = sandbox.require_link()
             followers = FOLLOWED.of(sandbox).get(entry.id)
-            if any(info.process == entry.id for info in await retry_while_busy(link.processes)):
+            if any(info.process == entry.id for info in await retry_while_busy(link.processes.list)):
                 await self._read_process(sandbox, entry)
             elif followers is not None:
                 await _wait_for_clients(sandbox, entry, link, followers)
@@ -121,7 +121,7 @@ class UnattendedExecutions:
         outcome = process_outcome(entry.id, await self._wait_process(sandbox, link, entry.id))
         entry.again()
         with suppress(NotFoundError):  # the guest keeps the output of the latest processes only, within bounds
-            call = await retry_while_busy(lambda: link.attach(entry.id))
+            call = await retry_while_busy(lambda: link.processes.attach(entry.id))
             try:
                 async for event in call:
                     entry.add(event)
@@ -133,10 +133,10 @@ class UnattendedExecutions:
         running = True
         while running and self.waits[sandbox.id] >= MAX_WAITS:
             await asyncio.sleep(POLL_S)
-            running = any(info.process == process and info.running for info in await retry_while_busy(link.processes))
+            running = any(info.process == process and info.running for info in await retry_while_busy(link.processes.list))
         self.waits[sandbox.id] += 1
         try:
-            return await retry_while_busy(lambda: link.wait(process))
+            return await retry_while_busy(lambda: link.processes.wait(process))
         finally:
             self.waits[sandbox.id] -= 1
             if not self.waits[sandbox.id]:
@@ -149,7 +149,7 @@ class UnattendedExecutions:
         hold = sandbox.hold()
         try:
             try:
-                execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.attach_cell(entry.id)), owned=False)
+                execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.kernels.attach(entry.id)), owned=False)
             finally:
                 hold.release()
             execution.entry = entry
@@ -166,7 +166,7 @@ async def _wait_for_clients(sandbox: Sandbox, entry: LogEntry, link: Link, follo
     """Follow a cell in the foreground, and interrupt the cell if no client joins it."""
     try:
         await retry_while_busy(lambda: find_cell(link, entry.id))
-        execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.attach_cell(entry.id)), owned=True, followers=followers)
+        execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.kernels.attach(entry.id)), owned=True, followers=followers)
         execution.entry = entry
         await execution.attend(BACK_S)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.client import FileReader
+from sandlot.link.files import FileReader
 from sandlot.link.types import Entry, Listing
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.specs import User, check_path
@@ -73,7 +73,7 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
     if length is not None:
         _check_range("length", length)
     async with sandbox.connection() as link:
-        return FileDownload(sandbox, await link.read_file(path, user=user, offset=offset, length=length))
+        return FileDownload(sandbox, await link.files.read(path, user=user, offset=offset, length=length))
 
 
 async def write(
@@ -96,7 +96,7 @@ async def write(
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection(None) as link:
-        return await link.write_file(path, chunks, user=user, mode=mode, parents=parents, append=append)
+        return await link.files.write(path, chunks, user=user, mode=mode, parents=parents, append=append)
 
 
 async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
@@ -104,14 +104,14 @@ async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -
     check_path(path)
     _check_range("offset", offset)
     async with sandbox.connection() as link:
-        return await link.list_dir(path, user=user, limit=LIMITS["entries"], offset=offset)
+        return await link.files.list(path, user=user, limit=LIMITS["entries"], offset=offset)
 
 
 async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
     """Return the metadata of a path."""
     check_path(path)
     async with sandbox.connection() as link:
-        return await link.stat(path, user=user, follow=follow)
+        return await link.files.stat(path, user=user, follow=follow)
 
 
 async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
@@ -130,7 +130,7 @@ async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bo
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:
-        return await link.mkdir(path, user=user, parents=parents, mode=mode)
+        return await link.files.mkdir(path, user=user, parents=parents, mode=mode)
 
 
 async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:
@@ -138,14 +138,14 @@ async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: b
     check_path(path)
     check_path(to)
     async with sandbox.connection() as link:
-        return await link.move(path, to, user=user, overwrite=overwrite)
+        return await link.files.move(path, to, user=user, overwrite=overwrite)
 
 
 async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> int:
     """Remove a file or folder and return the number of removed entries."""
     check_path(path)
     async with sandbox.connection() as link:
-        return await link.remove(path, user=user, recursive=recursive)
+        return await link.files.remove(path, user=user, recursive=recursive)
 
 
 def _check_mode(mode: int | None) -> None:

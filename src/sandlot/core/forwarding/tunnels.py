@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import structlog
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.client import Tunnel as Call
+from sandlot.link.tunnels import Tunnel as Call
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.protocol.schema import MOST_PORT
 
@@ -163,7 +163,7 @@ async def connect(sandbox: Sandbox, port: int) -> Tunnel:
     if not 0 < port <= MOST_PORT:
         raise InvalidRequestError(f"port is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
     async with sandbox.connection() as link:
-        return Tunnel(sandbox, port, await link.connect(port))
+        return Tunnel(sandbox, port, await link.connect_port(port))
 
 
 async def carry(tunnel: Tunnel, peer: Peer) -> bool:

@@ -41,7 +41,7 @@ from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link
-from sandlot.link.types import LinkLost, LostReason
+from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Change, ExitReason, Instance
 from sandlot.model.specs import Shape
@@ -167,7 +167,7 @@ class WarmStart:
         sandbox, warm = supervisor.sandbox, self.warm
         sandbox.spec = replace(sandbox.spec, root=warm.template.root.digest)
         supervisor.take_instance(warm.instance, link=warm.link, exited=warm.exited)
-        warm.link.offer(supervisor.services())
+        warm.link.set_services(supervisor.services())
         saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
         try:
             await supervisor.until_end(driver_step("answer", self._wake(supervisor)))
@@ -369,7 +369,7 @@ async def wait_first_response(supervisor: SandboxSupervisor, connecting: Corouti
     try:
         return await supervisor.until_end(driver_step("answer", connecting))
     except SandboxEndedError as error:
-        exit_ = await supervisor.exit_after_link_lost(LinkLost(LostReason.EOF, error.message))
+        exit_ = await supervisor.exit_after_link_lost(LinkClosed(LinkClosedReason.EOF, error.message))
     except ExitedError as error:
         exit_ = error.exit
     except SupervisionEndedError as error:

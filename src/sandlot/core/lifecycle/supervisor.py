@@ -40,7 +40,7 @@ from sandlot.core.scheduler import Scheduler
 from sandlot.core.volumes import VolumeManager
 from sandlot.link.client import Link
 from sandlot.link.services import Service
-from sandlot.link.types import LinkLost, LostReason
+from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import InternalError, SandlotError
 from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Instance, PreparedSandbox, Resources
 from sandlot.model.states import State
@@ -289,15 +289,15 @@ class SandboxSupervisor:
         self.extend_deadline(self.sandbox.spec.timeout_s)
         await self.dependencies.recorder.save_running(self.sandbox)
 
-    async def exit_after_link_lost(self, lost: LinkLost) -> Exit:
+    async def exit_after_link_lost(self, lost: LinkClosed) -> Exit:
         """Return how a sandbox ended whose link was lost: as the driver reports, or by the loss of the link if the driver reports nothing in time."""
         if self.exited is None:
             return Exit(ExitReason.CRASHED, lost.detail)
-        if lost.reason is not LostReason.VIOLATION:
+        if lost.reason is not LinkClosedReason.VIOLATION:
             await asyncio.wait({self.exited}, timeout=EXIT_TIMEOUT_S)
         if self.exited.done():
             return self.exited.result()
-        reason = "its guest broke the laws of the link" if lost.reason is LostReason.VIOLATION else "the link to its guest is gone"
+        reason = "its guest broke the laws of the link" if lost.reason is LinkClosedReason.VIOLATION else "the link to its guest is gone"
         return Exit(ExitReason.CRASHED, f"{reason}: {lost.detail}" if lost.detail else reason)
 
     # Resources ------------------------------------------------------------------------------------------------------------
@@ -459,11 +459,11 @@ class SandboxSupervisor:
         if not sandbox.ready.done():
             sandbox.ready.cancel()
 
-    async def _wait_link_lost(self) -> LinkLost:
+    async def _wait_link_lost(self) -> LinkClosed:
         if self.sandbox.link is None:
             await asyncio.Event().wait()
             raise AssertionError
-        return await self.sandbox.link.wait_lost()
+        return await self.sandbox.link.wait_closed()
 
     async def _wait_deadline(self) -> None:
         if self.sandbox.deadline_monotonic_s == math.inf:

@@ -35,7 +35,7 @@ from sandlot.core.oneshot.params import OneShotParams, language_of
 from sandlot.core.oneshot.verdict import Observation, Result, graded
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import GRACE_S, Sandbox
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ports import Exit, ExitReason
@@ -157,13 +157,13 @@ async def _run(processes: ProcessService, sandbox: Sandbox, params: OneShotParam
     return seen
 
 
-def _kept(output: CommandOutputCollector, event: Output | Lost, most_bytes: int) -> bool:
+def _kept(output: CommandOutputCollector, event: Output | OutputGap, most_bytes: int) -> bool:
     """Keep the output of an event. Return False if the process has written more than it may.
 
     Raises:
         UnavailableError: ``busy``: the memory for client data is used up.
     """
-    if isinstance(event, Lost):  # output that is read all the time has no gaps, unless the guest reports one
+    if isinstance(event, OutputGap):  # output that is read all the time has no gaps, unless the guest reports one
         return False
     capture = output.captures[event.channel]
     room = most_bytes - capture.held_bytes

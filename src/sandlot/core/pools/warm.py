@@ -181,12 +181,12 @@ async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> Non
     """
     async with asyncio.timeout(_STEP_TIMEOUT_S):
         has_python = await factory.wake(warm.link, _VERIFY_IDENTITY)
-        process = await warm.link.start(ProcessSpec(argv=("/bin/sh", "-c", "true"), timeout_s=_STEP_TIMEOUT_S))
+        process = await warm.link.processes.start(ProcessSpec(argv=("/bin/sh", "-c", "true"), timeout_s=_STEP_TIMEOUT_S))
         result = await process.result()
         if result.exit_code != 0:
             raise HostError(f"A template snapshot failed its verification: the command 'true' ended with exit code {result.exit_code}.")
         if has_python:
-            cell = await warm.link.execute("print(1)", language="python", timeout_s=_STEP_TIMEOUT_S)
+            cell = await warm.link.kernels.execute("print(1)", language="python", timeout_s=_STEP_TIMEOUT_S)
             outcome = await cell.result()
             if str(outcome.status) != "ok":
                 raise HostError(f"A template snapshot failed its verification: the cell 'print(1)' ended with status {outcome.status}.")
@@ -200,7 +200,7 @@ async def _rehearse_command(link: Link) -> None:
     """
     async with asyncio.timeout(_STEP_TIMEOUT_S):
         with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # an image without the command has nothing to rehearse
-            process = await link.start(ProcessSpec(argv=("/bin/true",), timeout_s=_STEP_TIMEOUT_S, hidden=True))
+            process = await link.processes.start(ProcessSpec(argv=("/bin/true",), timeout_s=_STEP_TIMEOUT_S, hidden=True))
             await process.result()
 
 

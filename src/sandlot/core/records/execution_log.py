@@ -25,7 +25,7 @@ from sandlot.core.records.log_followers import LogFollowers
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
-from sandlot.link.types import CellError, Lost, Output
+from sandlot.link.types import CellError, Output, OutputGap
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.capture import Capture, shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
@@ -101,7 +101,7 @@ class LogEntry:
         """Return the kept output of a channel up to now."""
         return self._captures.get(channel) or Capture()
 
-    def add(self, event: Output | Lost) -> None:
+    def add(self, event: Output | OutputGap) -> None:
         """Add output, or a gap in it."""
         if self.execution_log.log_followers.followed:
             self.execution_log.log_followers.wrote(self, event)
@@ -109,7 +109,7 @@ class LogEntry:
         if capture is None:
             capture = self._captures[event.channel] = Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2)
         before = capture.held_bytes
-        if isinstance(event, Lost):
+        if isinstance(event, OutputGap):
             capture.skip(event.bytes)
         elif self.execution_log.has(self._record.owner, min(len(event.data), capture.room_bytes)):
             capture.add(event.data)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.specs import KIB
 
@@ -38,7 +38,7 @@ class Piece:
     """
 
     execution: ProcessId
-    event: Output | Lost | None
+    event: Output | OutputGap | None
 
 
 class LogFollower:
@@ -65,11 +65,11 @@ class LogFollower:
         """Add a piece. Merge it with the last one if both are gaps that touch."""
         event = piece.event
         if isinstance(event, Output) and (self._held_bytes + len(event.data) > MAX_WAITING_BYTES or not self._buffers.has(len(event.data))):
-            event = Lost(event.channel, len(event.data), event.offset)
+            event = OutputGap(event.channel, len(event.data), event.offset)
         last = self._pieces[-1] if self._pieces else None
-        if isinstance(event, Lost) and last is not None and last.execution == piece.execution and _follows(last.event, event):
+        if isinstance(event, OutputGap) and last is not None and last.execution == piece.execution and _follows(last.event, event):
             gap = self._pieces.pop().event
-            event = Lost(event.channel, event.bytes + gap.bytes, gap.offset) if isinstance(gap, Lost) else event
+            event = OutputGap(event.channel, event.bytes + gap.bytes, gap.offset) if isinstance(gap, OutputGap) else event
         else:
             self._held_bytes += _size(event)
             self._buffers.take_anyway(_size(event))
@@ -128,7 +128,7 @@ class LogFollowers:
         """Register an execution that starts, or that an earlier service started."""
         self.running[entry.id] = entry
 
-    def wrote(self, entry: LogEntry, event: Output | Lost) -> None:
+    def wrote(self, entry: LogEntry, event: Output | OutputGap) -> None:
         """Pass the output of an execution to the followers."""
         self._put(entry, event)
 
@@ -137,15 +137,15 @@ class LogFollowers:
         self.running.pop(entry.id, None)
         self._put(entry, None)
 
-    def _put(self, entry: LogEntry, event: Output | Lost | None) -> None:
+    def _put(self, entry: LogEntry, event: Output | OutputGap | None) -> None:
         for follower in self._by_sandbox.get(entry.sandbox, ()):
             follower.put(Piece(entry.id, event))
 
 
-def _follows(before: Output | Lost | None, after: Lost) -> bool:
+def _follows(before: Output | OutputGap | None, after: OutputGap) -> bool:
     """Return whether a gap starts where the gap before it ended."""
-    return isinstance(before, Lost) and before.channel == after.channel and before.offset + before.bytes == after.offset
+    return isinstance(before, OutputGap) and before.channel == after.channel and before.offset + before.bytes == after.offset
 
 
-def _size(event: Output | Lost | None) -> int:
+def _size(event: Output | OutputGap | None) -> int:
     return PIECE_BYTES + (len(event.data) if isinstance(event, Output) else 0)

@@ -20,7 +20,7 @@ from datetime import datetime
 from sandlot.core.records.execution_log import RUNNING, ExecutionLog, LogEntry
 from sandlot.core.records.log_followers import Piece
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Lost
+from sandlot.link.types import OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import ProcessId
@@ -224,11 +224,11 @@ def _new_items(piece: Piece, progress: dict[ProcessId, _Progress], channels: Col
         ]
         return [*rest, Over(piece.execution)]
     begin = execution.ends.get(event.channel, 0)
-    end = event.offset + (event.bytes if isinstance(event, Lost) else len(event.data))
+    end = event.offset + (event.bytes if isinstance(event, OutputGap) else len(event.data))
     if event.channel not in channels or end <= begin:
         return []
     execution.ends[event.channel] = end
-    if isinstance(event, Lost):
+    if isinstance(event, OutputGap):
         return [Missed(piece.execution, event.channel, end - max(begin, event.offset))]
     text = execution.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
     return [Wrote(piece.execution, event.channel, text)] if text else []

@@ -27,7 +27,7 @@ from sandlot.core.service import Core
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Command, Decoder
 from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
-from sandlot.link.types import Lost
+from sandlot.link.types import OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, User
@@ -154,7 +154,7 @@ async def _told(request: Request, run: ProcessExecution, command: Command) -> As
     try:
         async for item in run:
             name = STREAM_NAMES[item.channel]
-            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, Lost) else decoders[name].text(item.data)
+            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, OutputGap) else decoders[name].text(item.data)
             if text:
                 yield running.event(name, {"chunk": text})
         outcome = await run.outcome()

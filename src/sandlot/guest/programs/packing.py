@@ -64,7 +64,7 @@ class Packing:
 
     def fail(self, error: Refused) -> None:
         """Say in the archive why it ends here."""
-        self.put(tar.message("SANDLOT.code", error.code) + tar.message("SANDLOT.error", error.message))
+        self.put(tar.message_header("SANDLOT.code", error.code) + tar.message_header("SANDLOT.error", error.message))
         self.flush(cut=True)
 
     def folder(self, folder: Folder, root: str) -> None:
@@ -78,11 +78,11 @@ class Packing:
                 elif stat.S_ISDIR(found.st_mode):
                     member.kind = tar.FOLDER
                     self.folders += 1
-                    self.put(tar.head(member))
+                    self.put(tar.header(member))
                 elif stat.S_ISLNK(found.st_mode):
                     member.kind, member.target = tar.SYMLINK, os.readlink(name, dir_fd=folder.fd)
                     self.links += 1
-                    self.put(tar.head(member))
+                    self.put(tar.header(member))
                 else:
                     self.left_out += 1
             except FileNotFoundError:
@@ -101,7 +101,7 @@ class Packing:
             if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino):
                 return  # another one has its name by now
             member.size = left = opened.st_size
-            self.put(tar.head(member))
+            self.put(tar.header(member))
             while left:
                 piece = os.read(fd, min(left, PIECE_BYTES))
                 if not piece:

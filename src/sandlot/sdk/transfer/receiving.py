@@ -92,7 +92,7 @@ class Receiver:
 
     def explain(self) -> None:
         """Raise what the sandbox said in the archive of why it breaks off, where it did."""
-        said = self._reader.said
+        said = self._reader.global_values
         if "SANDLOT.error" in said:
             raise from_code(said.get("SANDLOT.code", ""), said["SANDLOT.error"])
 

@@ -196,12 +196,14 @@ def _packed(part: UploadPlan, root: str, tally: Tally) -> Iterator[bytes]:
     base = PurePosixPath(root)
     for folder in part.folders:
         if folder != root:
-            yield tar.head(tar.Member(str(PurePosixPath(folder).relative_to(base)), tar.FOLDER, mode=0o755))
+            yield tar.header(tar.Member(str(PurePosixPath(folder).relative_to(base)), tar.FOLDER, mode=0o755))
     for file in part.files:
         with file.source.open("rb") as content:
             left = os.fstat(content.fileno()).st_size
             mode = 0o755 if file.executable else 0o644
-            yield tar.head(tar.Member(str(PurePosixPath(file.guest).relative_to(base)), tar.FILE, size=left, mode=mode, mtime_s=max(0, file.mtime_s)))
+            yield tar.header(
+                tar.Member(str(PurePosixPath(file.guest).relative_to(base)), tar.FILE, size=left, mode=mode, mtime_s=max(0, file.mtime_s))
+            )
             rest = tar.padding(left)
             while left:
                 piece = content.read(min(left, PIECE_BYTES))

@@ -25,7 +25,7 @@ from sandlot.core.execution import terminals
 from sandlot.core.execution.processes import ProcessExecution, ProcessService, signal_number
 from sandlot.core.execution.terminals import TerminalInput
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Lost
+from sandlot.link.types import OutputGap
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.server.native.common import also, core_of, reply, sandbox_of
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
@@ -110,7 +110,7 @@ async def _serve(socket: WebSocket, processes: ProcessService, sandbox: Sandbox,
 async def _show(socket: WebSocket, run: ProcessExecution, offset: int) -> None:
     await sockets.tell(socket, {"event": "started", "process": run.id, "pid": run.pid, "offset": offset})
     async for item in run:
-        if isinstance(item, Lost):
+        if isinstance(item, OutputGap):
             await sockets.tell(socket, {"event": "lost", "bytes": item.bytes})
         else:
             await socket.send_bytes(item.data)

@@ -7,11 +7,11 @@ import pytest
 from sandlot.core.execution import output
 from sandlot.core.execution.output import COPIES, CodeOutputCollector, display_bytes
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.specs import MIB
 
 
-def collected(*events: Output | Lost | CellStarted | Display | Cleared | CellError) -> CodeOutputCollector:
+def collected(*events: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> CodeOutputCollector:
     results = CodeOutputCollector(BufferBudget(64 * MIB))
     for event in events:
         results.add(event)

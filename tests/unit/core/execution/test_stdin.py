@@ -9,7 +9,7 @@ import pytest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.link.client import Link
+from sandlot.link.processes import ProcessRequests
 from sandlot.link.types import Output, ProcessInfo
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
@@ -69,24 +69,24 @@ async def test_a_process_that_ends_takes_no_more(at: Bench, sandbox: Sandbox) ->
 async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     id_ = await cat(at.core, sandbox)
     await at.core.stdin.write(sandbox, id_, pieces(b"a"))
-    asks, asked = Link.process, 0
+    get, calls = ProcessRequests.get, 0
 
-    async def busy(link: Link, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
-        nonlocal asked
-        asked += 1
-        if asked < 3:
+    async def busy(processes: ProcessRequests, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
+        nonlocal calls
+        calls += 1
+        if calls < 3:
             raise UnavailableError("full", code=ErrorCode.BUSY)
-        return await asks(link, id)
+        return await get(processes, id)
 
-    monkeypatch.setattr(Link, "process", busy)
+    monkeypatch.setattr(ProcessRequests, "get", busy)
     assert await at.core.stdin.write(sandbox, id_, pieces(b"b")) == 2
-    assert asked >= 3
+    assert calls >= 3
 
 
 async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
     sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
     async with sandbox.connection() as link:
-        call = await link.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
+        call = await link.processes.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
     sandbox.buffers.take(5)
 
     feeding = node.core.stdin.feed(sandbox, call, b"hello")

@@ -9,7 +9,7 @@ import pytest
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
 from sandlot.protocol.schema import STDOUT
@@ -84,7 +84,7 @@ async def rest(run: ProcessExecution) -> bytes:
     return b"".join([event.data async for event in run if isinstance(event, Output)])
 
 
-async def until_shown(shown: AsyncIterator[Output | Lost], wanted: bytes) -> bytes:
+async def until_shown(shown: AsyncIterator[Output | OutputGap], wanted: bytes) -> bytes:
     """Return the output up to and including some text."""
     got = b""
     while wanted not in got:

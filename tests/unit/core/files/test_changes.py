@@ -22,15 +22,15 @@ async def test_lost_mark_raises_and_closed_mark_ends_its_program(at: Bench) -> N
     sandbox = await at.sandbox()
     marked = await changes.mark(sandbox, ["/workspace"], User.USER)
     async with sandbox.connection() as link:
-        (program,) = await link.processes()
-        await link.signal(program.process, 9)
+        (program,) = await link.processes.list()
+        await link.processes.signal(program.process, 9)
     with pytest.raises(ConflictError):
         await marked.changed()
     (await changes.mark(sandbox, ["/workspace"], User.USER)).close()
 
     async def none() -> bool:
         async with sandbox.connection() as link:
-            return list(await link.processes()) == []
+            return list(await link.processes.list()) == []
 
     await until(none)
 
@@ -59,8 +59,8 @@ async def test_forged_report_without_end_is_cut_off(at: Bench) -> None:
     await files.write(sandbox, "/tmp/forged", pieces(forged), user=User.USER)
     marked = await changes.mark(sandbox, ["/workspace"], User.USER)
     async with sandbox.connection() as link:
-        (program,) = await link.processes()
-        await link.signal(program.process, int(signal.SIGSTOP))  # before it can report
+        (program,) = await link.processes.list()
+        await link.processes.signal(program.process, int(signal.SIGSTOP))  # before it can report
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
     _, _ = await at.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):

@@ -6,7 +6,7 @@ import pytest
 
 from sandlot.core.execution.output import COPIES, CommandOutputCollector
 from sandlot.core.node.buffer_budget import PART, BufferBudget
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.model.errors import ErrorCode, UnavailableError
 
@@ -55,7 +55,7 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     assert output.captures[2].content().endswith(b"de")
     assert buffers.taken_bytes == 10 * COPIES
     assert not output.reserve(1)
-    output.add(Lost(1, 5, 8))
+    output.add(OutputGap(1, 5, 8))
     assert output.captures[1].omitted == 5
     output.close()
     output.close()

@@ -17,7 +17,7 @@ from sandlot.core.records import write_behind
 from sandlot.core.records.execution_log import OUTPUT_BYTES, ExecutionDescription, ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
@@ -222,7 +222,7 @@ async def test_output_beyond_the_limit_is_counted_and_not_kept(
         for _ in range(20):
             entry.add(Output(1, 0, b"x" * 10_000))
             assert execution_log.held_bytes <= 100_000 + 20_000
-        entry.add(Lost(channel=2, bytes=7, offset=0))
+        entry.add(OutputGap(channel=2, bytes=7, offset=0))
     for entry in lines:
         entry.end("exited", exit_code=0)
         assert await execution_log.flush()

@@ -13,7 +13,7 @@ from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.errors import UnavailableError
 from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
@@ -121,7 +121,7 @@ async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, exe
     entry = execution_log.command(sandbox, new_process_id(), ["x"])
     for offset in range(0, 30, 5):
         entry.add(Output(1, offset, b"12345"))
-    entry.add(Lost(1, 7, 30))
+    entry.add(OutputGap(1, 7, 30))
     entry.end("exited", exit_code=0)
     assert isinstance(first := await follower, Wrote)
     rest = [await anext(told) for _ in range(2)]
@@ -138,7 +138,7 @@ async def test_waiting_output_counts_against_the_buffer_budget(still: Sandbox, e
     assert held >= 1000
     entry.add(Output(1, 1000, bytes(MIB)))  # more than there is for one
     assert still.buffers.taken_bytes < held + 1000
-    assert [type(piece.event) for piece in tail.take()] == [Output, Lost]
+    assert [type(piece.event) for piece in tail.take()] == [Output, OutputGap]
     assert still.buffers.taken_bytes == 0
     entry.add(Output(1, 1000 + MIB, b"x"))
     tail.close()

@@ -11,7 +11,7 @@ from sandlot.doors.tensorlake.control.wire import CreateBody
 from sandlot.doors.tensorlake.inside import translate as inner
 from sandlot.doors.tensorlake.inside.lines import MOST_BYTES, Lines
 from sandlot.doors.tensorlake.inside.wire import ProcessBody
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import SnapshotKind, User
@@ -94,7 +94,7 @@ def test_lines_are_joined_and_their_memory_is_released() -> None:
     assert lines.add(Output(2, 0, b"err")) == []
     assert buffers.taken_bytes == 4
     assert lines.add(Output(1, 3, b"c\xff\r\n\nd")) == [(1, "bc\ufffd\r"), (1, "")]
-    assert lines.add(Lost(2, 7, 3)) == [(2, "err"), (2, "[7 bytes are no longer kept]")]
+    assert lines.add(OutputGap(2, 7, 3)) == [(2, "err"), (2, "[7 bytes are no longer kept]")]
     assert lines.end() == [(1, "d")]
     assert lines.end() == []
     assert buffers.taken_bytes == 0

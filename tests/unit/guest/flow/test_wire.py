@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.guest.flow.loop import READ, Loop
 from sandlot.guest.flow.wire import Wire
-from sandlot.protocol import events, greeting
+from sandlot.protocol import events, handshake
 from sandlot.protocol.connection import GENERATION, HOST, Connection
 
 
@@ -28,7 +28,7 @@ class Link:
         self.wire = Wire(self.loop, their_in, their_out, self._happened)
         self.wire.connection.asleep = False
         self.host = Connection(HOST)
-        self.host.hello(b"n" * greeting.NONCE_BYTES)
+        self.host.hello(b"n" * handshake.NONCE_BYTES)
         self.exchange()
 
     def _happened(self, event: events.Event) -> None:
@@ -81,7 +81,7 @@ def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) ->
     link.turn()
     assert link.written() == b""
     link.host = Connection(HOST)
-    link.host.hello(b"m" * greeting.NONCE_BYTES)
+    link.host.hello(b"m" * handshake.NONCE_BYTES)
     link.exchange()
     assert link.host.is_ready
 
@@ -96,14 +96,14 @@ def test_half_written_frame_is_dropped_when_another_host_greets(link: Link) -> N
     link.turn()
     assert select.select([], [out], [], 0)[1] == [], "the pipe is full, with a part of the frame"
     link.host = Connection(HOST)
-    link.host.hello(b"m" * greeting.NONCE_BYTES)
+    link.host.hello(b"m" * handshake.NONCE_BYTES)
     os.write(link._to, link.host.next_frame() or b"")  # noqa: SLF001 - the pipe to the guest
     link.turn()
 
     link.written()
     link.turn()
 
-    assert link.written() == greeting.welcome(b"m" * greeting.NONCE_BYTES, GENERATION, asleep=False)
+    assert link.written() == handshake.welcome(b"m" * handshake.NONCE_BYTES, GENERATION, asleep=False)
 
 
 def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, m
 
     monkeypatch.setattr(select, "epoll", full)
     link.host = Connection(HOST)
-    link.host.hello(b"m" * greeting.NONCE_BYTES)
+    link.host.hello(b"m" * handshake.NONCE_BYTES)
     link.exchange()
     assert link.host.is_ready
 

@@ -60,7 +60,7 @@ def test_what_breaks_off_leaves_no_half_file_and_says_why_where_it_was_told(tmp_
     raw = archive(entry("a", content=b"a"), entry("b", content=b"b" * 3000))
     with pytest.raises(InternalError, match="not whole"):
         receive(raw[:2500], tmp_path / "here")
-    told = raw[:1024] + tar.message("SANDLOT.code", "permission_denied") + tar.message("SANDLOT.error", "not that one")
+    told = raw[:1024] + tar.message_header("SANDLOT.code", "permission_denied") + tar.message_header("SANDLOT.error", "not that one")
     with pytest.raises(ForbiddenError, match="not that one"):
         receive(told, tmp_path / "here")
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["a"]
@@ -173,7 +173,7 @@ def test_every_name_that_a_file_may_have_is_made(tmp_path: Path, subtests: pytes
         with subtests.test(name=name):
             folder = tmp_path / str(number)
             folder.mkdir()
-            raw = tar.head(tar.Member(name, tar.FILE, size=1)) + b"x" + tar.padding(1) + tar.END
+            raw = tar.header(tar.Member(name, tar.FILE, size=1)) + b"x" + tar.padding(1) + tar.END
             receive(raw, folder)
             assert names_in(folder) == [name]
             part = PartFile.create(folder / "alone" / name, False)

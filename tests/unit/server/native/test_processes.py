@@ -276,8 +276,8 @@ async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, ht
     asking = asyncio.create_task(ask())
     await until(lambda: one_process(http, url))
     async with sandbox.connection() as link:
-        (program,) = [info for info in await link.processes() if is_helper(info.argv)]
-        await link.signal(program.process, 9)
+        (program,) = [info for info in await link.processes.list() if is_helper(info.argv)]
+        await link.processes.signal(program.process, 9)
     await http.put(f"{url}/files/content", params={"path": "/workspace/go"}, content=b"")
     answer = await asking
     for said in ("important", '"exit_code":3', '"files":[]', '"files_more":true'):

@@ -26,7 +26,7 @@ ARCHIVE = "/files/archive"
 async def helpers(sandbox: Sandbox) -> int:
     """How many programs of ours the guest knows of, running or over."""
     async with sandbox.connection() as link:
-        return sum(is_helper(info.argv) for info in await link.processes())
+        return sum(is_helper(info.argv) for info in await link.processes.list())
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_stil
     await begun.wait()
     await until(one_helper)
     async with sandbox.connection() as link:
-        (program,) = await link.processes()
-        await link.signal(program.process, 19)
+        (program,) = await link.processes.list()
+        await link.processes.signal(program.process, 19)
     stopped.set()
     await asyncio.sleep(0.5)  # it sends all that is taken
     assert sandbox.activity.held

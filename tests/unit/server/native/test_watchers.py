@@ -68,8 +68,8 @@ async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: 
 async def cut(sandbox: Sandbox) -> None:
     """End whatever watches."""
     async with sandbox.connection() as link:
-        for program in (info for info in await link.processes() if is_helper(info.argv)):
-            await link.signal(program.process, int(signal.SIGKILL))
+        for program in (info for info in await link.processes.list() if is_helper(info.argv)):
+            await link.processes.signal(program.process, int(signal.SIGKILL))
 
 
 @pytest.mark.real_guest

@@ -9,7 +9,7 @@ Laws:
 from __future__ import annotations
 
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.link.types import Lost, Output
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.specs import MIB
 
 MOST_BYTES = 8 * MIB
@@ -29,13 +29,13 @@ class Lines:
         self._buffers = buffers
         self._waiting: dict[int, bytearray] = {}
 
-    def add(self, item: Output | Lost) -> list[tuple[int, str]]:
+    def add(self, item: Output | OutputGap) -> list[tuple[int, str]]:
         """The next piece of output.
 
         Returns:
             Lines that are whole now, each with its channel; one that says so where something was lost.
         """
-        if isinstance(item, Lost):
+        if isinstance(item, OutputGap):
             return [*self._end(item.channel), (item.channel, f"[{item.bytes} bytes are no longer kept]")]
         *whole, rest = item.data.split(b"\n")
         told = [(item.channel, _text(self._take(item.channel) + part)) for part in whole]

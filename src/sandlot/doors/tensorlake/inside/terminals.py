@@ -31,7 +31,7 @@ from sandlot.doors.tensorlake.inside.processes import find
 from sandlot.doors.tensorlake.inside.wire import TerminalAnswer, TerminalBody
 from sandlot.doors.tensorlake.translate import NAME
 from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside
-from sandlot.link.types import Lost
+from sandlot.link.types import OutputGap
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.web.asking import core_of, principal_of
@@ -133,7 +133,7 @@ async def _show(socket: WebSocket, run: ProcessExecution, ready: asyncio.Event) 
     """What is shown, to its end; the exit code."""
     await ready.wait()
     async for item in run:
-        shown = f"\r\n[{item.bytes} bytes are no longer kept]\r\n".encode() if isinstance(item, Lost) else item.data
+        shown = f"\r\n[{item.bytes} bytes are no longer kept]\r\n".encode() if isinstance(item, OutputGap) else item.data
         await socket.send_bytes(bytes([translate.DATA]) + shown)
     return (await run.outcome()).exit_code
 

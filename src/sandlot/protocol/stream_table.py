@@ -1,86 +1,85 @@
-"""The streams of a connection: which are open, which were, which may be opened.
+"""The streams of a connection, and the rules for opening them.
 
-Laws:
-- Odd ids are the host's, even ids the guest's; ids of one side only rise, until both ends forget everything.
-- A frame on a stream that is over is ignored (it may have been under way); one on a stream that never was is a violation.
+- The host's ids are odd, the guest's even. The ids of one end only rise, until both ends reset the connection.
+- A frame of a stream that is over is ignored, because it may have been on its way. A frame of a stream that never existed is a violation.
 """
 
 from __future__ import annotations
 
 from sandlot.protocol import frames
 from sandlot.protocol.errors import ProtocolError, TooMany
-from sandlot.protocol.outbox import Outbox
+from sandlot.protocol.send_queue import SendQueue
 from sandlot.protocol.streams import Assembly, Stream
 
 HOST_STREAMS_MAX = 192
-"""Streams that the host opened, at once."""
+"""Largest number of open streams that the host opened."""
 GUEST_STREAMS_MAX = 64
-"""Streams that the guest opened, at once."""
+"""Largest number of open streams that the guest opened."""
 STREAM_ID_MAX = 0xFFFFFFFF
 
 _MAY_FOLLOW_END = frozenset((frames.CREDIT, frames.RESET))
 _NOT_WITHIN_MESSAGE = frozenset((frames.DATA, frames.END))
 
 
-class Table:
-    """The streams of one end.
+class StreamTable:
+    """The streams of a connection, as one end knows them.
 
     Args:
-        is_host: Whether this end is the host.
-        outbox: Where their frames wait.
+        send_queue: Frames to send.
         assembly: The message that is arriving in pieces.
+        is_host: This end is the host.
     """
 
-    __slots__ = ("_assembly", "_is_host", "_last_local", "_last_remote", "_ours", "_outbox", "_theirs", "streams")
+    __slots__ = ("_assembly", "_is_host", "_last_local", "_last_remote", "_ours", "_send_queue", "_theirs", "streams")
 
-    def __init__(self, outbox: Outbox, assembly: Assembly, *, is_host: bool) -> None:
+    def __init__(self, send_queue: SendQueue, assembly: Assembly, *, is_host: bool) -> None:
         self._is_host = is_host
-        self._outbox = outbox
+        self._send_queue = send_queue
         self._assembly = assembly
         self.clear()
 
     def clear(self) -> None:
-        """Forget every stream and everything queued, as both ends do at HELLO and at QUIESCED."""
+        """Drop every stream and everything queued, as both ends do at HELLO and at QUIESCED."""
         self.streams: dict[int, Stream] = {}
-        self._outbox.clear()
+        self._send_queue.clear()
         self._assembly.clear()
         self._ours = self._theirs = 0
         self._last_local = -1 if self._is_host else 0
         self._last_remote = 0 if self._is_host else -1
 
     def check_open(self) -> None:
-        """Whether this end may open a stream now.
+        """Check that this end may open a stream now.
 
         Raises:
-            TooMany: As many are open as are allowed, or may still seem open to the far side.
-            ProtocolError: All ids are used up: greet anew.
+            TooMany: As many streams are open as are allowed, counting those that the other end may still count.
+            ProtocolError: All ids are used up; a new handshake is needed.
         """
         if self._last_local + 2 > STREAM_ID_MAX:
-            raise ProtocolError("all stream ids are used up: greet anew")
+            raise ProtocolError("all stream ids are used up: a new handshake is needed")
         if self.is_full:
             raise TooMany("as many streams are open as are allowed at once")
 
     @property
     def is_full(self) -> bool:
-        """Whether as many streams of this end are open as are allowed, or may still seem open to the far side."""
+        """Whether as many streams of this end are open as are allowed, counting those that the other end may still count."""
         return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:
-        """A new stream of this end; :meth:`check_open` comes first."""
+        """Add a stream of this end. Call :meth:`check_open` first."""
         self._last_local += 2
         self._ours += 1
         stream = self.streams[self._last_local] = Stream(self._last_local, is_known=False)
         return stream
 
     def opened(self, frame: frames.Frame) -> None:
-        """The far side opens a stream.
+        """Add a stream that the other end opened.
 
         Raises:
-            ProtocolError: The id is not the next of its side, too many are open, or a guest's OPEN is in pieces.
+            ProtocolError: The id is not a later one of that end, too many streams are open, or a guest's OPEN is in pieces.
         """
         id_ = frame.stream
         if id_ <= self._last_remote or self._is_ours(id_):
-            raise ProtocolError(f"stream {id_} cannot be opened by the far side now")
+            raise ProtocolError(f"stream {id_} cannot be opened by the other end now")
         if self._is_host and frame.more:
             raise ProtocolError("a guest's OPEN in pieces")
         if self._theirs + self._resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
@@ -90,10 +89,10 @@ class Table:
         self.streams[id_] = Stream(id_, is_known=True)
 
     def find(self, frame: frames.Frame) -> Stream | None:
-        """The stream of a frame; None where it is over.
+        """Return the stream of a frame; None if the stream is over.
 
         Raises:
-            ProtocolError: There never was such a stream, or the frame cannot come now.
+            ProtocolError: The stream never existed, or the frame is not allowed now.
         """
         id_ = frame.stream
         stream = self.streams.get(id_)
@@ -109,18 +108,18 @@ class Table:
         return stream
 
     def drop(self, stream: Stream) -> None:
-        """The stream is over, whatever was queued or arriving on it."""
+        """Remove a stream and whatever was queued or arriving on it."""
         del self.streams[stream.id]
         if self._is_ours(stream.id):
             self._ours -= 1
         else:
             self._theirs -= 1
-        self._outbox.forget(stream)
+        self._send_queue.forget(stream)
         if self._assembly.stream == stream.id:
             self._assembly.clear()
 
     def drop_if_over(self, stream: Stream) -> None:
-        """Forget a stream that both ends have ended."""
+        """Remove a stream if both ends have ended it."""
         if stream.sent_end and stream.remote_ended and stream.id in self.streams:
             self.drop(stream)
 
@@ -128,6 +127,6 @@ class Table:
         return (id_ % 2 == 1) == self._is_host
 
     def _resetting(self, like: int) -> int:
-        """Streams of that id's side whose RESET the far side cannot have seen yet, so that it still counts them."""
-        resets = self._outbox.resets
+        """Count streams of the same end as ``like`` whose RESET is not sent yet, so that the other end still counts them."""
+        resets = self._send_queue.resets
         return sum(1 for id_ in resets if id_ % 2 == like % 2) if resets else 0

@@ -6,38 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.protocol import frames, greeting
+from sandlot.protocol import frames, handshake
 
 NONCE = b"n" * 16
 OTHER = b"o" * 16
 PIECES = st.sampled_from(
-    [greeting.MAGIC, NONCE, greeting.MAGIC + OTHER, b"\x93", b"\x93SAND", b"\xa5\x02", b"\0" * 40, greeting.welcome(OTHER, 1, asleep=True)]
+    [handshake.MAGIC, NONCE, handshake.MAGIC + OTHER, b"\x93", b"\x93SAND", b"\xa5\x02", b"\0" * 40, handshake.welcome(OTHER, 1, asleep=True)]
 )
 
 
 @given(st.lists(st.one_of(st.binary(max_size=50), PIECES), max_size=12), st.binary(max_size=60), st.integers(1, 200))
 def test_the_host_finds_the_echo_of_its_nonce_and_nothing_else(noise: list[bytes], after: bytes, chunk: int) -> None:
     before = b"".join(noise)
-    if greeting.MAGIC + NONCE in before + greeting.MAGIC:
+    if handshake.MAGIC + NONCE in before + handshake.MAGIC:
         return
-    raw = before + greeting.welcome(NONCE, 1, asleep=False) + after
-    search = greeting.Search.for_welcome(NONCE)
+    raw = before + handshake.welcome(NONCE, 1, asleep=False) + after
+    search = handshake.Search.for_welcome(NONCE)
     found = rest = b""
     for at in range(0, len(raw), chunk):
         if found:
             rest += raw[at : at + chunk]
             continue
         found, rest = search.feed(raw[at : at + chunk])
-    assert greeting.parse_welcome(found) == (NONCE, 1, False)
+    assert handshake.parse_welcome(found) == (NONCE, 1, False)
     assert rest == after
 
 
 def test_the_search_keeps_no_more_than_a_greeting() -> None:
-    search = greeting.Search.for_hello()
+    search = handshake.Search.for_hello()
     for _ in range(100):
         assert search.feed(b"\x93SANDLT" * 1000) == (b"", b"")
-    assert len(search._seen) < len(greeting.MAGIC)  # noqa: SLF001 - what is kept is the promise
-    assert search.feed(greeting.MAGIC + b"x" * 1000) == (b"", b"")
+    assert len(search._seen) < len(handshake.MAGIC)  # noqa: SLF001 - what is kept is the promise
+    assert search.feed(handshake.MAGIC + b"x" * 1000) == (b"", b"")
     assert len(search._seen) < frames.HOST_FRAME_MAX  # noqa: SLF001
     payload, rest = search.feed(b"y" * 4000)
     assert len(payload) == frames.HOST_FRAME_MAX - frames.HEADER_BYTES
@@ -46,8 +46,8 @@ def test_the_search_keeps_no_more_than_a_greeting() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", greeting.MAGIC, greeting.MAGIC + NONCE + b"\0\1\1", greeting.MAGIC + NONCE + b"\0\1\1\0\0", b"\x93SANDLTx" + NONCE + b"\0\1\1\0"],
+    [b"", handshake.MAGIC, handshake.MAGIC + NONCE + b"\0\1\1", handshake.MAGIC + NONCE + b"\0\1\1\0\0", b"\x93SANDLTx" + NONCE + b"\0\1\1\0"],
 )
 def test_what_is_no_greeting_is_none(payload: bytes) -> None:
-    assert greeting.parse_welcome(payload) is None
-    assert greeting.parse_hello(payload[:20]) is None
+    assert handshake.parse_welcome(payload) is None
+    assert handshake.parse_hello(payload[:20]) is None

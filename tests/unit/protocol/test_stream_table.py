@@ -6,14 +6,14 @@ import pytest
 
 from sandlot.protocol import frames
 from sandlot.protocol.errors import ProtocolError
-from sandlot.protocol.outbox import Outbox
+from sandlot.protocol.send_queue import SendQueue
+from sandlot.protocol.stream_table import STREAM_ID_MAX, StreamTable
 from sandlot.protocol.streams import Assembly
-from sandlot.protocol.table import STREAM_ID_MAX, Table
 
 
-def table(*, is_host: bool = True) -> tuple[Table, Outbox]:
-    outbox = Outbox(4084)
-    return Table(outbox, Assembly(1000), is_host=is_host), outbox
+def table(*, is_host: bool = True) -> tuple[StreamTable, SendQueue]:
+    outbox = SendQueue(4084)
+    return StreamTable(outbox, Assembly(1000), is_host=is_host), outbox
 
 
 def opening(id_: int, *, more: bool = False) -> frames.Frame:
@@ -25,5 +25,5 @@ def test_when_all_ids_are_used_up_a_new_greeting_is_needed() -> None:
     host._last_local = STREAM_ID_MAX - 2  # noqa: SLF001 - two thousand million calls take too long
     host.check_open()
     assert host.open().id == STREAM_ID_MAX
-    with pytest.raises(ProtocolError, match="greet anew"):
+    with pytest.raises(ProtocolError, match="a new handshake is needed"):
         host.check_open()

@@ -1,6 +1,6 @@
-"""HELLO and WELCOME: how two ends that know nothing of each other's past find a common beginning.
+"""HELLO and WELCOME: how two ends agree on a new connection, whatever bytes of an earlier one are still in the pipes.
 
-The host sends a nonce; the guest echoes it. Whatever lies in the pipes from before, the host discards up to the echo.
+The host sends a nonce and the guest echoes it. The host discards everything before the echo.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _PADDING = frames.HOST_FRAME_MAX - frames.HEADER_BYTES - HELLO.size
 
 
 def hello(nonce: bytes, lowest: int, highest: int) -> bytes:
-    """The HELLO frame, padded to the largest frame."""
+    """Return a HELLO frame, padded to the size of the largest frame."""
     return frames.encode(frames.HELLO, 0, HELLO.pack(MAGIC, nonce, lowest, highest) + b"\0" * _PADDING)
 
 
 def welcome(nonce: bytes, generation: int, *, asleep: bool) -> bytes:
-    """The WELCOME frame."""
+    """Return a WELCOME frame."""
     return frames.encode(frames.WELCOME, 0, WELCOME.pack(MAGIC, nonce, generation, int(asleep)))
 
 
 def parse_hello(payload: bytes) -> tuple[bytes, int, int] | None:
-    """Nonce, lowest and highest generation; None where it is no HELLO."""
+    """Return nonce, lowest and highest generation of a HELLO; None if the payload is invalid."""
     if len(payload) < HELLO.size or not payload.startswith(MAGIC):
         return None
     _, nonce, lowest, highest = HELLO.unpack_from(payload)
@@ -36,7 +36,7 @@ def parse_hello(payload: bytes) -> tuple[bytes, int, int] | None:
 
 
 def parse_welcome(payload: bytes) -> tuple[bytes, int, bool] | None:
-    """Nonce, generation and whether the guest is asleep; None where it is no WELCOME."""
+    """Return nonce, generation and sleep state of a WELCOME; None if the payload is invalid."""
     if len(payload) != WELCOME.size or not payload.startswith(MAGIC):
         return None
     _, nonce, generation, asleep = WELCOME.unpack(payload)
@@ -44,11 +44,11 @@ def parse_welcome(payload: bytes) -> tuple[bytes, int, bool] | None:
 
 
 class Search:
-    """Looks for a greeting in a stream of anything, keeping no more of it than one greeting.
+    """Searches arbitrary bytes for a HELLO or WELCOME, and keeps at most the length of one of them.
 
     Args:
-        needle: What the greeting's payload begins with: the magic, and on the host the nonce.
-        payload_bytes: How long the payload is.
+        needle: First bytes of the payload: the magic, and on the host the nonce too.
+        payload_bytes: Length of the payload.
     """
 
     __slots__ = ("_needle", "_payload_bytes", "_seen")
@@ -60,16 +60,16 @@ class Search:
 
     @classmethod
     def for_hello(cls) -> Search:
-        """The guest's search."""
+        """Return the search of a guest."""
         return cls(MAGIC, HELLO.size + _PADDING)
 
     @classmethod
     def for_welcome(cls, nonce: bytes) -> Search:
-        """The host's search."""
+        """Return the search of a host."""
         return cls(MAGIC + nonce, WELCOME.size)
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """The greeting's payload and what follows it, once it is whole; both empty until then."""
+        """Return the payload and the bytes after it once the payload is complete; two empty values until then."""
         seen = self._seen
         seen += data
         at = seen.find(self._needle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandlot.protocol import frames, values
-from sandlot.protocol.outbox import Outbox
+from sandlot.protocol.send_queue import SendQueue
 from sandlot.protocol.streams import Stream
 
 MAX = 4084
@@ -13,7 +13,7 @@ def known(id_: int) -> Stream:
     return Stream(id_, is_known=True)
 
 
-def taken(outbox: Outbox) -> list[tuple[int, int, int]]:
+def taken(outbox: SendQueue) -> list[tuple[int, int, int]]:
     """Type, stream and payload size of every frame that may be sent now."""
     found = []
     while (item := outbox.next()) is not None:
@@ -24,7 +24,7 @@ def taken(outbox: Outbox) -> list[tuple[int, int, int]]:
 
 def test_a_reset_fits_one_frame_whatever_it_says() -> None:
     for fields in ({}, {"path": "x" * 5000}, {"hint": "\U0001f600" * 2000}):
-        outbox = Outbox(MAX)
+        outbox = SendQueue(MAX)
         outbox.put_reset(known(1), "conflict", "\U0001f600" * 5000, fields)
         item = outbox.next()
         assert item is not None
@@ -33,7 +33,7 @@ def test_a_reset_fits_one_frame_whatever_it_says() -> None:
 
 
 def test_a_greeting_waits_once_however_often_it_is_said() -> None:
-    outbox = Outbox(MAX)
+    outbox = SendQueue(MAX)
     for _ in range(5):
         outbox.put_control(b"hello")
     assert outbox.next_control() == b"hello"

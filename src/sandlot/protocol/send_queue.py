@@ -1,12 +1,11 @@
-"""What one end has to send, and whose turn it is. No I/O.
+"""The frames that one end has to send, and their order. No I/O.
 
-Laws:
-- First the connection's own frames, then RESETs, then CREDITs, then the streams, one frame each in turn.
-- At most one message is in pieces at a time, so that the far side assembles at most one.
-- OPENs leave in the order of their ids, also where a large one has to wait for another message in pieces.
-- A stream without credit has no turn until it is granted some; it delays no other.
-- What the far side can make this end queue is bounded: one CREDIT for each stream, one RESET for each stream that the far
-  side may still believe open.
+- First frames of the connection itself, then RESETs, then CREDITs, then the streams, one frame each in turn.
+- At most one message is sent in pieces at a time, so that the other end assembles at most one.
+- OPENs are sent in the order of their ids, also if a large one has to wait for another message in pieces.
+- A stream without credit is skipped until it gets some; it delays no other stream.
+- The other end can make this end queue only a bounded amount: one CREDIT for each stream, and one RESET for each stream that the other
+  end may still count as open.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 _CREDIT = struct.Struct(">I")
 _REASON_CHARS = 800
-"""Text of a RESET, so that it fits one frame of the host whatever it says (4 bytes a character at most)."""
+"""Longest text of a RESET. It fits one frame of the host with any characters (at most 4 bytes each)."""
 
 
-class Outbox:
-    """Everything that waits to be written.
+class SendQueue:
+    """Everything that waits to be sent.
 
     Args:
-        max_payload: The direction's frame size less the header.
+        max_payload: Largest frame of this direction without the header, in bytes.
     """
 
     __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_opening", "_resets", "_turns", "writable")
@@ -41,7 +40,7 @@ class Outbox:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._control: deque[bytes] = deque()
         self._resets: dict[int, bytes] = {}
         self._credits: deque[Stream] = deque()
@@ -49,31 +48,31 @@ class Outbox:
         self._opening: deque[Stream] = deque()
         self._fragmenting = 0
         self.writable: list[int] = []
-        """Streams whose queue emptied enough for more; the owner takes them away."""
+        """Streams whose queues have room again; the connection empties this list."""
 
     @property
     def resets(self) -> dict[int, bytes]:
-        """The streams whose RESET has not left yet."""
+        """RESET frames that are not sent yet, by stream."""
         return self._resets
 
     def put_control(self, frame: bytes) -> None:
-        """Queue a frame of the connection itself; nothing happens where the same one waits already."""
+        """Queue a frame of the connection itself, unless an equal one waits already."""
         if frame not in self._control:
             self._control.append(frame)
 
     def put(self, stream: Stream, item: Outgoing) -> None:
-        """Queue something on a stream."""
+        """Queue an item of a stream."""
         if item.type == frames.OPEN:
             self._opening.append(stream)
         if stream.put(item):
             self.wake(stream)
 
     def put_credit(self, stream: Stream) -> None:
-        """Queue a CREDIT of what is owed when it is its turn."""
+        """Queue a CREDIT for a stream. Its amount is taken when it is sent."""
         self._credits.append(stream)
 
     def put_reset(self, stream: Stream, code: str, message: str, fields: dict[str, Any]) -> None:
-        """Queue a RESET. The stream is forgotten before; the far side never hears of one whose OPEN did not leave."""
+        """Queue a RESET, unless the OPEN of the stream was never sent. The caller has removed the stream before."""
         if not stream.is_known:
             return
         reason: dict[str, Any] = {"code": code, "message": message[:_REASON_CHARS], **fields}
@@ -83,13 +82,13 @@ class Outbox:
         self._resets[stream.id] = frames.encode(frames.RESET, stream.id, payload)
 
     def wake(self, stream: Stream) -> None:
-        """Give the stream a turn where it has something that may be sent."""
+        """Let a stream take its turn if it has something that may be sent."""
         if stream.queue and not stream.has_turn and not stream.lacks_credit:
             stream.has_turn = True
             self._turns.append(stream)
 
     def forget(self, stream: Stream) -> None:
-        """The stream is over: nothing of it is sent any more."""
+        """Drop what a stream has queued, because the stream is over."""
         stream.queue.clear()
         stream.queued_bytes = 0
         stream.credit_due = False
@@ -99,11 +98,11 @@ class Outbox:
             self._fragmenting = 0
 
     def next_control(self) -> bytes | None:
-        """The next frame of the connection itself."""
+        """Return the next frame of the connection itself."""
         return self._control.popleft() if self._control else None
 
     def next(self) -> tuple[bytes, Stream | None] | None:
-        """The next frame, and the stream that it took it from where that may be over now; None where there is none."""
+        """Return the next frame, and its stream if that may be over now; None if nothing can be sent."""
         if self._control:
             return self._control.popleft(), None
         if self._resets:
@@ -111,7 +110,7 @@ class Outbox:
         while self._credits:
             stream = self._credits.popleft()
             if stream.credit_due:
-                return frames.encode(frames.CREDIT, stream.id, _CREDIT.pack(stream.grant())), None
+                return frames.encode(frames.CREDIT, stream.id, _CREDIT.pack(stream.take_grant())), None
         return self._next_of_streams()
 
     def _next_of_streams(self) -> tuple[bytes, Stream] | None:
@@ -146,15 +145,15 @@ class Outbox:
 
 
 def parse_credit(payload: bytes) -> int | None:
-    """The bytes that a CREDIT grants; None where it is none."""
+    """Return the bytes that a CREDIT grants; None if the payload is invalid."""
     return int(_CREDIT.unpack(payload)[0]) if len(payload) == _CREDIT.size else None
 
 
 def encode(message: Any, limit: int) -> bytes:
-    """A message for the wire.
+    """Encode a message.
 
     Raises:
-        TooLarge: It has more than so many bytes.
+        TooLarge: The message has more than ``limit`` bytes.
     """
     payload = values.encode(message)
     if len(payload) > limit:

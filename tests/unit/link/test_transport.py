@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
-from sandlot.link.pump import Pump
-from sandlot.link.types import LinkLost, LostReason
+from sandlot.link.transport import FrameTransport
+from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
 from sandlot.protocol import events, frames
 from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, stat, until
@@ -24,9 +24,9 @@ async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
         call.result(**ENTRY)
 
     async with linked({"file.write": write}) as (link, peer):
-        stream = link._pump._stream  # noqa: SLF001 - the test's own end of the pipe
+        stream = link._session.transport._stream  # noqa: SLF001 - the test's own end of the pipe
         fcntl.fcntl(stream.write_fd, F_SETPIPE_SZ, PAGE)  # type: ignore[attr-defined]
-        await link.write_file("/f", b"x" * 1_000_000)
+        await link.files.write("/f", b"x" * 1_000_000)
         assert len(peer.calls[-1].input) == 1_000_000
         sizes = stream.frames  # type: ignore[attr-defined]
         assert max(sizes) == frames.HOST_FRAME_MAX
@@ -35,9 +35,9 @@ async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
 
 async def test_a_call_and_its_end_are_one_write() -> None:
     async with linked({"file.stat": stat}) as (link, _):
-        sent = link._pump._stream.frames  # type: ignore[attr-defined]  # noqa: SLF001
+        sent = link._session.transport._stream.frames  # type: ignore[attr-defined]  # noqa: SLF001
         before = len(sent)
-        await link.stat("/f")
+        await link.files.stat("/f")
         assert len(sent) == before + 1
 
 
@@ -50,7 +50,7 @@ class Recorder:
     def on_event(self, event: events.StreamEvent) -> None:
         raise RuntimeError(f"a defect at {type(event).__name__}")
 
-    def on_lost(self, error: SandlotError) -> None:
+    def on_closed(self, error: SandlotError) -> None:
         self.errors.append(error)
 
 
@@ -58,10 +58,10 @@ async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest
     async with linked({"file.stat": stat}) as (link, _):
         owner = Recorder()
         with caplog.at_level(logging.ERROR):
-            link._pump.open({"call": "file.stat", "id": b"", "args": {}}, owner)  # noqa: SLF001
-            link._pump.flush()  # noqa: SLF001
-            lost = await link.wait_lost()
-        assert lost == LinkLost(LostReason.VIOLATION, "RuntimeError: a defect at Received")
+            link._session.transport.open({"call": "file.stat", "id": b"", "args": {}}, owner)  # noqa: SLF001
+            link._session.transport.flush()  # noqa: SLF001
+            lost = await link.wait_closed()
+        assert lost == LinkClosed(LinkClosedReason.VIOLATION, "RuntimeError: a defect at Received")
         assert isinstance(owner.errors[0], SandboxEndedError)
         assert "a defect at Received" in caplog.text
 
@@ -84,23 +84,23 @@ async def test_link_whose_bytes_took_long_waits_as_long_as_they_took(monkeypatch
     monkeypatch.setattr(loop, "time", lambda: real_time() + spent_s)
     async with linked({"file.stat": stat}) as (link, _):
         monkeypatch.setattr(asyncio, "sleep", sleep)
-        link._pump.open({"call": "file.stat", "id": b"", "args": {}}, Slow())  # noqa: SLF001
-        link._pump.flush()  # noqa: SLF001
+        link._session.transport.open({"call": "file.stat", "id": b"", "args": {}}, Slow())  # noqa: SLF001
+        link._session.transport.flush()  # noqa: SLF001
         await until(lambda: spent_s > 0)
         assert max(waits_s) >= 3.0
 
 
 async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
     host_end, guest_end = pipes()
-    pump = Pump(host_end, lambda _: None)
+    transport = FrameTransport(host_end, lambda _: None)
     owner = Recorder()
-    pump.handlers[1] = owner
-    pump.lose(LostReason.BROKEN, "first")
-    pump.lose(LostReason.VIOLATION, "second")
-    pump.fail_all(UnavailableError("third"))
-    assert pump.lost.result() == LinkLost(LostReason.BROKEN, "first")
+    transport.handlers[1] = owner
+    transport.close(LinkClosedReason.BROKEN, "first")
+    transport.close(LinkClosedReason.VIOLATION, "second")
+    transport.close_streams(UnavailableError("third"))
+    assert transport.closed.result() == LinkClosed(LinkClosedReason.BROKEN, "first")
     assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads. Create a new one."]
     with pytest.raises(SandboxEndedError):
-        pump.open({}, owner)
-    await pump.aclose()
+        transport.open({}, owner)
+    await transport.aclose()
     await guest_end.aclose()

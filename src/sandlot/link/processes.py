@@ -1,0 +1,210 @@
+"""The calls ``process.*``: start, follow, signal and list the processes of a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Self
+
+from sandlot.link import parse
+from sandlot.link.calls import Call, StreamedOutputCall
+from sandlot.link.session import LinkSession, new_call_id
+from sandlot.link.transport import FrameTransport
+from sandlot.link.types import Output, OutputGap, ProcessInfo, ProcessResult
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
+from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.specs import ProcessSpec
+from sandlot.protocol import schema
+from sandlot.protocol.errors import ProtocolError
+
+
+class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
+    """A process that was started or attached to. Iterate for its output, then ``await result()``.
+
+    Args:
+        transport: Sends and receives the frames.
+        name: ``process.start`` or ``process.attach``.
+        args: Arguments of the call.
+        process: Id of the process.
+        call_id: Id of the call; for ``process.start`` the bytes of the process id.
+        stdin: :meth:`write` may be used.
+        waits: The result comes when the process ends. Otherwise it comes at once.
+    """
+
+    def __init__(
+        self, transport: FrameTransport, name: str, args: dict[str, Any], *, process: ProcessId, call_id: bytes, stdin: bool, waits: bool = True
+    ) -> None:
+        self.id = process
+        self._pid = 0
+        self._waits = waits
+        self._has_stdin = stdin
+        self._has_started = asyncio.Event()
+        self._offsets = {schema.STDOUT: args.get("stdout_from") or 0, schema.STDERR: args.get("stderr_from") or 0}
+        super().__init__(transport, name, args, self._parse_result, call_id=call_id, keeps_sending=stdin)
+
+    @property
+    def pid(self) -> int:
+        """Pid inside the sandbox; 0 before :meth:`started`."""
+        return self._pid
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of standard input that were accepted for sending."""
+        return self._stream.sent_bytes
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether :meth:`write` may be used now."""
+        return self._has_stdin and not self._is_over and not self._has_result
+
+    async def started(self) -> Self:
+        """Wait until the process runs.
+
+        Raises:
+            SandlotError: The process could not be started.
+        """
+        await self._wait_first_message(self._has_started)
+        if not self._pid:
+            self.outcome.result()
+        return self
+
+    async def write(self, data: bytes) -> None:
+        """Write to the standard input of the process; waits while the process does not read.
+
+        Raises:
+            ConflictError: The process takes no input, or no more.
+            SandlotError: The link has ended.
+        """
+        if not self._has_stdin:
+            raise ConflictError("The process takes no input.", code=ErrorCode.CONFLICT, hint="Start it with its standard input open.")
+        await self._stream.send(data)
+
+    def close_stdin(self) -> None:
+        """Close the standard input of the process."""
+        self._has_stdin = False
+        self._stream.end_sending()
+
+    def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
+        if name == "lost":
+            self._on_gap(fields, credit)
+            return
+        if self._pid:
+            raise ProtocolError("a process started twice")
+        self._pid = parse.pid(fields["pid"])
+        self._transport.connection.consumed(self._stream.id, credit)
+        self._has_started.set()
+
+    def _parse_result(self, given: object) -> ProcessResult:
+        result = parse.process_result(self.id, given)
+        if self._waits and result.reason is None:
+            raise ProtocolError("a process that has not ended has a result")
+        if self._pid not in {0, result.pid} or (self._waits and not self._pid):
+            raise ProtocolError("the process that ended is not the one that started")
+        self._pid = result.pid
+        return result
+
+    def _finish(self, error: SandlotError | None) -> None:
+        super()._finish(error)
+        self._has_started.set()
+
+
+class ProcessRequests:
+    """``link.processes``.
+
+    Args:
+        session: The link.
+    """
+
+    def __init__(self, session: LinkSession) -> None:
+        self._session = session
+
+    async def start(self, spec: ProcessSpec, *, id: ProcessId | None = None, attach: bool = True) -> ProcessCall:  # noqa: A002 - the field is called id
+        """Start a process, and return once it runs.
+
+        Args:
+            spec: The process.
+            id: Id of the process; None draws one. If the guest knows the id already, the call attaches to that process.
+            attach: Follow the output. Otherwise ``result()`` returns at once, with reason None.
+
+        Raises:
+            SandlotError: The process could not be started (no such program or folder, no permission).
+        """
+        process = id or new_process_id()
+        args = {
+            "argv": list(spec.argv),
+            "env": dict(spec.env),
+            "cwd": spec.cwd,
+            "user": spec.user.value,
+            "stdin": spec.stdin,
+            "timeout_s": spec.timeout_s,
+            "attach": attach,
+            "rows": spec.rows,
+            "cols": spec.cols,
+            "hidden": spec.hidden,
+        }
+        self._session.check_usable()
+        call_id, stdin = bytes.fromhex(process), spec.stdin or spec.pty
+        call = ProcessCall(self._session.transport, "process.start", args, process=process, call_id=call_id, stdin=stdin, waits=attach)
+        return await call.started()
+
+    async def attach(self, id: ProcessId, *, stdout_from: int | None = 0, stderr_from: int | None = 0) -> ProcessCall:  # noqa: A002 - the field is called id
+        """Follow a process that was started earlier, whether it still runs or not.
+
+        Args:
+            id: Id of the process.
+            stdout_from: Offset in bytes of the first byte wanted. Bytes that the guest no longer keeps are reported as ``OutputGap``.
+                None begins with the oldest byte that is kept.
+            stderr_from: The same for standard error.
+
+        Raises:
+            NotFoundError: The guest knows no such process.
+        """
+        self._session.check_usable()
+        args = {"process": id, "stdout_from": stdout_from, "stderr_from": stderr_from}
+        call = ProcessCall(self._session.transport, "process.attach", args, process=id, call_id=new_call_id(), stdin=True)
+        return await call.started()
+
+    async def wait(self, id: ProcessId) -> ProcessResult:  # noqa: A002 - the field is called id
+        """Wait without a limit until a process ends, and return its result. Its output is not read.
+
+        Args:
+            id: Id of the process.
+
+        Raises:
+            NotFoundError: The guest knows no such process.
+            SandlotError: The link has ended.
+        """
+        self._session.check_usable()
+        call = Call(self._session.transport, "process.wait", {"process": id}, partial(parse.process_end, id), call_id=new_call_id())
+        try:
+            return await call.wait()
+        finally:
+            call.abandon()
+
+    async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the field is called id
+        """Send a signal to the process group of a process; return whether the process was running."""
+        return await self._session.request("process.signal", {"process": id, "signal": signal}, parse.running)
+
+    async def resize(self, id: ProcessId, rows: int, cols: int) -> bool:  # noqa: A002 - the field is called id
+        """Set the size of the terminal of a process; return whether the process was running.
+
+        Raises:
+            ConflictError: The process has no terminal.
+        """
+        return await self._session.request("process.resize", {"process": id, "rows": rows, "cols": cols}, parse.running)
+
+    async def get(self, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the field is called id
+        """Return the state of one process.
+
+        Raises:
+            NotFoundError: The guest knows no such process.
+        """
+        return await self._session.request("process.get", {"process": id}, partial(parse.process_known, id))
+
+    async def list(self) -> tuple[ProcessInfo, ...]:
+        """Return every process that the guest remembers, except the hidden ones of the service."""
+        return await self._session.request("process.list", {}, parse.processes)
+
+    async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the field is called id
+        """Let the guest drop the result and the output of a process that has ended."""
+        await self._session.request("process.forget", {"process": id}, parse.nothing)

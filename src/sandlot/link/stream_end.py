@@ -1,0 +1,148 @@
+"""The host's end of one stream: items that arrived and wait for their consumer, and bytes to send as the guest takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from sandlot.link.transport import FrameTransport
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
+from sandlot.protocol import schema
+
+CHUNK_BYTES = 64 * 1024
+"""Largest piece of one ``send``."""
+
+ItemT = TypeVar("ItemT")
+
+
+class StreamEnd(Generic[ItemT]):
+    """One end of a stream.
+
+    The guest may send more only when an item is consumed. A consumer that does not read therefore stops its own stream, and this object
+    holds at most one window of the stream and one message.
+
+    Args:
+        transport: Sends and receives the frames.
+        id: Number of the stream.
+    """
+
+    def __init__(self, transport: FrameTransport, id: int) -> None:  # noqa: A002 - the field is called id
+        self.id = id
+        self._transport = transport
+        self._items: deque[tuple[ItemT, int]] = deque()
+        self._arrived = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._is_discarding = False
+        self._received_all = False
+        self._send_error: SandlotError | None = None
+        self._error: SandlotError | None = None
+        self.sent_bytes = 0
+        """Bytes given to :meth:`send` so far; the guest takes them when it can."""
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def put(self, item: ItemT, credit: int) -> None:
+        """Keep an item for the consumer.
+
+        Args:
+            item: The item.
+            credit: Bytes that the guest may send once the item is consumed.
+        """
+        if self._is_discarding:
+            self._transport.connection.consumed(self.id, credit)
+        else:
+            self._items.append((item, credit))
+            self._arrived.set()
+
+    async def next(self) -> ItemT:
+        """Wait for the next item and consume it.
+
+        Raises:
+            StopAsyncIteration: The guest has sent everything, or the consumer has discarded the rest.
+            SandlotError: The stream ended with an error.
+        """
+        while not self._items:
+            if self._error is not None and not self._is_discarding:
+                raise self._error
+            if self._received_all or self._is_discarding:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        item, credit = self._items.popleft()
+        self._transport.consumed(self.id, credit)
+        return item
+
+    def end_receiving(self) -> None:
+        """Note that the guest has sent everything."""
+        self._received_all = True
+        self._arrived.set()
+
+    def discard(self) -> None:
+        """Drop the items that wait, and those that still arrive. Idempotent."""
+        self._is_discarding = True
+        credit = sum(credit for _, credit in self._items)
+        self._items.clear()
+        if credit:
+            self._transport.consumed(self.id, credit)
+        self._arrived.set()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes on channel 0 as the guest takes them.
+
+        Returns when all bytes are queued; at most 128 KiB of them are not sent yet.
+
+        Raises:
+            SandlotError: The stream has ended, or takes no more input.
+        """
+        view = memoryview(data).cast("B")
+        while view:
+            piece = view[: min(await self.wait_for_room(), CHUNK_BYTES)]
+            self._transport.connection.send_bytes(self.id, schema.STDIN, bytes(piece))
+            self._transport.flush()
+            self.sent_bytes += len(piece)
+            view = view[len(piece) :]
+
+    async def wait_for_room(self) -> int:
+        """Wait until something can be sent; return how many bytes.
+
+        Raises:
+            SandlotError: The stream has ended, or takes no more input.
+        """
+        while self._send_error is None:
+            room = self._transport.connection.room(self.id)
+            if room:
+                return room
+            self._writable.clear()
+            await self._writable.wait()
+        raise self._send_error
+
+    def end_sending(self) -> None:
+        """Tell the guest that nothing more is sent."""
+        self._transport.connection.end(self.id)
+        self._transport.flush()
+        self.refuse_sending(ConflictError("Nothing more can be sent, because the input was closed.", code=ErrorCode.CONFLICT))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def on_writable(self) -> None:
+        """Let :meth:`send` go on, because the guest has taken bytes."""
+        self._writable.set()
+
+    def refuse_sending(self, error: SandlotError | None = None) -> None:
+        """Let :meth:`send` raise an error from now on. The first call decides.
+
+        Args:
+            error: The error; None says that the program has ended.
+        """
+        if self._send_error is None:
+            self._send_error = error or ConflictError("It takes no more input, because it has ended.", code=ErrorCode.CONFLICT)
+        self._writable.set()
+
+    def finish(self, error: SandlotError | None = None) -> None:
+        """End the stream. The consumer still gets the items that wait, then the error if there is one."""
+        self._error = self._error or error
+        self.refuse_sending(error)
+        self.end_receiving()

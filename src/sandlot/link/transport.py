@@ -1,0 +1,234 @@
+"""Moves bytes between a :class:`ByteStream` and the protocol's connection, and passes each event to the stream that it belongs to.
+
+- Each write has whole frames, at most 4,096 bytes of them (the size that a pipe writes at once, PIPE_BUF in pipe(7)). A service that is
+  killed therefore leaves no half frame in the pipe.
+- One task reads and one waits until the pipe can be written. Neither waits for a consumer, so a stream without a reader stops only itself.
+- After each chunk, other tasks of the service run. If handling the chunk took long, reading pauses for as long again: a guest that sends
+  a flood of small frames gets at most half of the event loop's time.
+- The link ends once, for one reason, and the owner of each open stream gets that error.
+- After a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending`, not even the stream's END.
+  A guest that has answered that stream has read everything, and the pipe stays empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from sandlot.link.types import LinkClosed, LinkClosedReason
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ports import ByteStream
+from sandlot.protocol import events
+from sandlot.protocol.connection import HOST, Connection
+from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
+from sandlot.protocol.frames import HOST_FRAME_MAX
+from sandlot.protocol.values import BadValue
+
+READ_BYTES = 64 * 1024
+"""Bytes handled before other tasks run: the default capacity of a pipe, pipe(7)."""
+_LONG_TURN_S = 0.002
+"""A full pipe of ordinary output takes a tenth of this; a full pipe of the smallest frames takes ten times as long (measured)."""
+_READ_AFTER_BROKEN_S = 1.0
+"""Seconds for which the transport still reads after a write failed: the last output of a guest that died is in the other pipe."""
+
+_log = logging.getLogger(__name__)
+
+
+class StreamHandler(Protocol):
+    """The owner of a stream."""
+
+    def on_event(self, event: events.StreamEvent) -> None:
+        """Handle an event of the stream.
+
+        Raises:
+            ProtocolError: The guest violated the protocol; the link ends.
+        """
+        ...
+
+    def on_closed(self, error: SandlotError) -> None:
+        """Handle the end of the link, or of every stream of it."""
+        ...
+
+
+class FrameTransport:
+    """Moves frames until the link is closed.
+
+    Args:
+        stream: The host's end of the link. The transport is its only user, and closes it in :meth:`aclose`.
+        on_event: Called with each event that belongs to no open stream: ``Ready``, ``Quiesced``, ``Opened``.
+    """
+
+    def __init__(self, stream: ByteStream, on_event: Callable[[events.Event], None]) -> None:
+        self._stream = stream
+        self._on_event = on_event
+        self._unsent: bytes | None = None
+        self._next_frame: bytes | None = None
+        self._last_stream: int | None = None
+        """The stream opened with ``is_last=True``."""
+        self._is_full = asyncio.Event()
+        self._write_failed = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._close_timer: asyncio.TimerHandle | None = None
+        self.connection = Connection(HOST)
+        self.handlers: dict[int, StreamHandler] = {}
+        self.closed: asyncio.Future[LinkClosed] = asyncio.get_running_loop().create_future()
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._tasks = [asyncio.create_task(self._read(), name="link-read"), asyncio.create_task(self._write(), name="link-write")]
+
+    def open(self, head: dict[str, Any], handler: StreamHandler, *, is_last: bool = False) -> int:
+        """Open a stream, and return its id. :meth:`flush` sends it.
+
+        Args:
+            head: The first message of the stream. With ``is_last`` it must fit one frame.
+            handler: The owner of the stream.
+            is_last: Send nothing after this message until :meth:`resume_sending`.
+
+        Raises:
+            SandboxEndedError: The link is closed.
+            UnavailableError: This end closed the link, the guest is being quiesced, or too many streams are open.
+            LimitError: ``head`` is too large.
+            InvalidRequestError: ``head`` has a value that the protocol cannot encode.
+        """
+        if self.closed.done():
+            raise error_of_closed_link(self.closed.result())
+        try:
+            id_ = self.connection.open(head)
+        except TooMany:
+            raise UnavailableError("The sandbox has too many calls in progress.", code=ErrorCode.BUSY, hint="Try again when one has ended.") from None
+        except TooLarge as error:
+            raise LimitError(
+                f"The request is too large: {error}.", code=ErrorCode.TOO_LARGE, hint="Write it to a file in the sandbox and pass its path."
+            ) from None
+        except BadValue as error:
+            raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Pass text, bytes and 64-bit numbers only.") from None
+        except ProtocolError as error:
+            raise UnavailableError(f"The sandbox takes no calls now: {error}.", code=ErrorCode.BUSY, hint="Try again.") from None
+        self.handlers[id_] = handler
+        if is_last:
+            self._last_stream = id_
+        return id_
+
+    def resume_sending(self) -> None:
+        """Send again after a stream opened with ``is_last=True``. Idempotent."""
+        if self._last_stream is not None:
+            self._last_stream = None
+            self.flush()
+
+    def consumed(self, stream: int, credit: int) -> None:
+        """Allow the guest to send ``credit`` bytes more on a stream."""
+        self.connection.consumed(stream, credit)
+        self.flush()
+
+    def forget(self, stream: int) -> None:
+        """Ignore further events of a stream."""
+        self.handlers.pop(stream, None)
+
+    def reset(self, stream: int, code: str, message: str) -> None:
+        """End a stream at once, and ignore further events of it."""
+        self.forget(stream)
+        self.connection.reset(stream, code, message)
+        self.flush()
+
+    def close_streams(self, error: SandlotError) -> None:
+        """Tell the owner of each open stream that the stream is over."""
+        handlers, self.handlers = self.handlers, {}
+        for handler in handlers.values():
+            handler.on_closed(error)
+
+    def flush(self) -> None:
+        """Write what can be written without waiting; the rest follows when the pipe has room."""
+        if self._is_full.is_set() or self._write_failed or self.closed.done():
+            return
+        try:
+            while (batch := self._unsent or self._next_batch()) is not None:
+                self._unsent = batch
+                if not self._stream.try_send(batch):
+                    self._is_full.set()
+                    break
+                self._unsent = None
+        except OSError as error:
+            self._write_failed = True
+            self._close_timer = asyncio.get_running_loop().call_later(_READ_AFTER_BROKEN_S, self.close, LinkClosedReason.BROKEN, str(error))
+        self._dispatch(self.connection.take_events())
+
+    def _next_batch(self) -> bytes | None:
+        """Join frames for one write: a call and its END wake the guest once."""
+        batch, self._next_frame = self._next_frame, None
+        while (self._last_stream is None or not self.connection.has_left(self._last_stream)) and (frame := self.connection.next_frame()) is not None:
+            if batch is None:
+                batch = frame
+            elif len(batch) + len(frame) <= HOST_FRAME_MAX:
+                batch += frame
+            else:
+                self._next_frame = frame
+                break
+        return batch
+
+    def close(self, reason: LinkClosedReason, detail: str = "") -> None:
+        """End the link. Only the first call has an effect."""
+        if self.closed.done():
+            return
+        closed = LinkClosed(reason, detail)
+        self.closed.set_result(closed)
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.close_streams(error_of_closed_link(closed))
+
+    async def aclose(self) -> None:
+        """Close this end of the link; the sandbox lives on. Idempotent."""
+        self.close(LinkClosedReason.CLOSED)
+        await asyncio.gather(*(task for task in self._tasks if task is not asyncio.current_task()), return_exceptions=True)
+        await self._stream.aclose()
+
+    def _dispatch(self, received: Iterable[events.Event]) -> None:
+        for event in received:
+            if isinstance(event, events.Opened) or not isinstance(event, events.StreamEvent):
+                self._on_event(event)
+                continue
+            handler = self.handlers.get(event.stream)
+            if handler is not None:
+                handler.on_event(event)
+
+    async def _read(self) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            while data := await self._stream.receive(READ_BYTES):
+                began_s = clock()
+                self._dispatch(self.connection.receive(data))
+                self.flush()
+                spent_s = clock() - began_s
+                await asyncio.sleep(spent_s if spent_s > _LONG_TURN_S else 0)
+            self.close(LinkClosedReason.EOF)
+        except ProtocolError as error:
+            self.close(LinkClosedReason.VIOLATION, str(error))
+        except OSError as error:
+            self.close(LinkClosedReason.BROKEN, str(error))
+        except Exception as error:  # noqa: BLE001 - a defect of the service that this guest's bytes trigger must not end other sandboxes
+            _log.exception("Handling data from a guest failed; the sandbox is ended.")
+            self.close(LinkClosedReason.VIOLATION, f"{type(error).__name__}: {error}")
+
+    async def _write(self) -> None:
+        while True:
+            await self._is_full.wait()
+            await self._stream.wait_writable()
+            self._is_full.clear()
+            self.flush()
+
+
+def error_of_closed_link(closed: LinkClosed) -> SandlotError:
+    """Return the error of a call on a link that is closed."""
+    if closed.reason is LinkClosedReason.CLOSED:
+        return UnavailableError("The connection to the sandbox was closed.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again.")
+    text = {
+        LinkClosedReason.EOF: "The sandbox has ended.",
+        LinkClosedReason.BROKEN: "The sandbox has ended: it no longer reads.",
+        LinkClosedReason.VIOLATION: f"The sandbox was ended, because its guest violated the protocol: {closed.detail}.",
+    }[closed.reason]
+    return SandboxEndedError(text, code=ErrorCode.SANDBOX_ENDED, hint="Create a new one.", fields={"link": closed.reason.value})
