@@ -32,7 +32,8 @@ def isolation(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def shared_service() -> Iterator[LocalService]:
     """The service of all modules that need no settings or templates of their own. It outlives the tests of other folders, in which it is idle."""
-    with local_service({"SANDLOT_IDLE_EXIT_S": "86400"}, isolation=ISOLATIONS[0]) as running:
+    # The tests compare what sandboxes see with the environment and the command line that /proc shows of the service.
+    with local_service({"SANDLOT_IDLE_EXIT_S": "86400"}, isolation=ISOLATIONS[0], preloaded=False) as running:
         yield running
 
 

@@ -11,7 +11,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from sandlot import Sandbox
 from sandlot.sdk import Client
 from sandlot.sdk.config import SOCKET
 from sandlot.sdk.local import answers
+from tests.support.preloaded import PreloadedProcess, start_interpreter, start_service
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, Traces, descriptors, settle, traces
 
@@ -50,10 +50,17 @@ class LocalService:
         env: Settings and anything else for its environment.
         isolation: What its sandboxes are unless a test says otherwise; by default whatever the service's own default is.
         program: The module that is the service.
+        preloaded: Fork the service from the preloader (``preloaded.py``). Otherwise it gets an interpreter of its own.
     """
 
     def __init__(
-        self, data_dir: Path, env: Mapping[str, str] | None = None, *, isolation: str | None = None, program: str = "sandlot.server"
+        self,
+        data_dir: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        isolation: str | None = None,
+        program: str = "sandlot.server",
+        preloaded: bool = True,
     ) -> None:
         self.data_dir = data_dir
         self.isolation = isolation
@@ -61,7 +68,8 @@ class LocalService:
         """Stands in the service's environment, so that tests can look for it elsewhere."""
         self._env = dict(env or {})
         self._program = program
-        self._process: subprocess.Popen[bytes] | None = None
+        self._preloaded = preloaded
+        self._process: PreloadedProcess | subprocess.Popen[bytes] | None = None
         self.client = Client(data_dir=data_dir, autostart=False)
 
     @property
@@ -74,16 +82,9 @@ class LocalService:
         env = {**os.environ, **self._env, "SANDLOT_DATA_DIR": str(self.data_dir), "SANDLOT_TEST_SECRET": self.secret}
         for name in ("SANDLOT_URL", "SANDLOT_API_KEY"):
             env.pop(name, None)
-        with (self.data_dir / "service.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._program, "--local"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-                cwd="/",
-            )
+        log = self.data_dir / "service.log"
+        start = start_service if self._preloaded else start_interpreter
+        self._process = start(self._program, ["--local"], env, log)
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -145,13 +146,16 @@ class LocalService:
 
 
 @contextmanager
-def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None = None, roots: Path | None = None) -> Iterator[LocalService]:
+def local_service(
+    env: Mapping[str, str] | None = None, *, isolation: str | None = None, roots: Path | None = None, preloaded: bool = True
+) -> Iterator[LocalService]:
     """A service for some tests; afterwards it must have ended well and left nothing on the host.
 
     Args:
         env: Settings and anything else for its environment.
         isolation: What its sandboxes are unless a test says otherwise; the service then allows every one of :data:`ISOLATIONS`.
         roots: A folder whose folders are its templates (``served.py``), in place of the image store's.
+        preloaded: As for :class:`LocalService`.
     """
     allowed = {} if isolation is None else {"SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
@@ -159,7 +163,7 @@ def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     own = {} if roots is None else {"SANDLOT_TEST_ROOTS": str(roots), "PYTHONPATH": path}
     program = "sandlot.server" if roots is None else "tests.support.served"
-    service = LocalService(folder, {**allowed, **own, **(env or {})}, isolation=isolation, program=program)
+    service = LocalService(folder, {**allowed, **own, **(env or {})}, isolation=isolation, program=program, preloaded=preloaded)
     try:
         service.start()
         opened = service.descriptors()

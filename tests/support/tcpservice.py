@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.localservice import LocalService
+from tests.support.preloaded import start_service
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, settle
 
@@ -40,16 +41,8 @@ class TcpService(LocalService):
 
     def launch(self) -> None:
         """Start it."""
-        with (self.data_dir / "service.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sandlot.server", "--host", "127.0.0.1", "--port", str(self.port)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environ,
-                start_new_session=True,
-                cwd="/",
-            )
+        argv = ["--host", "127.0.0.1", "--port", str(self.port)]
+        self._process = start_service("sandlot.server", argv, self.environ, self.data_dir / "service.log")
 
     def key(self, name: str, *options: str) -> str:
         """Create an API key.
