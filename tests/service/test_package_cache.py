@@ -72,7 +72,6 @@ async def test_uv(cache: Served, tmp_path: Path) -> None:
 
 async def test_pip_installs_what_a_lock_with_hashes_names(cache: Served, tmp_path: Path) -> None:
     """A lock file has no link of the cache but the hashes of files: what was locked against an index installs through the cache."""
-    await run([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path / "home")
     target, index = tmp_path / "target", f"{cache.origin}/pypi/simple/"
     (tmp_path / "in").write_text("six==1.17.0\n", encoding="ascii")
     lock = ("--default-index", index, "--no-cache", "--no-config", "--generate-hashes", "--no-emit-index-url", "--output-file", tmp_path / "lock")
@@ -82,7 +81,7 @@ async def test_pip_installs_what_a_lock_with_hashes_names(cache: Served, tmp_pat
     async def install() -> None:
         shutil.rmtree(target, ignore_errors=True)
         options = ("--no-cache-dir", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--target", target, "--index-url", index)
-        await run([tmp_path / "venv/bin/python", "-m", "pip", "install", *options, "-r", tmp_path / "lock"], tmp_path / "home")
+        await run([sys.executable, "-m", "pip", "install", *options, "-r", tmp_path / "lock"], tmp_path / "home")
         assert (target / "six.py").exists()
 
     await twice(cache, install)
