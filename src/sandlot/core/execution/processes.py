@@ -291,8 +291,7 @@ class ProcessService:
             SandlotError: The process could not be started (no such program or directory, no permission), or the sandbox has ended.
         """
         process, size = description.id or new_process_id(), len(stdin or b"")
-        if size:
-            sandbox.buffers.take(size)
+        sandbox.buffers.take(size)
         try:
             with self._usage.count(sandbox.owner):
                 async with sandbox.connection() as link:

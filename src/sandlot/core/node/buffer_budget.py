@@ -42,8 +42,13 @@ class BufferBudget:
         return BufferBudget(self._max_bytes // PART, self)
 
     def try_take(self, size: int) -> bool:
-        """Take bytes and return True, or take nothing and return False."""
-        if self.taken_bytes + size > self._max_bytes or (self._whole is not None and not self._whole.try_take(size)):
+        """Take bytes and return True, or take nothing and return False.
+
+        Args:
+            size: Number of bytes. 0 or a negative number, which gives bytes back, is always possible.
+        """
+        is_too_much = size > 0 and self.taken_bytes + size > self._max_bytes
+        if is_too_much or (self._whole is not None and not self._whole.try_take(size)):
             return False
         self.taken_bytes += size
         return True

@@ -28,6 +28,7 @@ def test_existing_data_is_counted_beyond_the_limit() -> None:
     buffers = BufferBudget(10)
     buffers.take_anyway(15)
     assert not buffers.try_take(1)
+    assert buffers.try_take(0), "a request without data is not refused"
     buffers.give(15)
     assert buffers.try_take(10)
 
