@@ -72,8 +72,8 @@ async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_
         sandbox = await two.sandboxes.create(BASE, who)
         with two.core.execution_counter.count(sandbox.owner):
             pass
-        await two.service.core.execution_counter.flush()
-        await one.service.core.execution_counter.flush()
+        await two.service.core.execution_counter.writer.flush()
+        await one.service.core.execution_counter.writer.flush()
         assert one.service.core.execution_counter.used(record.id) == 1
         mine = await one.sandboxes.create(BASE, who)
         with pytest.raises(LimitError), one.core.execution_counter.count(mine.owner):

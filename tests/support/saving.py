@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
-from sandlot.model.specs import MIB, Limits, ProcessSpec
+from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
 from tests.support.sweeping import sweep

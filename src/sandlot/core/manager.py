@@ -109,7 +109,7 @@ class SandboxManager:
         """
         self.refuse()
         self._tasks.cancel()
-        tasks = [*self._registry.tasks(), asyncio.create_task(self._lifecycle.pools.aclose())]
+        tasks = [*self._registry.tasks.values(), asyncio.create_task(self._lifecycle.pools.aclose())]
         for sandbox in self._registry.live():
             if keep and sandbox.is_announced:
                 sandbox.detach()
@@ -170,7 +170,7 @@ class SandboxManager:
         """
         while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, key)) is not None:
             check_same(record.request_digest, digest)
-            sandbox = self._registry.get(record.id)
+            sandbox = self._registry.known.get(record.id)
             if sandbox is None and not is_terminal(record.state):
                 raise UnavailableError(
                     f"Sandbox {record.id}, which this Idempotency-Key names, is on another node, or its end is not recorded yet.",
@@ -240,7 +240,7 @@ class SandboxManager:
         """
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
-        task = self._registry.task(sandbox.id)
+        task = self._registry.tasks.get(sandbox.id)
         if task is not None:
             ended = asyncio.ensure_future(sandbox.ended.wait())
             await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,19 +90,25 @@ class SandboxRegistry:
         recorder: Records of sandboxes.
         buffers: Memory of the service for buffered client data; each sandbox gets a part.
         clock: Clock of the service.
+
+    Attributes:
+        known: Every sandbox that is found without the store, by id, remembered ones included.
+        tasks: Task that owns each live sandbox, by id.
+        without_driver: Sandboxes that an earlier service left and whose driver this service lacks: nothing of them is touched.
     """
 
     def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:
         self._recorder = recorder
         self._buffers = buffers
         self._clock = clock
-        self._live: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
+        self._live: dict[SandboxId, Sandbox] = {}
         self._detached: dict[SandboxId, Sandbox] = {}
         self._ended: OrderedDict[SandboxId, Sandbox] = OrderedDict()
         self._reserved_names: set[tuple[OwnerId, str]] = set()
         self._empty_since_monotonic_s = clock.monotonic_s()
+        self.known: Mapping[SandboxId, Sandbox] = ChainMap(self._live, self._detached, self._ended)
+        self.tasks: dict[SandboxId, asyncio.Task[None]] = {}
         self.without_driver: set[SandboxId] = set()
-        """Sandboxes that an earlier service left and whose driver this service lacks: nothing of them is touched."""
 
     @property
     def count(self) -> int:
@@ -117,7 +123,7 @@ class SandboxRegistry:
 
     def live(self) -> Sequence[Sandbox]:
         """Return the sandboxes that hold resources of the host, hibernated ones included."""
-        return [sandbox for sandbox, _ in self._live.values()]
+        return list(self._live.values())
 
     def live_states(self) -> Sequence[State]:
         """Return the state of every sandbox that has not been removed."""
@@ -129,25 +135,11 @@ class SandboxRegistry:
 
     def awake(self, owner: OwnerId | None = None) -> Sequence[Sandbox]:
         """Return the live sandboxes of an owner, or of all owners, hibernated ones excluded."""
-        return [sandbox for sandbox, _ in self._live.values() if sandbox.state is not State.HIBERNATED and (owner is None or sandbox.owner == owner)]
+        return [sandbox for sandbox in self._live.values() if sandbox.state is not State.HIBERNATED and (owner is None or sandbox.owner == owner)]
 
     def mounts(self) -> Mapping[SandboxId, Sequence[VolumeMount]]:
         """Return the volumes of each live sandbox, hibernated ones included. A sandbox whose processes are dead has none."""
         return {sandbox.id: sandbox.spec.volumes for sandbox in self.live() if sandbox.spec.volumes and not sandbox.ended.is_set()}
-
-    def get(self, id_: str) -> Sandbox | None:
-        """Return a sandbox of any owner, remembered ones included."""
-        live = self._live.get(SandboxId(id_))
-        return live[0] if live is not None else self._detached.get(SandboxId(id_)) or self._ended.get(SandboxId(id_))
-
-    def task(self, id_: SandboxId) -> asyncio.Task[None] | None:
-        """Return the task that owns a live sandbox."""
-        live = self._live.get(id_)
-        return None if live is None else live[1]
-
-    def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """Return the tasks that own the live sandboxes."""
-        return [task for _, task in self._live.values()]
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
         """Return a sandbox that a principal may see, ended sandboxes that are remembered included.
@@ -155,7 +147,7 @@ class SandboxRegistry:
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        sandbox = self.get(id_)
+        sandbox = self.known.get(SandboxId(id_))
         if sandbox is not None and principal.sees(sandbox.owner):
             return sandbox
         raise NotFoundError(
@@ -172,7 +164,7 @@ class SandboxRegistry:
             NotFoundError: ``sandbox_not_found``.
             SandlotError: The store cannot be read.
         """
-        if self.get(id_) is None and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
+        if SandboxId(id_) not in self.known and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
             sandbox = self.revive(record)
             if principal.sees(sandbox.owner) and sandbox.ended.is_set():
                 return sandbox
@@ -260,14 +252,15 @@ class SandboxRegistry:
 
     def add(self, sandbox: Sandbox, task: asyncio.Task[None]) -> None:
         """Add a live sandbox and the task that owns the sandbox."""
-        self._live[sandbox.id] = sandbox, task
+        self._live[sandbox.id] = sandbox
+        self.tasks[sandbox.id] = task
 
     def remove(self, sandbox: Sandbox) -> None:
         """Move a sandbox to the ended ones once nothing of it is left on the host, or to the detached ones if it lives on.
 
         A sandbox that was not announced is forgotten: its creator got the reason, and no other client knows its id.
         """
-        del self._live[sandbox.id]
+        del self._live[sandbox.id], self.tasks[sandbox.id]
         self._empty_since_monotonic_s = self._clock.monotonic_s()
         if sandbox.exit is None:
             self._detached[sandbox.id] = sandbox

@@ -49,11 +49,16 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Hold:
-    """Work for a client. Until the hold is released, the sandbox is not idle."""
+    """Work for a client, from now on. Until the hold is released, the sandbox is not idle.
+
+    Args:
+        activity: Activity of the sandbox.
+    """
 
     __slots__ = ("_activity",)
 
     def __init__(self, activity: ActivityTracker) -> None:
+        activity.held += 1
         self._activity: ActivityTracker | None = activity
 
     def release(self) -> None:
@@ -65,7 +70,15 @@ class Hold:
 
 
 class ActivityTracker:
-    """Work in progress in a sandbox, and the time of the last activity."""
+    """Work in progress in a sandbox, and the time of the last activity.
+
+    Args:
+        clock: Clock of the service.
+
+    Attributes:
+        held: Number of holds that are not released.
+        quiet_since_s: Monotonic time of the last activity, which counts while ``held`` is 0.
+    """
 
     __slots__ = ("clock", "held", "quiet_since_s")
 
@@ -73,11 +86,6 @@ class ActivityTracker:
         self.clock = clock
         self.held = 0
         self.quiet_since_s = clock.monotonic_s()
-
-    def hold(self) -> Hold:
-        """Begin work for a client; release the hold at the end."""
-        self.held += 1
-        return Hold(self)
 
     def touch(self) -> None:
         """Record activity at this moment."""
@@ -239,10 +247,6 @@ class Sandbox:
         else:
             self.detaching.set()
 
-    def hold(self) -> Hold:
-        """Begin work for a client; release the hold at the end."""
-        return self.activity.hold()
-
     async def wait_reachable(self) -> None:
         """Wait for the recovery of the sandbox and resume it if it is suspended. Return also if the sandbox has ended.
 
@@ -333,7 +337,7 @@ class Sandbox:
         if self.state in _SUSPENDED or not self.recovered.is_set():
             await self.wait_reachable()
         link = self.require_link()
-        hold = self.activity.hold()
+        hold = Hold(self.activity)
         try:
             async with asyncio.timeout(timeout_s):
                 yield link

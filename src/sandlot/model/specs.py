@@ -1,4 +1,4 @@
-"""What is asked for: limits, sandboxes, shapes, processes. Frozen; checked at construction.
+"""What is asked for: limits, sandboxes, shapes, processes, cells. Frozen; checked at construction.
 
 Numbers are those of DESIGN.md's table of defaults. A request that a field's bounds refuse raises
 :class:`~sandlot.model.errors.InvalidRequestError` and nothing was done.
@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError
-from sandlot.model.ids import SandboxId, SnapshotId
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -316,6 +317,115 @@ class ProcessSpec:
             check_screen(self.rows, self.cols)
         if self.tag is not None and not 1 <= len(check_text("tag", self.tag)) <= MAX_TAG_BYTES:
             raise InvalidRequestError(f"A process's tag has 1 to {MAX_TAG_BYTES} bytes.", fields={"field": "tag"})
+
+
+CONTEXT_LANGUAGES: Final[Mapping[str, str]] = {
+    "python": "python",
+    "python3": "python",
+    "py": "python",
+    "bash": "bash",
+    "sh": "bash",
+    "javascript": "javascript",
+    "js": "javascript",
+    "node": "javascript",
+}
+"""Accepted name of a language -> language of a context."""
+
+DEFAULT_CONTEXTS: Final[Mapping[str, str]] = {"python": "default", "bash": "bash", "javascript": "javascript"}
+"""Language -> id of its default context."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpec:
+    """Code to run in a context.
+
+    Args:
+        code: Source code, at most 4 MiB.
+        language: A key of ``CONTEXT_LANGUAGES``, kept as its value; None is the language of the context, or Python.
+        env: Variables set for this cell only.
+        timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
+        context: Id of the context; None is the default context of the language.
+        silent: Show no result of the last expression, and do not count the cell.
+        store_history: Count the cell.
+        stop_on_error: Abort the waiting cells of the context if this cell fails.
+    """
+
+    code: str
+    language: str | None = "python"
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
+    context: str | None = None
+    silent: bool = False
+    store_history: bool = True
+    stop_on_error: bool = False
+
+    @property
+    def context_id(self) -> str:
+        """Id of the context that runs the cell."""
+        return self.context or DEFAULT_CONTEXTS[self.language or "python"]
+
+    def __post_init__(self) -> None:
+        """Refuse a cell that no context can run."""
+        if self.language is not None:
+            object.__setattr__(self, "language", context_language(self.language))
+        if self.context is not None:
+            check_context_id(self.context)
+        if "\0" in self.code:
+            raise InvalidRequestError(
+                "The code contains a NUL character, which is not allowed in source code.",
+                hint="Write '\\0' as an escape, or upload binary content as a file and read it in the code.",
+                fields={"field": "code"},
+            )
+        size = len(check_text("code", self.code))
+        if size > MAX_CODE_BYTES:
+            raise LimitError(
+                f"The code has {size} bytes; at most {MAX_CODE_BYTES} are allowed.",
+                code=ErrorCode.TOO_LARGE,
+                hint="Upload the code or its data as a file, and run or read the file.",
+                fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
+            )
+        check_env(self.env)
+        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise InvalidRequestError(
+                f"`timeout` is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
+            )
+
+
+def context_language(name: str) -> str:
+    """Return the language of the contexts that run code in a language of this name.
+
+    Raises:
+        InvalidRequestError: No context runs this language.
+    """
+    language = CONTEXT_LANGUAGES.get(name)
+    if language is None:
+        raise InvalidRequestError(
+            f"Code in {name[:50]!r} cannot be run as a cell.",
+            hint=f"Use one of: {', '.join(CONTEXT_LANGUAGES)}. Run other languages as a command, from a file.",
+            fields={"field": "language"},
+        )
+    return language
+
+
+def check_context_id(id_: str) -> str:
+    """Return an id after checking that a context can have the id.
+
+    Raises:
+        NotFoundError: ``context_not_found``: no context can have the id.
+    """
+    if id_ not in DEFAULT_CONTEXTS.values() and not CONTEXT_ID.fullmatch(id_):
+        raise context_not_found(id_)
+    return id_
+
+
+def context_not_found(id_: str) -> NotFoundError:
+    """Return the error of calls that name a missing context."""
+    return NotFoundError(
+        f"There is no context {id_[:64]!r}.",
+        code=ErrorCode.CONTEXT_NOT_FOUND,
+        hint="List the contexts, or create one: this one may have been deleted.",
+        fields={"context": id_[:64]},
+    )
 
 
 def check_screen(rows: int | None, cols: int | None) -> None:

@@ -76,7 +76,7 @@ async def open_records(
         _log.info("keys.imported", count=imported)
     await api_keys.refresh()
     execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
-    await execution_counter.open()
+    await execution_counter.refresh()
     files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=reservations.check_disk_pressure)
     await files.open()
     execution_log = ExecutionLog(store.executions, node, clock, metrics)
@@ -84,7 +84,7 @@ async def open_records(
     feed = EventFeed(store.events)
     tasks = [
         asyncio.create_task(_restart_on_defect(work, metrics))
-        for work in (execution_log.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.run)
+        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.writer.run)
     ]
     try:
         yield Records(files, feed, execution_log, metrics, api_keys, execution_counter)
@@ -93,7 +93,7 @@ async def open_records(
         for task in tasks:
             task.cancel()
         # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
-        last = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.aclose(), files.aclose())]
+        last = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.writer.close(), files.aclose())]
         _, left = await asyncio.wait([*tasks, *last], timeout=LAST_WRITE_S)
         if left:
             _log.error("records.left", hint="The store does not respond; the last records are lost. Check the database.")

@@ -6,9 +6,20 @@ import math
 
 import pytest
 
-from sandlot.model.errors import InvalidRequestError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.ids import SandboxId
-from sandlot.model.specs import MAX_ARG_BYTES, MAX_ENV_BYTES, MIB, Limits, ProcessSpec, SandboxSpec, check_path, shell_argv
+from sandlot.model.specs import (
+    MAX_ARG_BYTES,
+    MAX_CODE_BYTES,
+    MAX_ENV_BYTES,
+    MIB,
+    CellSpec,
+    Limits,
+    ProcessSpec,
+    SandboxSpec,
+    check_path,
+    shell_argv,
+)
 
 ID = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
 
@@ -84,3 +95,38 @@ def test_terminal_with_invalid_size_is_refused(rows: int | None, cols: int | Non
     with pytest.raises(InvalidRequestError):
         ProcessSpec(("sh",), rows=rows, cols=cols)
     assert ProcessSpec(("sh",), rows=1, cols=65535).pty
+
+
+@pytest.mark.parametrize(
+    "language,context,kept,context_id",
+    [
+        ("py", None, "python", "default"),
+        ("sh", None, "bash", "bash"),
+        ("node", None, "javascript", "javascript"),
+        (None, None, None, "default"),
+        (None, "ctx-0123456789abcdef", None, "ctx-0123456789abcdef"),
+        ("python3", "bash", "python", "bash"),  # refused by the guest, which knows the context
+    ],
+)
+def test_cell_names_its_language_and_context(language: str | None, context: str | None, kept: str | None, context_id: str) -> None:
+    cell = CellSpec("1", language=language, context=context)
+    assert (cell.language, cell.context_id) == (kept, context_id)
+
+
+@pytest.mark.parametrize(
+    "fields,code",
+    [
+        ({"language": "cobol"}, ErrorCode.INVALID_REQUEST),
+        ({"context": "../x"}, ErrorCode.CONTEXT_NOT_FOUND),
+        ({"code": "\0"}, ErrorCode.INVALID_REQUEST),
+        ({"code": "é" * (MAX_CODE_BYTES // 2 + 1)}, ErrorCode.TOO_LARGE),
+        ({"env": {"A=B": ""}}, ErrorCode.INVALID_REQUEST),
+        ({"timeout_s": 0}, ErrorCode.INVALID_REQUEST),
+        ({"timeout_s": math.nan}, ErrorCode.INVALID_REQUEST),
+    ],
+    ids=["language", "context", "nul", "size", "environment", "timeout", "no number"],
+)
+def test_cell_that_no_context_can_run_is_refused(fields: dict[str, object], code: ErrorCode) -> None:
+    with pytest.raises(SandlotError) as refused:
+        CellSpec(**{"code": "1", **fields})  # type: ignore[arg-type]
+    assert refused.value.code is code

@@ -15,25 +15,24 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sandlot.core.execution import contexts
-from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers
-from sandlot.core.execution.output import CodeOutputCollector, finite
+from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers, join
+from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.stdin import check_id
-from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, ExecutionLog, LogEntry
+from sandlot.core.records.execution_log import NATIVE, RUNNING, ExecutionDescription, ExecutionLog, LogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
-from sandlot.core.sandbox import GRACE_S, Sandbox, SandboxLocal
+from sandlot.core.sandbox import GRACE_S, Hold, Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.capture import Capture
 from sandlot.model.errors import (
     ErrorCode,
-    InvalidRequestError,
     LimitError,
     NotFoundError,
     SandboxEndedError,
@@ -43,68 +42,15 @@ from sandlot.model.errors import (
 )
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.records import BACKGROUND
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_CODE_BYTES, MAX_TIMEOUT_S, check_env, check_text
+from sandlot.model.specs import CellSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 
-RUNNING: Final = "running"
-"""Status of a cell that runs or waits."""
 MAX_BACKGROUND: Final = 64
 """Cells of one sandbox that run or wait in the background: each takes one of the 192 concurrent calls of a link."""
 MAX_RECENT: Final = 256
 """Ids kept of the latest cells of a sandbox: more than a guest remembers cells."""
 
 Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
-
-
-@dataclass(frozen=True, slots=True)
-class CellSpec:
-    """Code to run.
-
-    Args:
-        code: Source code, at most 4 MiB.
-        language: A key of ``contexts.LANGUAGES``; None is the language of the context, or Python.
-        context: Id of the context; None is the default context of the language.
-        env: Variables set for this cell only.
-        timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
-        silent: Show no result of the last expression, and do not count the cell.
-        store_history: Count the cell.
-        stop_on_error: Abort the waiting cells of the context if this cell fails.
-    """
-
-    code: str
-    language: str | None = "python"
-    env: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
-    context: str | None = None
-    silent: bool = False
-    store_history: bool = True
-    stop_on_error: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a cell that no context can run."""
-        if self.language is not None:
-            contexts.language_of(self.language)
-        if self.context is not None:
-            contexts.check_id(self.context)
-        if "\0" in self.code:
-            raise InvalidRequestError(
-                "The code contains a NUL character, which is not allowed in source code.",
-                hint="Write '\\0' as an escape, or upload binary content as a file and read it in the code.",
-                fields={"field": "code"},
-            )
-        size = len(check_text("code", self.code))
-        if size > MAX_CODE_BYTES:
-            raise LimitError(
-                f"The code has {size} bytes; at most {MAX_CODE_BYTES} are allowed.",
-                code=ErrorCode.TOO_LARGE,
-                hint="Upload the code or its data as a file, and run or read the file.",
-                fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
-            )
-        check_env(self.env)
-        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
-            raise InvalidRequestError(
-                f"`timeout` is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,30 +126,27 @@ class CodeExecution:
         start: Position from which the cell is followed.
 
     Attributes:
+        id: Id of the cell.
         entry: Entry in the execution log; None if another follower writes the entry, or after the end.
         position: Position up to which the cell was followed.
     """
 
-    __slots__ = ("_attends", "_call", "_closed", "_followers", "_hold", "_over", "_owned", "_sandbox", "entry", "position")
+    __slots__ = ("_attends", "_call", "_closed", "_followers", "_hold", "_over", "_owned", "_sandbox", "entry", "id", "position")
 
     def __init__(
         self, sandbox: Sandbox, call: CellCall, *, owned: bool, followers: ExecutionFollowers | None = None, start: OutputPosition | None = None
     ) -> None:
         self._sandbox = sandbox
-        self._hold = sandbox.activity.hold()
+        self._hold = Hold(sandbox.activity)
         self._call = call
         self._owned = owned
         self._followers = followers
         self._attends = followers is not None and followers.enter(attend=owned)
         self._over = False
         self._closed = False
+        self.id = call.id
         self.entry: LogEntry | None = None
         self.position = start or OutputPosition()
-
-    @property
-    def id(self) -> ProcessId:
-        """Id of the cell."""
-        return self._call.id
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield the events of the cell until its end. A client that stops iterating stops the cell's output, and so the cell.
@@ -224,7 +167,7 @@ class CodeExecution:
                 else:
                     self.position = OutputPosition(at.events + 1, at.stdout, at.stderr)
                     if self.entry is not None and isinstance(event, CellError):
-                        self.entry.raised(event)
+                        self.entry.set_error(event)
                 yield event
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._sandbox.explain(error) from None
@@ -247,11 +190,10 @@ class CodeExecution:
             self._over = True
             raise contexts.not_found(error) from None
         self._over = True
-        duration_s = finite(result.duration_s)
         if self.entry is not None and result.status != RUNNING:
-            self.entry.end(result.status, duration_s=duration_s)
+            self.entry.end(result.status, duration_s=result.duration_s)
             self.entry = None
-        return CodeExecutionStatus(self._call.id, result.status, result.execution_count, duration_s)
+        return CodeExecutionStatus(self.id, result.status, result.execution_count, result.duration_s)
 
     async def read(self) -> None:
         """Read the cell to its end, for the execution log.
@@ -343,29 +285,21 @@ class CodeService:
         self._usage = usage
         self.state: SandboxLocal[SandboxCodeState] = SandboxLocal(SandboxCodeState)
 
-    async def run(
-        self,
-        sandbox: Sandbox,
-        cell: CellSpec,
-        *,
-        description: ExecutionDescription = NATIVE,
-        id: ProcessId | None = None,  # noqa: A002 - the name of the API
-    ) -> CodeExecutionResult:
+    async def run(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecutionResult:
         """Run a cell to its end and collect its output. Cancelling interrupts the cell, unless another client follows it.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Further facts for the execution log.
-            id: Id chosen by the client; a cell that the guest knows under this id is joined and not run again.
+            description: Facts for the execution log, and an id of the client: a cell that the guest knows under this id is joined and not run again.
 
         Raises:
             NotFoundError: ``context_not_found``.
             LimitError: ``quota_exceeded``.
             SandlotError: The cell could not be begun, or the sandbox ended.
         """
-        execution = await self.start(sandbox, cell, description=description, id=id)
-        output, loop = CodeOutputCollector(sandbox.buffers), asyncio.get_running_loop()
+        execution = await self.start(sandbox, cell, description)
+        output, loop = OutputCollector(sandbox.buffers), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as guard:  # if the guest does not enforce the cell's timeout
                 async for event in execution:
@@ -384,21 +318,13 @@ class CodeService:
             output.close()
             await execution.close()
 
-    async def start(
-        self,
-        sandbox: Sandbox,
-        cell: CellSpec,
-        *,
-        description: ExecutionDescription = NATIVE,
-        id: ProcessId | None = None,  # noqa: A002 - the name of the API
-    ) -> CodeExecution:
+    async def start(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecution:
         """Run a cell in the foreground, and follow it.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Further facts for the execution log.
-            id: Id chosen by the client; a cell that the guest knows under this id is joined and not run again.
+            description: Facts for the execution log, and an id of the client: a cell that the guest knows under this id is joined and not run again.
 
         Raises:
             NotFoundError: ``context_not_found``.
@@ -406,41 +332,34 @@ class CodeService:
             SandlotError: The cell could not be begun, or the sandbox has ended.
         """
         confirm = cell.context is not None and cell.context not in contexts.CONFIRMED.of(sandbox)
-        if id is None:
+        id_ = description.id
+        if id_ is None:
             return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
         state = self.state.of(sandbox)
-        async with FOLLOWED.of(sandbox).join(id) as followers:
+        async with join(sandbox, id_) as followers:
             # The guest is asked only if it may know the id: a round trip is long for a new cell.
-            if (id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id):
+            if (id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_):
                 async with sandbox.connection() as link:
-                    return CodeExecution(sandbox, await link.kernels.attach(id), owned=True, followers=followers)
-            return await self._submit(sandbox, cell, id, description, confirm=confirm, followers=followers)
+                    return CodeExecution(sandbox, await link.kernels.attach(id_), owned=True, followers=followers)
+            return await self._submit(sandbox, cell, id_, description, confirm=confirm, followers=followers)
 
-    async def launch(
-        self,
-        sandbox: Sandbox,
-        cell: CellSpec,
-        *,
-        description: ExecutionDescription = NATIVE,
-        id: ProcessId | None = None,  # noqa: A002 - the name of the API
-    ) -> ProcessId:
+    async def launch(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> ProcessId:
         """Run a cell in the background. Return its id once the guest has accepted the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Further facts for the execution log.
-            id: Id chosen by the client; a cell that the guest knows under this id is not run again.
+            description: Facts for the execution log, and an id of the client: a cell that the guest knows under this id is not run again.
 
         Raises:
             NotFoundError: ``context_not_found``.
             LimitError: ``limit_exceeded``: too many cells run or wait in the background; ``quota_exceeded``.
             SandlotError: The cell could not be begun, or the sandbox has ended.
         """
-        state = self.state.of(sandbox)
+        state, id_ = self.state.of(sandbox), description.id
         background = state.background
-        if id is not None and (id in background or ((id in state.recent or state.guest_knows_more) and await _is_known(sandbox, id))):
-            return id
+        if id_ is not None and (id_ in background or ((id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_))):
+            return id_
         if len(background) >= MAX_BACKGROUND:
             raise LimitError(
                 f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
@@ -448,7 +367,7 @@ class CodeService:
                 hint="Wait until some have ended, or interrupt them.",
                 fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )
-        chosen = id or new_process_id()
+        chosen = id_ or new_process_id()
         background.add(chosen)  # before the first await, so that concurrent requests keep to the limit
         try:
             execution = await self._submit(sandbox, cell, chosen, replace(description, mode=BACKGROUND), confirm=True)
@@ -526,7 +445,7 @@ class CodeService:
             NotFoundError: ``execution_not_found``.
             SandboxEndedError: The sandbox ended.
         """
-        output = CodeOutputCollector(sandbox.buffers)
+        output = OutputCollector(sandbox.buffers)
         try:
             if wait_s != 0:
                 followed = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
@@ -571,14 +490,12 @@ class CodeService:
         followers: ExecutionFollowers | None = None,
     ) -> CodeExecution:
         """Send a cell to the guest, count and log it; with ``confirm`` wait until the guest has accepted the cell."""
-        language = None if cell.language is None else contexts.language_of(cell.language)
-        context = cell.context or contexts.DEFAULTS[language or "python"]
         with self._usage.count(sandbox.owner):  # not counted if the cell cannot be begun
             async with sandbox.connection() as link:
                 call = await link.kernels.execute(
                     cell.code,
-                    kernel=context,
-                    language=language,
+                    kernel=cell.context_id,
+                    language=cell.language,
                     env=dict(cell.env),
                     timeout_s=cell.timeout_s,
                     silent=cell.silent,
@@ -590,8 +507,8 @@ class CodeService:
                 if confirm:
                     await _confirm(link, call, execution)
                     if cell.context is not None:
-                        contexts.CONFIRMED.of(sandbox).add(context)
-        execution.entry = self._log.cell(sandbox, id_, language or "python", cell.code, description)
+                        contexts.CONFIRMED.of(sandbox).add(cell.context)
+        execution.entry = self._log.begin(sandbox, id_, replace(description, language=cell.language or "python", code=cell.code))
         recent = self.state.of(sandbox).recent
         recent[id_] = None
         while len(recent) > MAX_RECENT:
@@ -650,6 +567,6 @@ async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None
         raise
 
 
-def _result(status: CodeExecutionStatus, position: OutputPosition, output: CodeOutputCollector) -> CodeExecutionResult:
-    captures = output.output.captures
-    return CodeExecutionResult(status, captures[STDOUT], captures[STDERR], output.shown, output.omitted, output.error, position)
+def _result(status: CodeExecutionStatus, position: OutputPosition, output: OutputCollector) -> CodeExecutionResult:
+    captures = output.captures
+    return CodeExecutionResult(status, captures[STDOUT], captures[STDERR], output.displays, output.omitted, output.error, position)

@@ -15,24 +15,9 @@ from typing import Final
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.types import KernelInfo
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
-from sandlot.model.ids import CONTEXT_ID, new_context_id
-from sandlot.model.specs import check_env, check_path
-
-LANGUAGES: Final[Mapping[str, str]] = {
-    "python": "python",
-    "python3": "python",
-    "py": "python",
-    "bash": "bash",
-    "sh": "bash",
-    "javascript": "javascript",
-    "js": "javascript",
-    "node": "javascript",
-}
-"""Accepted name of a language -> language of a context."""
-
-DEFAULTS: Final[Mapping[str, str]] = {"python": "default", "bash": "bash", "javascript": "javascript"}
-"""Language -> id of its default context."""
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.model.ids import new_context_id
+from sandlot.model.specs import check_context_id, check_env, check_path, context_language, context_not_found
 
 CONFIRMED: Final[SandboxLocal[set[str]]] = SandboxLocal(lambda _: set())
 """Ids of the contexts of a sandbox that certainly exist: created or found by this service, and not removed."""
@@ -61,55 +46,9 @@ class Context:
     pid: int | None
 
 
-def language_of(name: str) -> str:
-    """Return the language that has a name.
-
-    Raises:
-        InvalidRequestError: No context runs this language.
-    """
-    language = LANGUAGES.get(name)
-    if language is None:
-        raise InvalidRequestError(
-            f"Code in {name[:50]!r} cannot be run as a cell.",
-            hint=f"Use one of: {', '.join(LANGUAGES)}. Run other languages as a command, from a file.",
-            fields={"field": "language"},
-        )
-    return language
-
-
-def default_of(name: str) -> str:
-    """Return the id of the default context of a language.
-
-    Raises:
-        InvalidRequestError: No context runs this language.
-    """
-    return DEFAULTS[language_of(name)]
-
-
-def check_id(id_: str) -> str:
-    """Return an id after checking that a context can have the id.
-
-    Raises:
-        NotFoundError: ``context_not_found``: no context can have the id.
-    """
-    if id_ not in DEFAULTS.values() and not CONTEXT_ID.fullmatch(id_):
-        raise unknown(id_)
-    return id_
-
-
 def id_from(name: str) -> str:
     """Return the id of a context for at least 16 hexadecimal digits of the caller's choice."""
     return f"ctx-{name[:16]}"
-
-
-def unknown(id_: str) -> NotFoundError:
-    """Return the error of calls that name a missing context."""
-    return NotFoundError(
-        f"There is no context {id_[:64]!r}.",
-        code=ErrorCode.CONTEXT_NOT_FOUND,
-        hint="List the contexts, or create one: this one may have been deleted.",
-        fields={"context": id_[:64]},
-    )
 
 
 def not_found(error: NotFoundError) -> NotFoundError:
@@ -138,7 +77,7 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
 
     Args:
         sandbox: Sandbox of the context.
-        language: A key of ``LANGUAGES``.
+        language: A key of ``CONTEXT_LANGUAGES``.
         cwd: Absolute path of the working directory; None is the workspace.
         env: Variables added to the environment of the sandbox.
         id: Id chosen by the caller; an existing context of this id is returned unchanged. Without an id, a cancelled call leaves no context.
@@ -156,7 +95,7 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
     chosen = id or new_context_id()
     try:
         async with sandbox.connection() as link:
-            context = _context(await link.kernels.create(chosen, language_of(language), cwd=cwd, env=env))
+            context = _context(await link.kernels.create(chosen, context_language(language), cwd=cwd, env=env))
             CONFIRMED.of(sandbox).add(context.id)
             return context
     except asyncio.CancelledError:
@@ -178,11 +117,11 @@ async def get(sandbox: Sandbox, id_: str) -> Context:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    check_id(id_)
+    check_context_id(id_)
     for context in await listing(sandbox):
         if context.id == id_:
             return context
-    raise unknown(id_)
+    raise context_not_found(id_)
 
 
 async def remove(sandbox: Sandbox, id_: str) -> None:
@@ -194,7 +133,7 @@ async def remove(sandbox: Sandbox, id_: str) -> None:
     """
     CONFIRMED.of(sandbox).discard(id_)
     async with reaching(sandbox) as link:
-        await link.kernels.remove(check_id(id_))
+        await link.kernels.remove(check_context_id(id_))
 
 
 async def restart(sandbox: Sandbox, id_: str) -> None:
@@ -205,7 +144,7 @@ async def restart(sandbox: Sandbox, id_: str) -> None:
         SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
-        await link.kernels.restart(check_id(id_))
+        await link.kernels.restart(check_context_id(id_))
 
 
 async def interrupt(sandbox: Sandbox, id_: str) -> bool:
@@ -216,7 +155,7 @@ async def interrupt(sandbox: Sandbox, id_: str) -> bool:
         SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
-        return await link.kernels.interrupt(check_id(id_))
+        return await link.kernels.interrupt(check_context_id(id_))
 
 
 async def _remove_quietly(sandbox: Sandbox, id_: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from sandlot.core.sandbox import SandboxLocal
+from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.ids import ProcessId
 
 AWAY_S: Final = 3.0
@@ -104,40 +104,27 @@ class ExecutionFollowers:
             absent.cancel()
 
 
-class FollowedExecutions:
-    """Executions of one sandbox that clients can join, by id."""
-
-    __slots__ = ("_followers",)
-
-    def __init__(self) -> None:
-        self._followers: dict[ProcessId, ExecutionFollowers] = {}
-
-    def __len__(self) -> int:
-        return len(self._followers)
-
-    def get(self, id_: ProcessId) -> ExecutionFollowers | None:
-        """Return the followers of an execution; None if it cannot be joined."""
-        return self._followers.get(id_)
-
-    def expect(self, id_: ProcessId) -> ExecutionFollowers:
-        """Let clients join an execution, and return its followers."""
-        if id_ not in self._followers:
-            self._followers[id_] = ExecutionFollowers(self._followers, id_)
-        return self._followers[id_]
-
-    @asynccontextmanager
-    async def join(self, id_: ProcessId) -> AsyncIterator[ExecutionFollowers]:
-        """Provide the followers of an execution, one client at a time: the body attaches to the execution, or starts it."""
-        followers = self.expect(id_)
-        followers.enter()
-        try:
-            async with followers.start_lock:
-                yield followers
-        finally:
-            followers.leave()
-            if not followers.is_attended and not followers.count:
-                followers.forget()
+FOLLOWED: Final[SandboxLocal[dict[ProcessId, ExecutionFollowers]]] = SandboxLocal(lambda _: {})
+"""Executions of a sandbox that clients can join, by id."""
 
 
-FOLLOWED: Final = SandboxLocal(lambda _: FollowedExecutions())
-"""Executions of a sandbox that clients can join."""
+def expect(sandbox: Sandbox, id_: ProcessId) -> ExecutionFollowers:
+    """Let clients join an execution, and return its followers."""
+    executions = FOLLOWED.of(sandbox)
+    if id_ not in executions:
+        executions[id_] = ExecutionFollowers(executions, id_)
+    return executions[id_]
+
+
+@asynccontextmanager
+async def join(sandbox: Sandbox, id_: ProcessId) -> AsyncIterator[ExecutionFollowers]:
+    """Provide the followers of an execution, one client at a time: the body attaches to the execution, or starts it."""
+    followers = expect(sandbox, id_)
+    followers.enter()
+    try:
+        async with followers.start_lock:
+            yield followers
+    finally:
+        followers.leave()
+        if not followers.is_attended and not followers.count:
+            followers.forget()

@@ -66,7 +66,7 @@ class GuestHelper:
         self._closed = False
         self._call = aiter(call)
         self._name = name
-        self._hold: Hold | None = sandbox.activity.hold() if holds else None
+        self._hold: Hold | None = Hold(sandbox.activity) if holds else None
         self._received: list[Mapping[str, Any]] = []
         self._messages = values.MessageReader(MESSAGE_BYTES)
         self._verdict: Mapping[str, Any] | None = None
@@ -127,10 +127,6 @@ class GuestHelper:
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._sandbox.explain(error) from None
 
-    def end_input(self) -> None:
-        """End the input of the helper."""
-        self._call.close_stdin()
-
     async def feed(self, chunks: AsyncIterable[bytes]) -> Mapping[str, Any]:
         """Send a stream as the program's whole input, return the program's result, and close the program.
 
@@ -160,7 +156,7 @@ class GuestHelper:
         async for chunk in chunks:
             await self.send(chunk)
         with suppress(SandlotError):
-            self.end_input()
+            self._call.close_stdin()
 
     def close(self) -> None:
         """End the helper in a task, without waiting. Idempotent."""
@@ -176,7 +172,7 @@ class GuestHelper:
             if not self._over:
                 await self._sandbox.wait_awake()  # a suspended sandbox is not resumed for this
                 with suppress(SandlotError):
-                    self.end_input()
+                    self._call.close_stdin()
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     with suppress(SandlotError):
                         async with self._sandbox.connection() as link:

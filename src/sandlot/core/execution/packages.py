@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers
+from sandlot.core.execution.followers import ExecutionFollowers, join
 from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.package_access import PackageAccess
-from sandlot.core.execution.processes import ProcessExecution, ProcessService, collect
+from sandlot.core.execution.processes import ProcessExecution, ProcessService
 from sandlot.core.execution.requirements import InstallParams
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -62,7 +62,7 @@ class Install:
             self._followers.leave()
         if not self._attends:
             await self.run.detach()
-        elif self._followers is not None and not self.run.over:
+        elif self._followers is not None and not self.run.is_over:
             self._sandbox.spawn(self._attend(self._followers))
         else:
             await self._end()
@@ -102,57 +102,39 @@ class PackageInstaller:
         self._processes = processes
         self.access = access
 
-    async def install(
-        self,
-        sandbox: Sandbox,
-        params: InstallParams,
-        quota: Quota,
-        *,
-        description: ExecutionDescription = NATIVE,
-        id: ProcessId | None = None,  # noqa: A002 - the name of the API
-    ) -> CommandResult:
+    async def install(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> CommandResult:
         """Install packages and collect the output. Cancelling leaves the install, see :meth:`Install.close`.
 
         Args:
             sandbox: Sandbox to install in.
             params: Packages to install.
             quota: Quota of the client's key.
-            description: Further facts for the execution log.
-            id: Id chosen by the client; an install that the guest knows under this id, or that is being started, is joined.
+            description: Facts for the execution log, and an id of the client: an install that runs or is being started under this id is joined.
 
         Raises:
             SandlotError: The install could not be started, or the sandbox ended.
         """
-        install = await self.start(sandbox, params, quota, description=description, id=id)
+        install = await self.start(sandbox, params, quota, description)
         try:
-            return await collect(sandbox, install.run, params.timeout_s)
+            return await install.run.collect(params.timeout_s)
         finally:
             await install.close()
 
-    async def start(
-        self,
-        sandbox: Sandbox,
-        params: InstallParams,
-        quota: Quota,
-        *,
-        description: ExecutionDescription = NATIVE,
-        id: ProcessId | None = None,  # noqa: A002 - the name of the API
-    ) -> Install:
+    async def start(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> Install:
         """Start an install and follow it. Cancelling does not stop the start of an install with an id.
 
         Args:
             sandbox: Sandbox to install in.
             params: Packages to install.
             quota: Quota of the client's key.
-            description: Further facts for the execution log.
-            id: Id chosen by the client; an install that the guest knows under this id, or that is being started, is joined.
+            description: Facts for the execution log, and an id of the client: an install that runs or is being started under this id is joined.
 
         Raises:
             SandlotError: The install could not be started, or the sandbox has ended.
         """
-        if id is None:
+        if description.id is None:
             return await self._begin(sandbox, params, quota, description)
-        joining = asyncio.create_task(self._join(sandbox, params, quota, description, id))
+        joining = asyncio.create_task(self._join(sandbox, params, quota, description, description.id))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
@@ -165,11 +147,11 @@ class PackageInstaller:
         The caller runs this in a task, so the start lock is held until the guest has responded, also if the client leaves during the start. A second
         client then finds the followers of the first one, waits for the start and joins.
         """
-        async with FOLLOWED.of(sandbox).join(id_) as followers:
+        async with join(sandbox, id_) as followers:
             try:
                 run = await self._processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
             except NotFoundError:
-                return await self._begin(sandbox, params, quota, description, id_, followers)
+                return await self._begin(sandbox, params, quota, description, followers)
             return Install(sandbox, run, followers=followers)
 
     async def _begin(
@@ -178,7 +160,6 @@ class PackageInstaller:
         params: InstallParams,
         quota: Quota,
         description: ExecutionDescription,
-        id_: ProcessId | None = None,
         followers: ExecutionFollowers | None = None,
     ) -> Install:
         description = replace(description, argv=params.shown, mode=INSTALL if quota.installs else FOREGROUND)
@@ -186,7 +167,7 @@ class PackageInstaller:
         if access is not None:
             access.open(sandbox)
         try:
-            run = await self._processes.start(sandbox, params.spec(), description=description, id=id_)
+            run = await self._processes.start(sandbox, params.spec(), description=description)
         except BaseException:
             if access is not None:
                 access.close(sandbox)

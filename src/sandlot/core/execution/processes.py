@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sandlot.core.execution.helpers import is_helper
-from sandlot.core.execution.output import CommandOutputCollector, CommandResult, ProcessOutcome, process_outcome
+from sandlot.core.execution.output import CommandResult, OutputCollector, ProcessOutcome, process_outcome
 from sandlot.core.execution.stdin import StdinManager, check_id
 from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.records.execution_log import NATIVE, ExecutionDescription, ExecutionLog, LogEntry
 from sandlot.core.records.usage import MonthlyExecutionCounter
-from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox, SandboxLocal
+from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Hold, Sandbox, SandboxLocal
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output, OutputGap, ProcessInfo
 from sandlot.model.capture import Capture
@@ -117,9 +117,16 @@ class ProcessExecution:
         call: Call that follows the process in the guest.
         until: Channel -> byte offset at which the iteration stops although the process goes on. None iterates to the end of the process.
         entry: Entry in the execution log; None if another follower writes the entry.
+
+    Attributes:
+        call: Call that follows the process in the guest; write the input of the process here.
+        id: Id of the process.
+        pid: Process number inside the sandbox.
+        is_over: True once the outcome is known, or will not be awaited.
+        is_running: True if the process goes on when the iteration stops, so that there is no outcome to wait for.
     """
 
-    __slots__ = ("_call", "_entry", "_hold", "_over", "_sandbox", "_service", "_until")
+    __slots__ = ("_entry", "_hold", "_sandbox", "_service", "_until", "call", "id", "is_over", "is_running", "pid")
 
     def __init__(
         self,
@@ -132,43 +139,14 @@ class ProcessExecution:
     ) -> None:
         self._service = service
         self._sandbox = sandbox
-        self._call = call
         self._entry = entry
         self._until = until
-        self._over = False
-        self._hold = sandbox.activity.hold()
-
-    @property
-    def id(self) -> ProcessId:
-        """Id of the process."""
-        return self._call.id
-
-    @property
-    def pid(self) -> int:
-        """Process number inside the sandbox."""
-        return self._call.pid
-
-    @property
-    def over(self) -> bool:
-        """True once the outcome is known, or will not be awaited."""
-        return self._over
-
-    @property
-    def running(self) -> bool:
-        """True if the process went on when the iteration stopped, so that there is no outcome to wait for."""
-        return self._until is not None
-
-    async def type(self, data: bytes) -> None:
-        """Write to the process's input. Waits while the process does not read.
-
-        Raises:
-            ConflictError: The process takes no input, its input was closed, or it has ended.
-        """
-        await self._call.write(data)
-
-    def end_input(self) -> None:
-        """End the process's input. Idempotent."""
-        self._call.close_stdin()
+        self._hold = Hold(sandbox.activity)
+        self.call = call
+        self.id = call.id
+        self.pid = call.pid
+        self.is_over = False
+        self.is_running = until is not None
 
     async def __aiter__(self) -> AsyncIterator[Output | OutputGap]:
         """Yield the output of the process until its end. A client that stops iterating stops the process.
@@ -180,7 +158,7 @@ class ProcessExecution:
         if self._until is not None and not missing:
             return
         try:
-            async for event in self._call:
+            async for event in self.call:
                 if self._entry is not None:
                     self._entry.add(event)
                 yield event
@@ -200,11 +178,11 @@ class ProcessExecution:
             SandboxEndedError: The sandbox ended first; the error has the reason.
         """
         try:
-            outcome = process_outcome(self._call.id, await self._call.result())
+            outcome = process_outcome(self.id, await self.call.result())
         except (SandboxEndedError, UnavailableError) as error:
-            self._over = True
+            self.is_over = True
             raise await self._sandbox.explain(error) from None
-        self._over = True
+        self.is_over = True
         if (state := self._service.state.get(self._sandbox)) is not None:
             state.ended(outcome.process)
         if self._entry is not None:
@@ -212,14 +190,33 @@ class ProcessExecution:
             self._entry = None
         return outcome
 
+    async def collect(self, timeout_s: float | None) -> CommandResult:
+        """Collect the output of the process to its end.
+
+        Args:
+            timeout_s: Timeout of the process. The guest enforces the timeout; a guest that does not is given up after ``GRACE_S`` more.
+
+        Raises:
+            SandlotError: The sandbox ended, or the guest did not respond in time.
+        """
+        output = OutputCollector(self._sandbox.buffers)
+        try:
+            async with self._sandbox.connection(None if timeout_s is None else timeout_s + GRACE_S):
+                async for event in self:
+                    output.add(event)
+                outcome = await self.outcome()
+        finally:
+            output.close()
+        return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
+
     async def detach(self) -> None:
         """Stop following; the process goes on. Idempotent."""
         self._hold.release()
         entry, self._entry = self._entry, None
-        if entry is not None and not entry.over:
+        if entry is not None and not entry.is_over:
             self._service.unattended.watch(self._sandbox, entry)
-        self._service.stdin.unregister(self._sandbox, self._call)
-        await self._call.aclose()
+        self._service.stdin.unregister(self._sandbox, self.call)
+        await self.call.aclose()
 
     async def close(self, grace_s: float = 0) -> None:
         """Stop following, and kill the process group if the process has not ended. Idempotent.
@@ -229,9 +226,9 @@ class ProcessExecution:
         """
         if self._entry is not None:
             self._entry.cut()
-        if not self._over:
-            self._over = True
-            self._sandbox.spawn(_kill(self._sandbox, self._call.id, grace_s))
+        if not self.is_over:
+            self.is_over = True
+            self._sandbox.spawn(_kill(self._sandbox, self.id, grace_s))
         await self.detach()
 
 
@@ -266,7 +263,7 @@ class ProcessService:
             sandbox: Sandbox of the process.
             spec: Process to run.
             stdin: Whole standard input; None is empty.
-            description: Further facts for the execution log.
+            description: Facts for the execution log, and an id of the client.
 
         Raises:
             LimitError: ``quota_exceeded``.
@@ -274,18 +271,12 @@ class ProcessService:
         """
         process = await self.start(sandbox, spec, stdin=stdin, description=description)
         try:
-            return await collect(sandbox, process, spec.timeout_s)
+            return await process.collect(spec.timeout_s)
         finally:
             await process.close()
 
     async def start(
-        self,
-        sandbox: Sandbox,
-        spec: ProcessSpec,
-        *,
-        stdin: bytes | None = None,
-        description: ExecutionDescription = NATIVE,
-        id: ProcessId | None = None,  # noqa: A002 - the name of the API
+        self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
     ) -> ProcessExecution:
         """Start a process and follow it.
 
@@ -293,16 +284,14 @@ class ProcessService:
             sandbox: Sandbox of the process.
             spec: Process to start. With ``spec.stdin`` its input stays open for :meth:`StdinManager.write`, unless ``stdin`` is given.
             stdin: Whole standard input.
-            description: Further facts for the execution log.
-            id: Id chosen by the client.
+            description: Facts for the execution log, and an id of the client.
 
         Raises:
             LimitError: ``quota_exceeded``.
             SandlotError: The process could not be started (no such program or directory, no permission), or the sandbox has ended.
         """
-        process, size = id or new_process_id(), len(stdin or b"")
-        if size:
-            sandbox.buffers.take(size)
+        process, size = description.id or new_process_id(), len(stdin or b"")
+        sandbox.buffers.take(size)
         try:
             with self._usage.count(sandbox.owner):
                 async with sandbox.connection() as link:
@@ -317,8 +306,7 @@ class ProcessService:
         elif spec.stdin or spec.pty:
             self.stdin.register(sandbox, call)
         self.state.of(sandbox).remember(process, spec)
-        entry = self._log.command(sandbox, process, description.argv or spec.argv, description)
-        return ProcessExecution(self, sandbox, call, entry=entry)
+        return ProcessExecution(self, sandbox, call, entry=self._log.begin(sandbox, process, description, argv=spec.argv))
 
     async def launch(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
@@ -329,7 +317,7 @@ class ProcessService:
             sandbox: Sandbox of the process.
             spec: Process to start. With ``spec.stdin`` its input stays open for :meth:`StdinManager.write`, unless ``stdin`` is given.
             stdin: Whole standard input.
-            description: Further facts for the execution log.
+            description: Facts for the execution log, and an id of the client.
 
         Returns:
             Id of the process, and its process number inside the sandbox.
@@ -342,13 +330,12 @@ class ProcessService:
         try:
             with self._usage.count(sandbox.owner):
                 async with sandbox.connection() as link:
-                    call = await link.processes.start(spec, attach=stdin is not None)
+                    call = await link.processes.start(spec, id=description.id, attach=stdin is not None)
         except BaseException:
             sandbox.buffers.give(len(stdin or b""))
             raise
         self.state.of(sandbox).remember(call.id, spec)
-        description = replace(description, mode=BACKGROUND)
-        self.unattended.watch(sandbox, self._log.command(sandbox, call.id, description.argv or spec.argv, description))
+        self.unattended.watch(sandbox, self._log.begin(sandbox, call.id, replace(description, mode=BACKGROUND), argv=spec.argv))
         if stdin is None:
             await call.aclose()
         else:
@@ -396,12 +383,12 @@ class ProcessService:
             SandboxEndedError: The sandbox has ended.
         """
         process = await self.follow(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-        output = CommandOutputCollector(sandbox.buffers)
+        output = OutputCollector(sandbox.buffers)
         try:
             async with sandbox.connection():
                 async for event in process:
                     output.add(event)
-                return None if process.running else await process.outcome(), output.captures[STDOUT], output.captures[STDERR]
+                return None if process.is_running else await process.outcome(), output.captures[STDOUT], output.captures[STDERR]
         finally:
             output.close()
             await process.detach()
@@ -469,7 +456,7 @@ class ProcessService:
         Args:
             sandbox: Sandbox of the process.
             id_: Id of the process, which may have ended.
-            description: Further facts for the execution log.
+            description: Facts for the execution log, and an id of the client.
 
         Returns:
             New id of the process, and its process number inside the sandbox.
@@ -499,28 +486,6 @@ class ProcessService:
                     fields={"process": process},
                 )
         return await self.launch(sandbox, spec, description=description)
-
-
-async def collect(sandbox: Sandbox, process: ProcessExecution, timeout_s: float | None) -> CommandResult:
-    """Collect the output of a process to its end.
-
-    Args:
-        sandbox: Sandbox of the process.
-        process: Process that is followed.
-        timeout_s: Timeout of the process. The guest enforces the timeout; a guest that does not is given up after ``GRACE_S`` more.
-
-    Raises:
-        SandlotError: The sandbox ended, or the guest did not respond in time.
-    """
-    output = CommandOutputCollector(sandbox.buffers)
-    try:
-        async with sandbox.connection(None if timeout_s is None else timeout_s + GRACE_S):
-            async for event in process:
-                output.add(event)
-            outcome = await process.outcome()
-    finally:
-        output.close()
-    return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
 
 
 def signal_number(signal: str | int) -> int:

@@ -117,10 +117,10 @@ class TerminalInput:
         while True:
             while piece := bytes(self._pending[:_PIECE_BYTES]):
                 with suppress(ConflictError):  # the process or its input has ended; the client is about to learn it
-                    await self._run.type(piece)
+                    await self._run.call.write(piece)
                 self._drop(len(piece))
             if self._ended:
-                self._run.end_input()
+                self._run.call.close_stdin()
             self._changed.clear()
             await self._changed.wait()
 

@@ -18,14 +18,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from sandlot.core.execution.code import CodeExecution, CodeService, find_cell
-from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers
+from sandlot.core.execution.followers import FOLLOWED, ExecutionFollowers, expect
 from sandlot.core.execution.output import process_outcome
 from sandlot.core.execution.package_access import PackageAccess
-from sandlot.core.records.execution_log import LOST, ExecutionLog, LogEntry
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.records.execution_log import LOST, RUNNING, ExecutionLog, LogEntry
+from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import ProcessResult
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
@@ -74,14 +75,14 @@ class UnattendedExecutions:
         """
         for record in await self._log.unfinished():
             if (sandbox := find(record.sandbox)) is None:
-                self._log.lose(record)
+                self._log.write_end(replace(record, status=LOST))
             else:
                 self._resume(sandbox, record)
 
     def resume(self, sandbox: Sandbox) -> None:
         """Continue the executions of a sandbox that was hibernated. Called at the moment at which the sandbox runs again."""
         self._code.state.of(sandbox).guest_knows_more = True
-        for record in self._log.take_left(sandbox):
+        for record in self._log.take_open(sandbox):
             self._resume(sandbox, record)
 
     def _resume(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
@@ -89,8 +90,8 @@ class UnattendedExecutions:
         if record.mode == INSTALL:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":
-            FOLLOWED.of(sandbox).expect(ProcessId(record.id))
-        sandbox.spawn(self._settle(sandbox, record, self._log.go_on(sandbox, record)))
+            expect(sandbox, ProcessId(record.id))
+        sandbox.spawn(self._settle(sandbox, record, self._log.reopen(sandbox, record)))
 
     async def _settle(self, sandbox: Sandbox, record: ExecutionRecord, entry: LogEntry) -> None:
         async def go_on() -> None:
@@ -119,7 +120,7 @@ class UnattendedExecutions:
         """
         link = sandbox.require_link()
         outcome = process_outcome(entry.id, await self._wait_process(sandbox, link, entry.id))
-        entry.again()
+        entry.drop_output()
         with suppress(NotFoundError):  # the guest keeps the output of the latest processes only, within bounds
             call = await retry_while_busy(lambda: link.processes.attach(entry.id))
             try:
@@ -146,7 +147,7 @@ class UnattendedExecutions:
         """Follow a cell in the background, which keeps the sandbox from being idle."""
         background = self._code.state.of(sandbox).background
         background.add(entry.id)
-        hold = sandbox.hold()
+        hold = Hold(sandbox.activity)
         try:
             try:
                 execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.kernels.attach(entry.id)), owned=False)
@@ -186,7 +187,7 @@ async def _finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
         entry.cut()  # the task learns of its sandbox's end only by the cancellation
         raise
     finally:
-        entry.leave()
+        entry.end(RUNNING)
 
 
 async def retry_while_busy(call: Callable[[], Awaitable[_Result]]) -> _Result:

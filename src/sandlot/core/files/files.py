@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 
-from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.files import FileReader
 from sandlot.link.types import Entry, Listing
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnavailableError
@@ -26,7 +26,7 @@ class FileDownload:
 
     def __init__(self, sandbox: Sandbox, reader: FileReader) -> None:
         self._sandbox = sandbox
-        self._hold = sandbox.hold()
+        self._hold = Hold(sandbox.activity)
         self._reader = reader
 
     @property

@@ -233,12 +233,10 @@ class BufferedFolderWatch:
     def _keep(self, event: FileEvent) -> None:
         if self.full and event.kind != GONE:
             return
-        size = _size(event)
-        if event.kind != GONE and (len(self._events) >= EVENTS or not self._sandbox.buffers.has(size)):
-            event = FileEvent(OVERFLOW, "")
-            size = _size(event)
-        self._sandbox.buffers.take_anyway(size)
-        self._reserved_bytes += size
+        if event.kind == GONE or len(self._events) >= EVENTS or not self._sandbox.buffers.try_take(_size(event)):
+            event = event if event.kind == GONE else FileEvent(OVERFLOW, "")
+            self._sandbox.buffers.take_anyway(_size(event))
+        self._reserved_bytes += _size(event)
         self._events.append(event)
 
     def _drain(self) -> list[FileEvent]:

@@ -16,42 +16,41 @@ from sandlot.model.errors import ErrorCode, UnavailableError
 
 RETRY_AFTER_S = 1
 PART = 4
-"""Divisor of the budget: one sandbox gets at most a quarter."""
+"""Divisor of a budget: one sandbox or owner gets at most a quarter."""
 
 
 class BufferBudget:
     """Number of bytes that can be taken and given back.
 
     Args:
-        most_bytes: Size of the budget.
+        max_bytes: Size of the budget.
         whole: Budget that this one is a share of. Bytes that are taken from the share are taken from the whole as well.
+
+    Attributes:
+        taken_bytes: Bytes that are taken now.
     """
 
-    __slots__ = ("_most_bytes", "_taken_bytes", "_whole")
+    __slots__ = ("_max_bytes", "_whole", "taken_bytes")
 
-    def __init__(self, most_bytes: int, whole: BufferBudget | None = None) -> None:
-        self._most_bytes = most_bytes
-        self._taken_bytes = 0
+    def __init__(self, max_bytes: int, whole: BufferBudget | None = None) -> None:
+        self._max_bytes = max_bytes
         self._whole = whole
-
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes that are taken now."""
-        return self._taken_bytes
+        self.taken_bytes = 0
 
     def part(self) -> BufferBudget:
-        """Return the share of one sandbox."""
-        return BufferBudget(self._most_bytes // PART, self)
-
-    def has(self, size: int) -> bool:
-        """Return whether so many bytes can be taken."""
-        return self._taken_bytes + size <= self._most_bytes and (self._whole is None or self._whole.has(size))
+        """Return the share of one sandbox or owner, a quarter of this budget."""
+        return BufferBudget(self._max_bytes // PART, self)
 
     def try_take(self, size: int) -> bool:
-        """Take bytes and return True, or take nothing and return False."""
-        if not self.has(size):
+        """Take bytes and return True, or take nothing and return False.
+
+        Args:
+            size: Number of bytes. 0 or a negative number, which gives bytes back, is always possible.
+        """
+        is_too_much = size > 0 and self.taken_bytes + size > self._max_bytes
+        if is_too_much or (self._whole is not None and not self._whole.try_take(size)):
             return False
-        self.take_anyway(size)
+        self.taken_bytes += size
         return True
 
     def take(self, size: int) -> None:
@@ -70,12 +69,12 @@ class BufferBudget:
 
     def take_anyway(self, size: int) -> None:
         """Take bytes even beyond the limit, for data that exists already, such as a finished response. Later requests get less."""
-        self._taken_bytes += size
+        self.taken_bytes += size
         if self._whole is not None:
             self._whole.take_anyway(size)
 
     def give(self, size: int) -> None:
         """Give bytes back."""
-        self._taken_bytes -= size
+        self.taken_bytes -= size
         if self._whole is not None:
             self._whole.give(size)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution.output import CommandOutputCollector
+from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
@@ -132,7 +132,7 @@ async def _run(processes: ProcessService, sandbox: Sandbox, params: OneShotParam
     loop = asyncio.get_running_loop()
     process = await processes.start(sandbox, spec, stdin=params.stdin, description=description)
     began_s = loop.time()
-    output = CommandOutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
+    output = OutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
     seen = Observation(execution=process.id)
     try:
         # The guest enforces the timeout. This limit applies if the guest does not.
@@ -157,7 +157,7 @@ async def _run(processes: ProcessService, sandbox: Sandbox, params: OneShotParam
     return seen
 
 
-def _kept(output: CommandOutputCollector, event: Output | OutputGap, most_bytes: int) -> bool:
+def _kept(output: OutputCollector, event: Output | OutputGap, most_bytes: int) -> bool:
     """Keep the output of an event. Return False if the process has written more than it may.
 
     Raises:

@@ -12,16 +12,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
-from sandlot.core.node.buffer_budget import PART
+from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
-from sandlot.core.records.log_followers import LogFollowers
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
@@ -35,19 +36,34 @@ from sandlot.model.specs import KIB, MIB
 from sandlot.model.storage import ExecutionTable, Position
 from sandlot.protocol.schema import STDERR, STDOUT
 
-__all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "ExecutionDescription", "ExecutionLog", "LogEntry"]
+RUNNING: Final = "running"
+KILLED: Final = "killed"
+LOST: Final = "lost"
+"""Status of an execution whose end is unknown for good."""
 
-
-OUTPUT_BYTES = 64 * KIB
+OUTPUT_BYTES: Final = 64 * KIB
 """Bytes of each output stream that are kept: half from the beginning, half from the end."""
-KILLED = "killed"
+MAX_ENTRIES: Final = 20_000
+"""Entries that wait for the store. Each counts as at least ``MAX_BYTES / MAX_ENTRIES``, so one limit covers both bytes and number."""
+MAX_BYTES: Final = 64 * MIB
+"""Memory of all entries that wait for the store or are still running."""
+MAX_UNFINISHED: Final = 10_000
+"""Entries of an earlier service that are finished; older ones stay open."""
+BATCH: Final = 200
+"""Entries of one write to the store."""
+
+OutputListener = Callable[[ProcessId, Output | OutputGap | None], None]
+"""Function that gets the output of an execution, and None at its end. It must return at once."""
+
+_log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionDescription:
-    """Presentation of an execution in the log.
+    """Facts about an execution that its code or command line does not have.
 
     Args:
+        id: Id that the client chose; None chooses one.
         origin: API of the request: ``native`` or the name of a compatibility API.
         language: Language of code that a command runs; None logs the command itself.
         code: Code that the command runs.
@@ -55,6 +71,7 @@ class ExecutionDescription:
         mode: See :class:`ExecutionRecord`.
     """
 
+    id: ProcessId | None = None
     origin: str = "native"
     language: str | None = None
     code: str | None = None
@@ -62,7 +79,7 @@ class ExecutionDescription:
     mode: str = FOREGROUND
 
 
-NATIVE = ExecutionDescription()
+NATIVE: Final = ExecutionDescription()
 
 
 class LogEntry:
@@ -70,120 +87,91 @@ class LogEntry:
 
     Args:
         execution_log: Log of the entry.
-        record: Record of the execution, without output and end.
         sandbox: Sandbox of the execution.
+        record: Record of the execution, without output and end.
         started_monotonic_s: Time at which the execution started.
+
+    Attributes:
+        id: Id of the process or cell.
+        captures: Channel -> kept output up to now.
+        is_over: True after the entry ended or was left to the next service.
     """
 
-    __slots__ = ("__weakref__", "_captures", "_error", "_over", "_record", "_sandbox", "_started_monotonic_s", "execution_log")
+    __slots__ = ("__weakref__", "_error", "_execution_log", "_record", "_sandbox", "_started_monotonic_s", "captures", "id", "is_over")
 
-    def __init__(self, execution_log: ExecutionLog, record: ExecutionRecord, sandbox: Sandbox, started_monotonic_s: float) -> None:
-        self.execution_log = execution_log
-        self._record = record
+    def __init__(self, execution_log: ExecutionLog, sandbox: Sandbox, record: ExecutionRecord, started_monotonic_s: float) -> None:
+        self._execution_log = execution_log
         self._sandbox = sandbox
+        self._record = record
         self._started_monotonic_s = started_monotonic_s
-        self._captures: dict[int, Capture] = {}
         self._error: str | None = None
-        self._over = False
-        execution_log.log_followers.started(self)
-
-    @property
-    def id(self) -> ProcessId:
-        """Id of the process or cell."""
-        return ProcessId(self._record.id)
-
-    @property
-    def sandbox(self) -> SandboxId:
-        """Id of the sandbox."""
-        return self._sandbox.id
-
-    def so_far(self, channel: int) -> Capture:
-        """Return the kept output of a channel up to now."""
-        return self._captures.get(channel) or Capture()
+        self.id = ProcessId(record.id)
+        self.captures = {channel: Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
+        self.is_over = False
+        execution_log.running[self.id] = self
 
     def add(self, event: Output | OutputGap) -> None:
         """Add output, or a gap in it."""
-        if self.execution_log.log_followers.followed:
-            self.execution_log.log_followers.wrote(self, event)
-        capture = self._captures.get(event.channel)
-        if capture is None:
-            capture = self._captures[event.channel] = Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2)
-        before = capture.held_bytes
-        if isinstance(event, OutputGap):
-            capture.skip(event.bytes)
-        elif self.execution_log.has(self._record.owner, min(len(event.data), capture.room_bytes)):
+        for listener in self._execution_log.listeners.get(self._sandbox.id, ()):
+            listener(self.id, event)
+        memory = self._execution_log.memory_of[self._record.owner]
+        capture = self.captures[event.channel]
+        if isinstance(event, Output) and memory.try_take(min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
         else:
-            capture.skip(len(event.data))
-        self.execution_log.hold(self._record.owner, capture.held_bytes - before)
+            held_bytes = capture.held_bytes
+            capture.skip(event.bytes if isinstance(event, OutputGap) else len(event.data))
+            memory.give(held_bytes - capture.held_bytes)
 
-    def raised(self, error: CellError) -> None:
+    def set_error(self, error: CellError) -> None:
         """Record the exception that ended a cell."""
         self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
 
-    def again(self) -> None:
+    def drop_output(self) -> None:
         """Drop the output so far, because the caller adds all output again from the beginning."""
-        self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
-        self._captures.clear()
+        self._execution_log.memory_of[self._record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
+        self.captures = {channel: Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
 
-    @property
-    def over(self) -> bool:
-        """True after the entry ended or was left to the next service."""
-        return self._over
-
-    def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None, files: int | None = None) -> None:
+    def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None) -> None:
         """Record the end of the execution. Idempotent.
 
         Args:
-            status: See :class:`ExecutionRecord`.
+            status: See :class:`ExecutionRecord`. ``running`` records no end, and leaves the entry to the next service or to the next wake.
             exit_code: Exit code of a command.
             duration_s: Duration that the guest measured; None measures from the start of the entry to now.
-            files: Number of created and changed files, if the client requested the changes.
         """
-        if self._over:
+        if self.is_over:
             return
-        out, err = self._captures.get(STDOUT, Capture()), self._captures.get(STDERR, Capture())
-        record = replace(
-            self._record,
-            status=status,
-            exit_code=exit_code,
-            stdout=out.text(),
-            stderr=err.text(),
-            stdout_omitted_bytes=out.omitted,
-            stderr_omitted_bytes=err.omitted,
-            duration_s=max(0.0, self.execution_log.monotonic_s() - self._started_monotonic_s) if duration_s is None else duration_s,
-            error=self._error,
-            files=files,
+        self.is_over = True
+        execution_log, record = self._execution_log, self._record
+        execution_log.running.pop(self.id, None)
+        for listener in execution_log.listeners.get(self._sandbox.id, ()):
+            listener(self.id, None)
+        execution_log.memory_of[record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
+        if status == RUNNING:
+            execution_log.keep_open(self._sandbox, record)
+            return
+        if duration_s is None:
+            duration_s = max(0.0, execution_log.clock.monotonic_s() - self._started_monotonic_s)
+        out, err = self.captures[STDOUT], self.captures[STDERR]
+        execution_log.write_end(
+            replace(
+                record,
+                status=status,
+                exit_code=exit_code,
+                stdout=out.text(),
+                stderr=err.text(),
+                stdout_omitted_bytes=out.omitted,
+                stderr_omitted_bytes=err.omitted,
+                duration_s=duration_s,
+                error=self._error,
+            )
         )
-        self._close()
-        self.execution_log.ended(record)
 
     def cut(self) -> None:
         """End the entry as killed, because nothing more will arrive. Leave it open if the execution continues after a restart or a wake."""
-        if (self._sandbox.detaching.is_set() or self._sandbox.is_hibernated) and not self._sandbox.end_requested.is_set():
-            self.leave()
-        else:
-            self.end(KILLED)
-
-    def leave(self) -> None:
-        """Stop following the execution without recording an end. Idempotent."""
-        if not self._over:
-            self.execution_log.left(self._sandbox, self._record)
-            self._close()
-
-    def _close(self) -> None:
-        self._over = True
-        self.execution_log.log_followers.ended(self)
-        self.execution_log.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
-
-
-BATCH = 200
-MAX_LINES = 20_000
-MAX_BYTES = 64 * MIB
-"""Memory of all entries that wait for the store or are still running."""
-RUNNING, LOST = "running", "lost"
-MAX_UNFINISHED = 10_000
-_log = structlog.get_logger("sandlot.core")
+        continues = (self._sandbox.detaching.is_set() or self._sandbox.is_hibernated) and not self._sandbox.end_requested.is_set()
+        self.end(RUNNING if continues else KILLED)
 
 
 class ExecutionLog:
@@ -194,91 +182,94 @@ class ExecutionLog:
         node: This node.
         clock: Clock of the service.
         metrics: Counts executions and failed writes.
+
+    Attributes:
+        clock: Clock of the service.
+        running: Entries of the executions that may still write or end.
+        listeners: Sandbox -> functions that get the output of its executions.
+        memory: Memory of the entries that wait for the store, and of the output of running executions.
+        memory_of: Owner -> the owner's share of the memory.
+        writer: Writes the entries to the store.
     """
 
     def __init__(self, table: ExecutionTable, node: NodeId, clock: Clock, metrics: Metrics) -> None:
         self._table = table
         self._node = node
-        self._clock = clock
         self._metrics = metrics
-        self._pending: dict[ExecutionId, ExecutionRecord] = {}
+        self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # record and its bytes of memory
         self._files: dict[ExecutionId, int] = {}
-        self._writer = WriteBehind(self._write_pending)
         self._lost = 0
-        self._held: Counter[OwnerId] = Counter()
-        self.held_bytes = 0
-        """Memory of the entries that wait for the store, and of the output of running executions."""
-        self.log_followers = LogFollowers()
-        """Followers of the output (:mod:`sandlot.core.records.log_stream`)."""
-        self._left: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
+        self._open: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
+        self.clock = clock
+        self.running: WeakValueDictionary[ProcessId, LogEntry] = WeakValueDictionary()
+        self.listeners: dict[SandboxId, set[OutputListener]] = {}
+        self.memory = BufferBudget(MAX_BYTES)
+        self.memory_of: defaultdict[OwnerId, BufferBudget] = defaultdict(self.memory.part)
+        self.writer = WriteBehind(self._write_pending)
 
     # Executions ------------------------------------------------------------------------------------------------------
 
-    def cell(self, sandbox: Sandbox, id_: ProcessId, language: str, code: str, description: ExecutionDescription = NATIVE) -> LogEntry:
-        """Start the entry of a cell."""
-        return self._begin(sandbox, id_, replace(description, language=language, code=code), ())
+    def begin(self, sandbox: Sandbox, id_: ProcessId, description: ExecutionDescription = NATIVE, *, argv: Sequence[str] = ()) -> LogEntry:
+        """Start the entry of a cell or process.
 
-    def command(self, sandbox: Sandbox, id_: ProcessId, argv: Sequence[str], description: ExecutionDescription = NATIVE) -> LogEntry:
-        """Start the entry of a process."""
-        return self._begin(sandbox, id_, description, argv)
-
-    def tell_files(self, id_: ProcessId, files: int) -> None:
-        """Add the number of created and changed files to an entry that has ended."""
-        if len(self._files) < MAX_LINES:
-            self._files[ExecutionId(id_)] = files
-            self._writer.put()
-
-    def _begin(self, sandbox: Sandbox, id_: ProcessId, description: ExecutionDescription, argv: Sequence[str]) -> LogEntry:
+        Args:
+            sandbox: Sandbox of the execution.
+            id_: Id of the cell or process.
+            description: Facts about the execution. An execution with a language is logged as code, any other as a command.
+            argv: Command line of a process.
+        """
+        is_code = description.language is not None
         record = ExecutionRecord(
             id=ExecutionId(id_),
             owner=sandbox.owner,
             sandbox=sandbox.id,
-            kind="command" if description.language is None else "code",
-            created_at=self._clock.now(),
+            kind="code" if is_code else "command",
+            created_at=self.clock.now(),
             status=RUNNING,
             language=description.language,
             code=None if description.code is None else shortened(description.code),
-            argv=None if description.language is not None else shortened_argv(argv),
+            argv=None if is_code else shortened_argv(description.argv or argv),
             origin=description.origin,
             mode=description.mode,
         )
         self._metrics.execution_started(record.kind)
         self._put(record)
-        return LogEntry(self, record, sandbox, self._clock.monotonic_s())
+        return LogEntry(self, sandbox, record, self.clock.monotonic_s())
 
-    # Memory ----------------------------------------------------------------------------------------------------------
+    def set_files(self, id_: ProcessId, files: int) -> None:
+        """Add the number of created and changed files to an entry that has ended."""
+        if len(self._files) < MAX_ENTRIES:
+            self._files[ExecutionId(id_)] = files
+            self.writer.changed.set()
 
-    def has(self, owner: OwnerId, size: int) -> bool:
-        """Return whether an owner may have more bytes in memory."""
-        return self.held_bytes + size <= MAX_BYTES and self._held[owner] + size <= MAX_BYTES // PART
-
-    def hold(self, owner: OwnerId, more: int) -> None:
-        """Count bytes of an owner that are in memory; a negative number frees them."""
-        self.held_bytes += more
-        self._held[owner] += more
-        if not self._held[owner]:
-            del self._held[owner]
-
-    def monotonic_s(self) -> float:
-        """Return the time of the service's clock."""
-        return self._clock.monotonic_s()
-
-    def ended(self, record: ExecutionRecord) -> None:
-        """Count and write the record of an execution that ended."""
+    def write_end(self, record: ExecutionRecord) -> None:
+        """Count and write the record of an execution that ended, or whose end is unknown for good."""
         self._metrics.execution_ended(record.kind, record.status)
         self._put(record)
 
-    def _put(self, record: ExecutionRecord) -> None:
-        self._forget(record.id)
-        self._pending[record.id] = record
-        self.hold(record.owner, _size(record))
-        if not self.has(record.owner, 0):
-            self._give_up([record.id])
-        self._writer.put()
+    # Executions that continue after a restart of the service or a wake of the sandbox ----------------------------------
 
-    def _forget(self, id_: ExecutionId) -> None:
-        if (record := self._pending.pop(id_, None)) is not None:
-            self.hold(record.owner, -_size(record))
+    async def unfinished(self) -> Sequence[ExecutionRecord]:
+        """Return the executions that an earlier service of this node left without an end."""
+        return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
+
+    def reopen(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
+        """Open the entry of an execution that was left without an end. The caller adds all output again from the beginning."""
+        return LogEntry(self, sandbox, record, self.clock.monotonic_s() - (self.clock.now() - record.created_at).total_seconds())
+
+    def keep_open(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
+        """Keep the record of an execution whose entry was left without an end, until the sandbox wakes."""
+        if not sandbox.is_removed:
+            self._open.of(sandbox)[record.id] = record
+
+    def take_open(self, sandbox: Sandbox) -> Sequence[ExecutionRecord]:
+        """Return the records that were kept open since the last call, and forget them."""
+        kept = self._open.get(sandbox) or {}
+        records = list(kept.values())
+        kept.clear()
+        return records
+
+    # Reading ---------------------------------------------------------------------------------------------------------
 
     async def get(self, principal: Principal, id_: str) -> ExecutionRecord:
         """Return the entry of an execution.
@@ -286,7 +277,7 @@ class ExecutionLog:
         Raises:
             NotFoundError: ``execution_not_found``.
         """
-        await self._caught_up()
+        await self._write_for_reader()
         record = await self._table.get(ExecutionId(id_)) if PROCESS_ID.fullmatch(id_) else None
         if record is None or not principal.sees(record.owner):
             raise NotFoundError(
@@ -308,34 +299,50 @@ class ExecutionLog:
             before: Position of the last entry of the previous page.
             limit: Largest number of entries.
         """
-        await self._caught_up()
+        await self._write_for_reader()
         return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, before=before, limit=limit)
 
-    async def _caught_up(self) -> None:
+    async def _write_for_reader(self) -> None:
         """Write what is pending, so that a client finds the execution that it has just made."""
-        if self._pending or self._files or self._writer.is_writing:
-            await self.flush()
+        if self._pending or self._files or self.writer.is_writing:
+            await self.writer.flush()
 
-    async def run(self) -> None:
-        """Write whenever something is pending, until the task is cancelled."""
-        await self._writer.run()
+    # Writing ---------------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         """Write the pending entries. Entries that the store does not take are lost."""
-        await self._writer.close()
-        self._give_up(list(self._pending))
-        self._warn()
+        await self.writer.close()
+        if self._pending:
+            lost = len(self._pending)
+            for id_ in list(self._pending):
+                self._drop(id_)
+            self._count_lost(lost)
+        self._warn_of_lost()
 
-    async def flush(self) -> bool:
-        """Write what is pending now, and return whether the store took all of it."""
-        return await self._writer.flush()
+    def _put(self, record: ExecutionRecord) -> None:
+        """Write a record soon, in place of an earlier one of the execution. A record without memory is lost."""
+        self._drop(record.id)
+        texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
+        size = max(MAX_BYTES // MAX_ENTRIES, 500 + sum(50 + len(text) for text in texts if text))
+        if self.memory_of[record.owner].try_take(size):
+            self._pending[record.id] = record, size
+        else:
+            self._count_lost(1)
+        self.writer.changed.set()
+
+    def _drop(self, id_: ExecutionId) -> None:
+        """Drop a pending record, and release its memory."""
+        if (pending := self._pending.pop(id_, None)) is not None:
+            record, size = pending
+            self.memory_of[record.owner].give(size)
 
     async def _write_pending(self) -> bool:
         taken = await self._write_files()
         while taken and self._pending:
-            batch = list(islice(self._pending.values(), BATCH))
-            taken = await self._write(batch)
-        self._warn()
+            taken = await self._write([record for record, _ in islice(self._pending.values(), BATCH)])
+        self._warn_of_lost()
+        for owner in [owner for owner, memory in self.memory_of.items() if not memory.taken_bytes]:
+            del self.memory_of[owner]
         return taken
 
     async def _write(self, batch: Sequence[ExecutionRecord]) -> bool:
@@ -352,21 +359,24 @@ class ExecutionLog:
                 return True
             self._failed(error, 1)
         for record in batch:
-            if self._pending.get(record.id) is record:
-                self._forget(record.id)
+            pending = self._pending.get(record.id)
+            if pending is not None and pending[0] is record:
+                self._drop(record.id)
         return True
 
     async def _write_files(self) -> bool:
         pending, self._files = self._files, {}
         for id_, files in pending.items():
             try:
-                record = self._pending.get(id_) or await self._table.get(id_)
+                record = await self._table.get(id_) if id_ not in self._pending else None
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(error)
                 self._files = pending | self._files
                 return False
+            if id_ in self._pending:
+                record = self._pending[id_][0]
             if record is not None:
-                self._put(replace(self._pending.get(id_, record), files=files))
+                self._put(replace(record, files=files))
         return True
 
     def _failed(self, error: Exception, lost: int = 0) -> None:
@@ -374,48 +384,13 @@ class ExecutionLog:
         self._metrics.store_failed("executions", lost)
         _log.warning("executions.not_written", error=str(error), waiting=len(self._pending))
 
-    def _give_up(self, ids: Sequence[ExecutionId]) -> None:
-        for id_ in ids:
-            self._forget(id_)
-        self._lost += len(ids)
-        if ids:
-            self._metrics.store_failed("executions", len(ids))
+    def _count_lost(self, lost: int) -> None:
+        self._lost += lost
+        self._metrics.store_failed("executions", lost)
 
-    def _warn(self) -> None:
+    def _warn_of_lost(self) -> None:
         if self._lost:
             _log.warning(
-                "executions.lost", lines=self._lost, hint="The execution log has gaps; no execution was affected. Check the disk of the store."
+                "executions.lost", entries=self._lost, hint="The execution log has gaps; no execution was affected. Check the disk of the store."
             )
             self._lost = 0
-
-    # Executions of an earlier service --------------------------------------------------------------------------------
-
-    async def unfinished(self) -> Sequence[ExecutionRecord]:
-        """Return the executions that an earlier service of this node left without an end."""
-        return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
-
-    def go_on(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
-        """Open the entry of an execution of an earlier service. The caller adds all output again from the beginning."""
-        return LogEntry(self, record, sandbox, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
-
-    def left(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
-        """Keep the record of an execution whose entry was left without an end, until the sandbox wakes."""
-        if not sandbox.is_removed:
-            self._left.of(sandbox)[record.id] = record
-
-    def take_left(self, sandbox: Sandbox) -> Sequence[ExecutionRecord]:
-        """Return the records that were left since the last call, and forget them."""
-        left = self._left.get(sandbox) or {}
-        records = list(left.values())
-        left.clear()
-        return records
-
-    def lose(self, record: ExecutionRecord) -> None:
-        """Record that the end of an execution is unknown for good."""
-        self.ended(replace(record, status=LOST))
-
-
-def _size(record: ExecutionRecord) -> int:
-    """Return the approximate memory of a record. It is at least ``MAX_BYTES / MAX_LINES``, so one limit covers both bytes and number."""
-    texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
-    return max(MAX_BYTES // MAX_LINES, 500 + sum(50 + len(text) for text in texts if text))

@@ -4,34 +4,39 @@ Invariants:
 - The output comes from the execution log: the beginning and the end of each stream, also long after the sandbox has ended. The output of a
   background process appears when the process has ended.
 - Reading sends no request to the sandbox, does not wake it and does not count as activity.
-- One read is limited to the newest executions: :data:`MOST_RUNS` executions or :data:`MOST_CHARS` characters.
+- One read is limited to the newest executions: :data:`MAX_RUNS` executions or :data:`MAX_CHARS` characters.
 - A follower gets the existing output first and then the new output, each byte once. A follower that is too slow gets the number of lost bytes.
+- The output that waits for one follower is limited and counts against the memory for client data. Without a follower, no output is kept here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import codecs
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from sandlot.core.records.execution_log import RUNNING, ExecutionLog, LogEntry
-from sandlot.core.records.log_followers import Piece
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import OutputGap
+from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import ProcessId
 from sandlot.model.records import ExecutionRecord
-from sandlot.model.specs import MIB
+from sandlot.model.specs import KIB, MIB
 from sandlot.model.storage import Position
 from sandlot.protocol.schema import STDERR, STDOUT
 
-MOST_RUNS = 200
-MOST_CHARS = 1 * MIB
+MAX_RUNS = 200
+MAX_CHARS = 1 * MIB
 PAGE = 50
+MAX_WAITING_BYTES = 512 * KIB
+"""Output that may wait for one follower."""
+PIECE_BYTES = 128
+"""Approximate memory of a piece beyond its output."""
 MAX_PROGRESS = 4096
 """Executions whose progress one follower remembers."""
 POLL_S = 1.0
@@ -87,6 +92,81 @@ class Over:
     execution: ProcessId
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Output of an execution, or its end.
+
+    Args:
+        execution: Id of the execution.
+        event: Output or a gap in it; None is the end of the execution.
+    """
+
+    execution: ProcessId
+    event: Output | OutputGap | None
+
+
+class LogFollower:
+    """Output of the executions of a sandbox that waits for one follower, from now on. Close the follower at the end.
+
+    Args:
+        execution_log: Execution log of the service.
+        sandbox: Sandbox to follow.
+
+    Attributes:
+        wakeup: Set when :meth:`take` has pieces to return.
+    """
+
+    __slots__ = ("_buffers", "_held_bytes", "_listeners", "_pieces", "_sandbox", "wakeup")
+
+    def __init__(self, execution_log: ExecutionLog, sandbox: Sandbox) -> None:
+        self._buffers = sandbox.buffers
+        self._sandbox = sandbox.id
+        self._pieces: deque[Piece] = deque()
+        self._held_bytes = 0
+        self._listeners = execution_log.listeners
+        self._listeners.setdefault(sandbox.id, set()).add(self.put)
+        self.wakeup = asyncio.Event()
+
+    def put(self, execution: ProcessId, event: Output | OutputGap | None) -> None:
+        """Add output of an execution, a gap in it, or its end. Touching gaps are merged.
+
+        Args:
+            execution: Id of the execution.
+            event: Output or gap; None is the end of the execution.
+        """
+        size = len(event.data) if isinstance(event, Output) else 0
+        if isinstance(event, Output) and (self._held_bytes + size > MAX_WAITING_BYTES or not self._buffers.try_take(size)):
+            event, size = OutputGap(event.channel, size, event.offset), 0
+        self._held_bytes += size
+        last = self._pieces[-1] if self._pieces else None
+        gap = last.event if last is not None and last.execution == execution else None
+        if isinstance(event, OutputGap) and isinstance(gap, OutputGap) and (gap.channel, gap.offset + gap.bytes) == (event.channel, event.offset):
+            self._pieces.pop()
+            event = OutputGap(event.channel, gap.bytes + event.bytes, gap.offset)
+        else:
+            self._held_bytes += PIECE_BYTES
+            self._buffers.take_anyway(PIECE_BYTES)
+        self._pieces.append(Piece(execution, event))
+        self.wakeup.set()
+
+    def take(self) -> list[Piece]:
+        """Return all waiting pieces and free their memory."""
+        taken = list(self._pieces)
+        self._pieces.clear()
+        self._buffers.give(self._held_bytes)
+        self._held_bytes = 0
+        self.wakeup.clear()
+        return taken
+
+    def close(self) -> None:
+        """Stop following. Idempotent."""
+        listeners = self._listeners.get(self._sandbox, set())
+        listeners.discard(self.put)
+        if not listeners:
+            self._listeners.pop(self._sandbox, None)
+        self.take()
+
+
 @dataclass(slots=True)
 class _Progress:
     """Part of an execution's output that the follower has.
@@ -121,9 +201,9 @@ async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Princip
     entries: list[Entry] = []
     chars = 0
     for record in records:
-        found = _entries(record, execution_log.log_followers.running.get(ProcessId(record.id)), channels)
+        found = _entries(record, execution_log.running.get(ProcessId(record.id)), channels)
         chars += sum(len(entry.text) for entry in found)
-        if entries and chars > MOST_CHARS:
+        if entries and chars > MAX_CHARS:
             more = True
             break
         entries += reversed(found)
@@ -144,7 +224,7 @@ async def follow(
     Raises:
         UnavailableError: The service stops.
     """
-    follower = execution_log.log_followers.follow(sandbox.id, sandbox.buffers)
+    follower = LogFollower(execution_log, sandbox)
     try:
         progress: dict[ProcessId, _Progress] = {}
         entries, _ = await read(execution_log, sandbox, principal, channels)
@@ -172,11 +252,11 @@ async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Prin
     """Return the newest executions, newest first, and whether there are older ones."""
     records: list[ExecutionRecord] = []
     chars, before = 0, None
-    while len(records) < MOST_RUNS and chars <= MOST_CHARS:
+    while len(records) < MAX_RUNS and chars <= MAX_CHARS:
         page = await execution_log.page(principal, sandbox=sandbox.id, before=before, limit=PAGE)
         for record in page:
             # The execution may have ended since the store was read.
-            if record.status == RUNNING and ProcessId(record.id) not in execution_log.log_followers.running:
+            if record.status == RUNNING and ProcessId(record.id) not in execution_log.running:
                 with suppress(NotFoundError):
                     record = await execution_log.get(principal, record.id)  # noqa: PLW2901 - the same record, read again
             records.append(record)
@@ -193,7 +273,7 @@ def _entries(record: ExecutionRecord, running: LogEntry | None, channels: Collec
     texts = {STDOUT: (record.stdout, record.stdout_omitted_bytes), STDERR: (record.stderr, record.stderr_omitted_bytes)}
     for channel in channels:
         if running is not None:
-            kept = running.so_far(channel)
+            kept = running.captures[channel]
             entry = Entry(id_, record.created_at, channel, kept.text(), kept.omitted, kept.held_bytes + kept.omitted)
         else:
             entry = Entry(id_, record.created_at, channel, *texts[channel], None if record.status != RUNNING else 0)

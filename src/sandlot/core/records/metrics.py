@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sandlot.model.errors import ErrorCode
@@ -68,7 +69,13 @@ class Metrics:
         Args:
             states: Returns the states of all current sandboxes.
         """
-        self._registry.register(_Live(states))
+
+        def by_state() -> Iterator[tuple[list[str], int]]:
+            found = Tally(states())
+            return (([str(state)], found[state]) for state in State if not is_terminal(state))
+
+        gauge = partial(GaugeMetricFamily, "sandlot_sandboxes", "Live sandboxes by state.", labels=["state"])
+        self._registry.register(_ReadAtScrape(gauge, by_state))
 
     def created(self, isolation: str, seconds: float, *, source: str = "template") -> None:
         """Count a create that succeeded.
@@ -147,7 +154,9 @@ class Metrics:
         Args:
             sizes: Returns (template, isolation, part of the pool) -> number of sandboxes. Clients choose none of these labels.
         """
-        self._registry.register(_Pools(sizes))
+        text = "Sandboxes of pools: ready, being made, prepared, and the target number."
+        gauge = partial(GaugeMetricFamily, "sandlot_pool", text, labels=["template", "isolation", "what"])
+        self._registry.register(_ReadAtScrape(gauge, lambda: sorted(sizes().items())))
 
     async def watch_loop(self) -> None:
         """Measure the lag of the event loop every ``LAG_EVERY_S`` seconds, until cancelled."""
@@ -163,96 +172,44 @@ class Metrics:
         Args:
             counted: Returns name -> value. The name of a number of bytes ends in ``_bytes``.
         """
-        self._registry.register(_Packages(counted))
+
+        def events() -> Iterator[tuple[list[str], int]]:
+            return (([name], number) for name, number in counted().items() if not name.endswith("_bytes"))
+
+        def sizes() -> Iterator[tuple[list[str], int]]:
+            return (([name.removesuffix("_bytes")], number) for name, number in counted().items() if name.endswith("_bytes"))
+
+        text = "Bytes that the package cache read from upstream and sent to sandboxes."
+        counter = partial(CounterMetricFamily, labels=["what"])
+        self._registry.register(_ReadAtScrape(partial(counter, "sandlot_packages", "Events of the package cache."), events))
+        self._registry.register(_ReadAtScrape(partial(counter, "sandlot_packages_bytes", text), sizes))
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
-class _Live(Collector):
-    """Number of live sandboxes by state, counted at each scrape.
+class _ReadAtScrape(Collector):
+    """One metric whose values are read at each scrape.
 
     Args:
-        states: Returns the states of all current sandboxes.
+        create: Creates the metric without values.
+        read: Returns the values of the labels, each with the value of the metric.
     """
 
-    def __init__(self, states: Callable[[], Iterable[State]]) -> None:
-        self._states = states
+    def __init__(
+        self, create: Callable[[], GaugeMetricFamily | CounterMetricFamily], read: Callable[[], Iterable[tuple[Sequence[str], int]]]
+    ) -> None:
+        self._create = create
+        self._read = read
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the family without values. The registry calls this at the registration."""
-        return [self._family()]
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without values. The registry calls this at the registration."""
+        return [self._create()]
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return the current values."""
-        family, found = self._family(), Tally(self._states())
-        for state in State:
-            if not is_terminal(state):
-                family.add_metric([str(state)], found[state])
-        yield family
-
-    @staticmethod
-    def _family() -> GaugeMetricFamily:
-        return GaugeMetricFamily("sandlot_sandboxes", "Live sandboxes by state.", labels=["state"])
-
-
-class _Pools(Collector):
-    """Sizes of the pools, counted at each scrape.
-
-    Args:
-        sizes: Returns (template, isolation, part of the pool) -> number of sandboxes.
-    """
-
-    def __init__(self, sizes: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
-        self._sizes = sizes
-
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the families without values. The registry calls this at the registration."""
-        return [self._family()]
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return the current values."""
-        family = self._family()
-        for labels, number in sorted(self._sizes().items()):
-            family.add_metric(list(labels), number)
-        yield family
-
-    @staticmethod
-    def _family() -> GaugeMetricFamily:
-        return GaugeMetricFamily(
-            "sandlot_pool",
-            "Sandboxes of pools: ready, being made, prepared, and the target number.",
-            labels=["template", "isolation", "what"],
-        )
-
-
-class _Packages(Collector):
-    """Counters of the package cache, read at each scrape.
-
-    Args:
-        counted: Returns name -> value.
-    """
-
-    def __init__(self, counted: Callable[[], Mapping[str, int]]) -> None:
-        self._counted = counted
-
-    def describe(self) -> Iterable[CounterMetricFamily]:
-        """Return the families without values. The registry calls this at the registration."""
-        return self._families()
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Return the current values."""
-        events, sizes = self._families()
-        for name, number in self._counted().items():
-            is_size = name.endswith("_bytes")
-            (sizes if is_size else events).add_metric([name.removesuffix("_bytes") if is_size else name], number)
-        yield events
-        yield sizes
-
-    @staticmethod
-    def _families() -> tuple[CounterMetricFamily, CounterMetricFamily]:
-        return (
-            CounterMetricFamily("sandlot_packages", "Events of the package cache.", labels=["what"]),
-            CounterMetricFamily("sandlot_packages_bytes", "Bytes that the package cache read from upstream and sent to sandboxes.", labels=["what"]),
-        )
+    def collect(self) -> Iterator[Metric]:
+        """Return the metric with its current values."""
+        metric = self._create()
+        for labels, number in self._read():
+            metric.add_metric(labels, number)
+        yield metric

@@ -19,16 +19,19 @@ class WriteBehind:
     """Calls a function that writes all pending changes, one call at a time.
 
     Args:
-        write: Writes everything that is pending now. Returns False if the store refused some of it, which stays pending.
+        write: Writes everything that is pending now. Returns False if the store refused a part, which stays pending.
         refresh_s: Call ``write`` at least this often, for a function that also reads what other nodes wrote. None calls it only after a change.
+
+    Attributes:
+        changed: Set the event when something is pending.
     """
 
-    __slots__ = ("_changed", "_lock", "_refresh_s", "_write")
+    __slots__ = ("_lock", "_refresh_s", "_write", "changed")
 
     def __init__(self, write: Callable[[], Awaitable[bool]], *, refresh_s: float | None = None) -> None:
         self._write = write
         self._refresh_s = refresh_s
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
     @property
@@ -36,16 +39,12 @@ class WriteBehind:
         """True while a call of ``write`` is in progress."""
         return self._lock.locked()
 
-    def put(self) -> None:
-        """Report that something is pending."""
-        self._changed.set()
-
     async def run(self) -> None:
         """Write whenever something is pending, until the task is cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._refresh_s):
-                    await self._changed.wait()
+                    await self.changed.wait()
                     await asyncio.sleep(FLUSH_S)
             if not await self.flush():
                 await asyncio.sleep(RETRY_S)
@@ -70,8 +69,8 @@ class WriteBehind:
 
     async def _locked_write(self) -> bool:
         async with self._lock:
-            self._changed.clear()
+            self.changed.clear()
             is_written = await self._write()
             if not is_written:
-                self._changed.set()
+                self.changed.set()
             return is_written

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import structlog
 from starlette.requests import Request
 
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.execution.processes import ProcessExecution
 from sandlot.core.files import files
 from sandlot.core.ports import Clock
@@ -30,7 +29,7 @@ from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, Run
 from sandlot.link.types import OutputGap
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.specs import KIB, MAX_TIMEOUT_S, User
+from sandlot.model.specs import KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.web import errors
 from sandlot.web.asking import core_of
 from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream

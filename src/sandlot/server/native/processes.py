@@ -69,7 +69,7 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
         done = await unless_gone(request, core.processes.run(box, spec, stdin=stdin))
         changed = None if mark is None else await unless_gone(request, mark.report())
         if changed is not None:
-            core.executions.tell_files(done.outcome.process, len(changed[0]))
+            core.executions.set_files(done.outcome.process, len(changed[0]))
         return reply(FinishedAnswer.finished(done, changed))
     finally:
         if mark is not None:
@@ -160,11 +160,11 @@ async def told_of(
             yield told
     for told in output.end():
         yield told
-    if not run.running:
+    if not run.is_running:
         outcome = await run.outcome()
         changed = None if mark is None else await mark.report()
         if changed is not None and execution_log is not None:
-            execution_log.tell_files(outcome.process, len(changed[0]))
+            execution_log.set_files(outcome.process, len(changed[0]))
         ended = ExitedAnswer.of(outcome) if changed is None else EndedAnswer.with_files(outcome, changed)
         yield streams.event("exit", ended.model_dump(mode="json"))
 

@@ -9,10 +9,10 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import LimitError, SandboxEndedError
+from sandlot.model.specs import CellSpec
 from tests.support.node import NodeState, open_node
 from tests.support.service import Bench
 

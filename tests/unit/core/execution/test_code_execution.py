@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from sandlot.core.execution import followers, unattended
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.execution.followers import FOLLOWED
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ids import new_process_id
+from sandlot.model.specs import CellSpec
 from sandlot.sdk import retries
 from tests.support.service import Bench
 from tests.support.until import until
@@ -28,8 +29,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short")
 async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
-    first = await at.core.code.start(sandbox, SLOW, id=id_)
-    second = asyncio.create_task(at.core.code.run(sandbox, SLOW, id=id_))
+    first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
+    second = asyncio.create_task(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)))
     followers = FOLLOWED.of(sandbox).get(id_)
     assert followers is not None
     await until(lambda: followers.count == 2)
@@ -45,7 +46,7 @@ async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench
 @pytest.mark.usefixtures("short")
 async def test_whoever_follows_it_meanwhile_counts(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
-    first = await at.core.code.start(sandbox, SLOW, id=id_)
+    first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
     followed = await at.core.code.follow(sandbox, id_)
     await first.close()
     async for _ in followed:
@@ -58,7 +59,7 @@ async def test_whoever_follows_it_meanwhile_counts(at: Bench, sandbox: Sandbox) 
 async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, sandbox: Sandbox) -> None:
     await at.core.code.run(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
     id_ = new_process_id()
-    first, second = [await at.core.code.start(sandbox, ENDLESS, id=id_) for _ in range(2)]
+    first, second = [await at.core.code.start(sandbox, ENDLESS, ExecutionDescription(id=id_)) for _ in range(2)]
     await second.close()
     await first.close()
     await until(lambda: not FOLLOWED.of(sandbox))
@@ -78,14 +79,14 @@ async def test_one_that_nobody_can_ask_for_again_is_interrupted_at_once(at: Benc
 async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
     assert at.core.execution_counter is not None
     id_, before = new_process_id(), at.core.execution_counter.used(sandbox.owner)
-    first, second = await asyncio.gather(*(at.core.code.run(sandbox, SLOW, id=id_) for _ in range(2)))
-    third = await at.core.code.run(sandbox, SLOW, id=id_)
+    first, second = await asyncio.gather(*(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)) for _ in range(2)))
+    third = await at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_))
     assert first.stdout.text() == second.stdout.text() == third.stdout.text()
     assert at.core.execution_counter.used(sandbox.owner) == before + 1
     waiting = new_process_id()
-    assert [await at.core.code.launch(sandbox, CellSpec("1"), id=waiting) for _ in range(2)] == [waiting] * 2
+    assert [await at.core.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) for _ in range(2)] == [waiting] * 2
     await until(lambda: not at.core.code.state.of(sandbox).background)
-    assert await at.core.code.launch(sandbox, CellSpec("1"), id=waiting) == waiting
+    assert await at.core.code.launch(sandbox, CellSpec("1"), ExecutionDescription(id=waiting)) == waiting
     assert at.core.execution_counter.used(sandbox.owner) == before + 2
     page = await at.core.executions.page(OPERATOR)
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.execution import code, contexts
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.link.types import Display, Output
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.specs import CellSpec
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
 from tests.support.until import until

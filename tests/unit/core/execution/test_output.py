@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.execution import output
-from sandlot.core.execution.output import COPIES, CodeOutputCollector, display_bytes
+from sandlot.core.execution.output import COPIES, OutputCollector, value_bytes
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.specs import MIB
 
 
-def collected(*events: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> CodeOutputCollector:
-    results = CodeOutputCollector(BufferBudget(64 * MIB))
+def collected(*events: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> OutputCollector:
+    results = OutputCollector(BufferBudget(64 * MIB))
     for event in events:
         results.add(event)
     return results
@@ -22,20 +22,20 @@ def shown(text: str, *, id_: str | None = None, update: bool = False, main: bool
     return Display({"text/plain": text}, main, display_id=id_, update=update)
 
 
-def texts(results: CodeOutputCollector) -> list[str | bytes]:
-    return [display.data["text/plain"] for display in results.shown]
+def texts(results: OutputCollector) -> list[str | bytes]:
+    return [display.data["text/plain"] for display in results.displays]
 
 
 def test_everything_has_its_place() -> None:
     error = CellError("ValueError", "no", ())
     results = collected(CellStarted(1), Output(1, 0, b"out"), Output(2, 0, b"err"), shown("a"), error)
-    assert (results.output.captures[1].text(), results.output.captures[2].text(), texts(results), results.error) == ("out", "err", ["a"], error)
+    assert (results.captures[1].text(), results.captures[2].text(), texts(results), results.error) == ("out", "err", ["a"], error)
 
 
 def test_an_update_takes_the_place_of_what_had_the_name() -> None:
     results = collected(shown("a", id_="x", main=True), shown("b"), shown("c", id_="x"), shown("d", id_="x", update=True))
     assert texts(results) == ["d", "b", "d"]
-    assert [display.main for display in results.shown] == [True, False, False]
+    assert [display.main for display in results.displays] == [True, False, False]
 
 
 def test_an_update_of_what_another_cell_has_shown_is_there() -> None:
@@ -49,42 +49,42 @@ def test_what_is_cleared_is_not_there() -> None:
 
 
 def test_room_is_given_back_by_what_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3 * display_bytes(shown("x" * 100)))
+    monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3 * value_bytes(shown("x" * 100)))
     events = [event for _ in range(100) for event in (Cleared(wait=False), shown("x" * 100))]
     results = collected(*events)
-    assert (len(results.shown), results.omitted) == (1, 0)
+    assert (len(results.displays), results.omitted) == (1, 0)
     assert collected(*[shown("x" * 100)] * 4).omitted == 1
 
 
 def test_a_budget_that_is_used_up_leaves_results_out() -> None:
     buffers = BufferBudget(10_000)
-    results = CodeOutputCollector(buffers)
+    results = OutputCollector(buffers)
     for _ in range(10):
         results.add(shown("x" * 1000))
-    assert 0 < len(results.shown) < 10
-    assert results.omitted == 10 - len(results.shown)
+    assert 0 < len(results.displays) < 10
+    assert results.omitted == 10 - len(results.displays)
     results.close()
     assert buffers.taken_bytes == 0
 
 
 def test_an_animation_needs_the_budget_of_one_frame() -> None:
-    buffers = BufferBudget(4 * COPIES * display_bytes(shown("x" * 1000)))
+    buffers = BufferBudget(4 * COPIES * value_bytes(shown("x" * 1000)))
     for updates in (True, False):
-        results = CodeOutputCollector(buffers)
+        results = OutputCollector(buffers)
         for number in range(100):
             if not updates:
                 results.add(Cleared(wait=True))
             results.add(shown(f"{number}" + "x" * 1000, id_="a", update=updates))
-        assert (len(results.shown), results.omitted) == (1, 0)
+        assert (len(results.displays), results.omitted) == (1, 0)
         assert str(texts(results)[0]).startswith("99x")
-        assert buffers.taken_bytes == COPIES * display_bytes(results.shown[0])
+        assert buffers.taken_bytes == COPIES * value_bytes(results.displays[0])
         results.close()
         assert buffers.taken_bytes == 0
 
 
 def test_an_update_that_is_too_large_leaves_what_was_there() -> None:
-    buffers = BufferBudget(3 * COPIES * display_bytes(shown("x" * 1000)))
-    results = CodeOutputCollector(buffers)
+    buffers = BufferBudget(3 * COPIES * value_bytes(shown("x" * 1000)))
+    results = OutputCollector(buffers)
     for text in ("a", "b" * 5000, "c"):
         results.add(shown(text, id_="a", update=True))
     assert (texts(results), results.omitted) == (["c"], 1)
@@ -101,4 +101,4 @@ def test_one_that_is_too_large_takes_no_room_of_the_others(monkeypatch: pytest.M
 def test_metadata_counts() -> None:
     small = Display({"text/plain": "a"}, main=False)
     large = Display({"text/plain": "a"}, main=False, metadata={"k": ["x" * 1000, {"deep": "y" * 1000}]})
-    assert display_bytes(large) > display_bytes(small) + 2000
+    assert value_bytes(large) > value_bytes(small) + 2000

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import followers, packages, processes
+from sandlot.core.execution import followers, packages
 from sandlot.core.execution.followers import FOLLOWED
 from sandlot.core.execution.requirements import InstallParams, Manager
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR, Quota
@@ -44,8 +45,8 @@ async def running(core: Core, sandbox: Sandbox, id_: str) -> bool:
     return (await core.processes.get(sandbox, id_)).running
 
 
-async def begun(core: Core, sandbox: Sandbox, **more: object) -> packages.Install:
-    made = await core.packages.start(sandbox, WHAT, Quota(), **more)  # type: ignore[arg-type]
+async def begun(core: Core, sandbox: Sandbox) -> packages.Install:
+    made = await core.packages.start(sandbox, WHAT, Quota())
     await anext(aiter(made.run))
     return made
 
@@ -82,14 +83,14 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
+        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
         assert node.core.packages.access.installs(sandbox) == 1
         start.release()
 
-        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
+        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await settled(lambda: bool(guest.requests("process.attach")))
         gate.set()
 
@@ -102,11 +103,11 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
+        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=id_))
+        following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
         await run_pending()
         start.release()
         await settled(lambda: bool(guest.processes.running))
@@ -128,13 +129,13 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
     monkeypatch.setattr(followers, "AWAY_S", 0.0)
     id_ = new_process_id()
     async with gated(tmp_path) as (node, sandbox, guest, gate):
-        leaving = await node.core.packages.start(sandbox, WHAT, Quota(), id=id_)
-        following = await node.core.packages.start(sandbox, WHAT, Quota(), id=id_)
+        leaving = await node.core.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
+        following = await node.core.packages.start(sandbox, WHAT, Quota(), ExecutionDescription(id=id_))
         await leaving.close()
         await run_pending()
         gate.set()
 
-        assert (await processes.collect(sandbox, following.run, None)).outcome.exit_code == 0
+        assert (await following.run.collect(None)).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         await following.close()
         await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
@@ -144,7 +145,7 @@ async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, 
     monkeypatch.setattr(followers, "AWAY_S", 0.0)
     async with gated(tmp_path) as (node, sandbox, guest, _):
         start = guest.hold("process.start")
-        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), id=new_process_id()))
+        leaving = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=new_process_id())))
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})

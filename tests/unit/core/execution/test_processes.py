@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution import output, processes
+from sandlot.core.execution import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, NotFoundError
@@ -82,11 +82,6 @@ async def test_one_that_takes_no_input_says_so(at: Bench, sandbox: Sandbox) -> N
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])
 def test_signals_by_name_and_number(asked: str | int, number: int) -> None:
     assert processes.signal_number(asked) == number
-
-
-@pytest.mark.parametrize("seconds,told", [(1.5, 1.5), (0, 0), (-1, 0), (float("nan"), 0), (float("inf"), 0)])
-def test_a_duration_that_json_carries(seconds: float, told: float) -> None:
-    assert output.finite(seconds) == told
 
 
 def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user: User = User.USER) -> ProcessSpec:

@@ -38,8 +38,8 @@ async def test_the_end_of_the_input_is_seen(at: Bench, sandbox: Sandbox, typed: 
     shown = aiter(run)
     await until_shown(shown, b"ready\r\n")
     if typed:
-        await run.type(typed)
-    run.end_input()
+        await run.call.write(typed)
+    run.call.close_stdin()
     assert await until_shown(shown, b"end") == typed.replace(b"\n", b"\r\n") + b"end"
     assert (await run.outcome()).exit_code == 0
 

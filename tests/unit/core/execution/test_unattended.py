@@ -10,15 +10,15 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution import code, followers, unattended
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.execution.followers import FOLLOWED
 from sandlot.core.execution.requirements import InstallParams, Manager
+from sandlot.core.records.execution_log import NATIVE, ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
-from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.node import NodeState, open_node, settled
@@ -46,9 +46,9 @@ async def status(service: Service, id_: str) -> str:
     return (await service.core.executions.get(OPERATOR, id_)).status
 
 
-async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, **more: object) -> code.CodeExecution:
+async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> code.CodeExecution:
     """A cell in the foreground whose turn has come."""
-    running = await core.code.start(sandbox, cell, **more)  # type: ignore[arg-type]
+    running = await core.code.start(sandbox, cell, description)
     await anext(aiter(running))
     return running
 
@@ -83,11 +83,11 @@ async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tm
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        await begun(first.core, sandbox, GATED, id=joined)
-        await first.core.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), id=followed)
+        await begun(first.core, sandbox, GATED, ExecutionDescription(id=joined))
+        await first.core.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionDescription(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
         sandbox = await found(second, sandbox)
-        waiting = asyncio.create_task(second.core.code.run(sandbox, GATED, id=joined))
+        waiting = asyncio.create_task(second.core.code.run(sandbox, GATED, ExecutionDescription(id=joined)))
         follower = await second.core.code.follow(sandbox, followed)
         await asyncio.sleep(1.0)  # longer than it is waited for somebody
         assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
@@ -141,7 +141,7 @@ async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(t
     state.driver.scripts.cells["wait"] = wait_for_ever
     async with open_node(state, keep_sandboxes=True) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        await node.core.code.start(sandbox, CellSpec("wait", timeout_s=None), id=id_)
+        await node.core.code.start(sandbox, CellSpec("wait", timeout_s=None), ExecutionDescription(id=id_))
 
     recovery = state.driver.hold("adopt")
     async with open_node(state) as node:
@@ -216,7 +216,7 @@ async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path
             status="running",
         )
         elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node))
-        await first.core.executions.flush()
+        await first.core.executions.writer.flush()
         await first.store.executions.save([unknown, elsewhere])
     for instance in driver.booted:
         if instance.ref == gone.id:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.files import files
 from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, ONE_RUN, USE_WORD, over
 from sandlot.core.registry import ENDED, LIVE, SandboxFilter
@@ -19,7 +18,7 @@ from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEnd
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.records import SandboxRecord
-from sandlot.model.specs import GIB, ProcessSpec, SandboxSpec, User
+from sandlot.model.specs import GIB, CellSpec, ProcessSpec, SandboxSpec, User
 from sandlot.model.states import State
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver

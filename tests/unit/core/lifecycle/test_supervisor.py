@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.core.execution import code
 from sandlot.core.lifecycle.supervisor import state_after
 from sandlot.core.lifecycle.update import UpdateSandboxParams
 from sandlot.core.node.disposer import FIRST_PAUSE_S, LAST_PAUSE_S
@@ -22,7 +21,7 @@ from sandlot.model.errors import (
     SandboxEndedError,
 )
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import CellSpec, ProcessSpec
 from sandlot.model.states import State
 from tests.support.clock import ManualClock
 from tests.support.service import Bench
@@ -49,7 +48,7 @@ async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandb
 
 async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sandbox) -> None:
     running = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(("sleep", "100"))))
-    executing = asyncio.create_task(at.core.code.run(sandbox, code.CellSpec("import time; time.sleep(100)")))
+    executing = asyncio.create_task(at.core.code.run(sandbox, CellSpec("import time; time.sleep(100)")))
     await asyncio.sleep(0.2)
     at.driver.booted[0].crash()
     for task in (running, executing):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.execution.output import COPIES, CommandOutputCollector
+from sandlot.core.execution.output import COPIES, OutputCollector
 from sandlot.core.node.buffer_budget import PART, BufferBudget
-from sandlot.link.types import Output, OutputGap
+from sandlot.link.types import Display, Output, OutputGap
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.model.errors import ErrorCode, UnavailableError
 
@@ -28,6 +28,7 @@ def test_existing_data_is_counted_beyond_the_limit() -> None:
     buffers = BufferBudget(10)
     buffers.take_anyway(15)
     assert not buffers.try_take(1)
+    assert buffers.try_take(0), "a request without data is not refused"
     buffers.give(15)
     assert buffers.try_take(10)
 
@@ -35,18 +36,18 @@ def test_existing_data_is_counted_beyond_the_limit() -> None:
 def test_share_is_limited_by_itself_and_by_the_whole() -> None:
     whole = BufferBudget(100)
     parts = [whole.part() for _ in range(PART + 1)]
-    assert not parts[0].has(100 // PART + 1)
+    assert not parts[0].try_take(100 // PART + 1)
     for part in parts[:PART]:
         part.take(100 // PART)
     assert whole.taken_bytes == 100
-    assert not parts[PART].has(1)
+    assert not parts[PART].try_take(1)
     parts[0].give(1)
-    assert parts[PART].has(1)
+    assert parts[PART].try_take(1)
 
 
 def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     buffers = BufferBudget(10 * COPIES)
-    output = CommandOutputCollector(buffers)
+    output = OutputCollector(buffers)
     output.add(Output(1, 0, b"12345678"))
     output.add(Output(2, 0, b"abc"))
     output.add(Output(2, 3, b"de"))
@@ -54,7 +55,8 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     assert output.captures[2].omitted == 3
     assert output.captures[2].content().endswith(b"de")
     assert buffers.taken_bytes == 10 * COPIES
-    assert not output.reserve(1)
+    output.add(Display({"text/plain": "a result"}, main=True))
+    assert (output.displays, output.omitted) == ([], 1)
     output.add(OutputGap(1, 5, 8))
     assert output.captures[1].omitted == 5
     output.close()
@@ -64,12 +66,11 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
 
 def test_flood_takes_only_the_memory_that_is_kept() -> None:
     buffers = BufferBudget(1 << 30)
-    output = CommandOutputCollector(buffers)
+    output = OutputCollector(buffers)
     for number in range(64):
         output.add(Output(1, number << 16, bytes(1 << 16)))
     assert output.captures[1].held_bytes == HEAD_BYTES + TAIL_BYTES
     assert buffers.taken_bytes == COPIES * output.captures[1].held_bytes
-    assert output.reserve(100)
     assert output.captures[1].omitted == (64 << 16) - HEAD_BYTES - TAIL_BYTES
     output.close()
     assert buffers.taken_bytes == 0

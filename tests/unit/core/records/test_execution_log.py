@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 import pytest
 import structlog
 
-from sandlot.core.execution.code import CellSpec
 from sandlot.core.files import changes
 from sandlot.core.node.buffer_budget import PART, BufferBudget
 from sandlot.core.records import write_behind
@@ -23,7 +22,7 @@ from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundEr
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import ExecutionId, ExecutionRecord
-from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, User, shell_argv
+from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, User, shell_argv
 from sandlot.model.states import State
 from sandlot.store.database import SqlStore
 from sandlot.store.executions import Executions
@@ -82,7 +81,7 @@ async def test_entry_of_a_command_has_exit_code_and_description(at: Bench, sandb
     assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
     description = ExecutionDescription(origin="agentsandbox", language="bash", code="echo ho")
     done = await at.core.processes.run(sandbox, ProcessSpec(argv=("sh", "/tmp/x")), description=description)
-    at.core.executions.tell_files(done.outcome.process, 2)
+    at.core.executions.set_files(done.outcome.process, 2)
     found = await logged(at, done.outcome.process)
     assert (found.kind, found.language, found.code, found.argv, found.origin) == ("code", "bash", "echo ho", None, "agentsandbox")
     assert found.files == 2
@@ -133,32 +132,32 @@ async def test_entries_wait_until_the_store_works_again(store: SqlStore, still: 
     table = Failing(store)
     execution_log, metrics = journal_of(table, clock)
     table.error = disk_full()
-    line = execution_log.command(still, new_process_id(), ("true",))
+    line = execution_log.begin(still, new_process_id(), argv=("true",))
     with structlog.testing.capture_logs() as said:
-        assert not await execution_log.flush()
+        assert not await execution_log.writer.flush()
     assert [entry["event"] for entry in said] == ["executions.not_written"]
     line.add(Output(1, 0, b"x"))
     line.end("exited", exit_code=0)
     table.error = None
-    assert await execution_log.flush()
+    assert await execution_log.writer.flush()
     assert [(record.status, record.stdout) for record in await table.page(owner=None, sandbox=None, before=None, limit=9)] == [("exited", "x")]
-    assert execution_log.held_bytes == 0
+    assert execution_log.memory.taken_bytes == 0
     assert b'sandlot_store_failures_total{what="executions"} 1.0' in metrics.text()
 
 
 async def test_entries_beyond_the_limit_are_lost_with_a_warning(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandlot.core.records.execution_log.MAX_LINES", 3 * PART)
+    monkeypatch.setattr("sandlot.core.records.execution_log.MAX_ENTRIES", 3 * PART)
     table = Failing(store)
     execution_log, metrics = journal_of(table, clock)
     table.error = disk_full()
     for _ in range(5):
-        execution_log.command(still, new_process_id(), ("true",)).end("exited", exit_code=0)
+        execution_log.begin(still, new_process_id(), argv=("true",)).end("exited", exit_code=0)
     with structlog.testing.capture_logs() as said:
         await execution_log.aclose()
-    assert [entry["lines"] for entry in said if entry["event"] == "executions.lost"] == [4, 3]
-    assert execution_log.held_bytes == 0
+    assert [entry["entries"] for entry in said if entry["event"] == "executions.lost"] == [4, 3]
+    assert execution_log.memory.taken_bytes == 0
     assert b"sandlot_executions_lost_total 7.0" in metrics.text()
 
 
@@ -177,12 +176,12 @@ async def test_entry_that_the_store_never_takes_is_lost_alone(
 
     monkeypatch.setattr(table, "save", refuse)
     for id_ in ids:
-        execution_log.command(still, ProcessId(id_), ("true",))
-    assert await execution_log.flush()
+        execution_log.begin(still, ProcessId(id_), argv=("true",))
+    assert await execution_log.writer.flush()
     found = await store.executions.page(owner=None, sandbox=None, before=None, limit=9)
     assert {record.id for record in found} == set(ids) - {ids[2]}
     assert b"sandlot_executions_lost_total 1.0" in metrics.text()
-    assert execution_log.held_bytes == 0
+    assert execution_log.memory.taken_bytes == 0
 
 
 @pytest.mark.parametrize("bound", ["lines", "bytes"])
@@ -190,23 +189,23 @@ async def test_entries_of_one_owner_leave_room_for_others(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     if bound == "lines":
-        monkeypatch.setattr("sandlot.core.records.execution_log.MAX_LINES", 4 * PART)
+        monkeypatch.setattr("sandlot.core.records.execution_log.MAX_ENTRIES", 4 * PART)
     else:
         monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 40_000)
     table = Failing(store)
     execution_log, _ = journal_of(table, clock)
     table.error = disk_full()
     for _ in range(100):
-        entry = execution_log.command(still, new_process_id(), ("true",))
+        entry = execution_log.begin(still, new_process_id(), argv=("true",))
         entry.add(Output(1, 0, b"x" * 10_000))
     spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
     other = Sandbox(spec, owner=OwnerId("b" * 12), name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
     last = new_process_id()
-    entry = execution_log.command(other, last, ("true",))
+    entry = execution_log.begin(other, last, argv=("true",))
     entry.add(Output(1, 0, b"theirs"))
     entry.end("exited", exit_code=0)
     table.error = None
-    assert await execution_log.flush()
+    assert await execution_log.writer.flush()
     found = await store.executions.get(ExecutionId(last))
     assert found is not None
     assert (found.status, found.stdout) == ("exited", "theirs")
@@ -217,30 +216,30 @@ async def test_output_beyond_the_limit_is_counted_and_not_kept(
 ) -> None:
     monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 100_000 * PART)
     execution_log, _ = journal_of(store.executions, clock)
-    lines = [execution_log.command(still, new_process_id(), ("true",)) for _ in range(10)]
+    lines = [execution_log.begin(still, new_process_id(), argv=("true",)) for _ in range(10)]
     for entry in lines:
         for _ in range(20):
             entry.add(Output(1, 0, b"x" * 10_000))
-            assert execution_log.held_bytes <= 100_000 + 20_000
+            assert execution_log.memory.taken_bytes <= 100_000 + 20_000
         entry.add(OutputGap(channel=2, bytes=7, offset=0))
     for entry in lines:
         entry.end("exited", exit_code=0)
-        assert await execution_log.flush()
+        assert await execution_log.writer.flush()
     found = await store.executions.page(owner=None, sandbox=None, before=None, limit=99)
     assert {(record.stdout.count("x") + record.stdout_omitted_bytes, record.stderr_omitted_bytes) for record in found} == {(200_000, 7)}
-    assert execution_log.held_bytes == 0
+    assert execution_log.memory.taken_bytes == 0
 
 
 async def test_entry_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
     execution_log, table = at.core.executions, at.service.store.executions
-    entry = execution_log.command(sandbox, new_process_id(), ("true",))
+    entry = execution_log.begin(sandbox, new_process_id(), argv=("true",))
 
     async def there() -> bool:
         return await table.get(ExecutionId(entry.id)) is not None
 
     await until(there)  # by itself: nobody has read the log
     assert write_behind.FLUSH_S < 1
-    entry.leave()
+    entry.cut()
 
 
 def leave(sandbox: Sandbox) -> None:
@@ -257,7 +256,7 @@ async def test_run_that_the_next_service_continues_has_no_end_in_the_log(
 ) -> None:
     execution_log, _ = journal_of(store.executions, clock)
     still.state = State.RUNNING
-    killed, continued, ended = [execution_log.command(still, new_process_id(), ("true",)) for _ in range(3)]
+    killed, continued, ended = [execution_log.begin(still, new_process_id(), argv=("true",)) for _ in range(3)]
 
     killed.cut()
     rest(still)
@@ -265,7 +264,7 @@ async def test_run_that_the_next_service_continues_has_no_end_in_the_log(
     still.request_end(Exit(ExitReason.KILLED))
     ended.cut()
 
-    await execution_log.flush()
+    await execution_log.writer.flush()
     found = [await store.executions.get(ExecutionId(entry.id)) for entry in (killed, continued, ended)]
     assert [record and record.status for record in found] == ["killed", "running", "killed"]
 

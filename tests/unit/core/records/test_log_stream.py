@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandlot.core.node.buffer_budget import BufferBudget
-from sandlot.core.records import log_followers, log_stream
+from sandlot.core.records import log_stream
 from sandlot.core.records.execution_log import ExecutionLog
-from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
+from sandlot.core.records.log_stream import Entry, LogFollower, Missed, Over, Wrote
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.link.types import Output, OutputGap
@@ -65,11 +65,11 @@ async def test_one_read_is_limited(
         await run(at.core, sandbox, f"echo {number}", clock)
     monkeypatch.setattr(log_stream, "PAGE", 2)
     assert [entry.text for entry in (await log_stream.read(execution_log, sandbox, OPERATOR, BOTH))[0]] == [f"{number}\n" for number in range(5)]
-    monkeypatch.setattr(log_stream, "MOST_CHARS", 5)
+    monkeypatch.setattr(log_stream, "MAX_CHARS", 5)
     entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
     assert ([entry.text for entry in entries], more) == (["3\n", "4\n"], True)
-    monkeypatch.setattr(log_stream, "MOST_CHARS", 1000)
-    monkeypatch.setattr(log_stream, "MOST_RUNS", 3)
+    monkeypatch.setattr(log_stream, "MAX_CHARS", 1000)
+    monkeypatch.setattr(log_stream, "MAX_RUNS", 3)
     entries, more = await log_stream.read(execution_log, sandbox, OPERATOR, BOTH)
     assert (len(entries), more) == (4, True)
 
@@ -78,16 +78,16 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
     await run(at.core, sandbox, "echo before", clock)
     process = await at.core.processes.start(sandbox, ProcessSpec(argv=("/bin/cat",), stdin=True))
     pieces = aiter(process)
-    await process.type(b"half a ")
+    await process.call.write(b"half a ")
     await anext(pieces)
     followed = Followed(log_stream.follow(execution_log, sandbox, OPERATOR, BOTH))
     await until(lambda: followed.text() == "before\nhalf a ")
-    await process.type(b"line \xc3")
+    await process.call.write(b"line \xc3")
     await anext(pieces)
-    await process.type(b"\xa4\n")
+    await process.call.write(b"\xa4\n")
     await anext(pieces)
     await until(lambda: followed.text() == "before\nhalf a line ä\n")
-    process.end_input()
+    process.call.close_stdin()
     async for _ in pieces:
         pass
     await process.outcome()
@@ -98,7 +98,7 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
     await until(lambda: sum(isinstance(item, Over) for item in followed.items) == 2)
     sandbox.request_end(Exit(ExitReason.KILLED, "a test"))
     await followed.task
-    assert not execution_log.log_followers.followed
+    assert not execution_log.listeners
 
 
 @pytest.mark.real_guest
@@ -107,18 +107,18 @@ async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sand
     process = await at.core.processes.start(sandbox, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
     await anext(aiter(process))
     await until(lambda: followed.text() == "seen\n")
-    await process.type(b"unseen\n")
+    await process.call.write(b"unseen\n")
     await process.detach()  # its output is read again, from the beginning
     await until(lambda: followed.text() == "seen\nunseen\n")
     followed.task.cancel()
 
 
 async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, execution_log: ExecutionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_followers, "MAX_WAITING_BYTES", 10)
+    monkeypatch.setattr(log_stream, "MAX_WAITING_BYTES", 10)
     told = log_stream.follow(execution_log, sandbox, OPERATOR, BOTH)
     follower = asyncio.ensure_future(anext(told))
-    await until(lambda: execution_log.log_followers.followed)
-    entry = execution_log.command(sandbox, new_process_id(), ["x"])
+    await until(lambda: bool(execution_log.listeners))
+    entry = execution_log.begin(sandbox, new_process_id(), argv=["x"])
     for offset in range(0, 30, 5):
         entry.add(Output(1, offset, b"12345"))
     entry.add(OutputGap(1, 7, 30))
@@ -131,25 +131,25 @@ async def test_slow_follower_gets_the_number_of_lost_bytes(sandbox: Sandbox, exe
 
 
 async def test_waiting_output_counts_against_the_buffer_budget(still: Sandbox, execution_log: ExecutionLog) -> None:
-    tail = execution_log.log_followers.follow(still.id, still.buffers)
-    entry = execution_log.command(still, new_process_id(), ["x"])
+    follower = LogFollower(execution_log, still)
+    entry = execution_log.begin(still, new_process_id(), argv=["x"])
     entry.add(Output(1, 0, bytes(1000)))
     held = still.buffers.taken_bytes
     assert held >= 1000
     entry.add(Output(1, 1000, bytes(MIB)))  # more than there is for one
     assert still.buffers.taken_bytes < held + 1000
-    assert [type(piece.event) for piece in tail.take()] == [Output, OutputGap]
+    assert [type(piece.event) for piece in follower.take()] == [Output, OutputGap]
     assert still.buffers.taken_bytes == 0
     entry.add(Output(1, 1000 + MIB, b"x"))
-    tail.close()
-    tail.close()
+    follower.close()
+    follower.close()
     entry.add(Output(1, 1001 + MIB, b"x"))
     assert still.buffers.taken_bytes == 0
 
 
 async def test_follower_gets_an_error_when_the_service_stops(still: Sandbox, execution_log: ExecutionLog) -> None:
     followed = Followed(log_stream.follow(execution_log, still, OPERATOR, BOTH))
-    await until(lambda: execution_log.log_followers.followed)
+    await until(lambda: bool(execution_log.listeners))
     still.detaching.set()
     with pytest.raises(UnavailableError):
         await followed.task

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from sandlot.core.execution import contexts
-from sandlot.core.execution.code import CellSpec, CodeExecution, CodeService
+from sandlot.core.execution.code import CodeExecution, CodeService
 from sandlot.core.execution.contexts import Context
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
@@ -25,6 +25,7 @@ from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.interpreter import results
 from sandlot.link.types import CellError, CellStarted, Cleared, Display
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.specs import CellSpec, context_language
 from sandlot.web.streams import OutputEvents, line
 
 HOME = "/home/user"
@@ -48,7 +49,7 @@ def context_of(id_: str | None, language: str | None) -> tuple[str, str | None]:
         InvalidRequestError: There is no such language, or both were asked for.
     """
     if id_ in {None, "default", "python"}:
-        spoken = contexts.language_of((language or "python").lower())
+        spoken = context_language((language or "python").lower())
         return DEFAULTS[spoken], spoken
     if language is not None:
         raise InvalidRequestError("A context has its own language.", hint="Give context_id or language, not both.", fields={"field": "language"})

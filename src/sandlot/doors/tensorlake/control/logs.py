@@ -57,7 +57,7 @@ async def processes(sandbox: str, request: Request) -> Response:
     box = await any_sandbox(request, sandbox)
     core, principal = core_of(request), principal_of(request)
     counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
-    records = [record for record in await core.executions.page(principal, sandbox=box.id, limit=log_stream.MOST_RUNS) if counted[record.id]]
+    records = [record for record in await core.executions.page(principal, sandbox=box.id, limit=log_stream.MAX_RUNS) if counted[record.id]]
     told = [
         LogProcess(
             processId=record.id,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sandlot.core.execution.output import ProcessOutcome, finite
+from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.doors.tensorlake.inside.wire import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
 from sandlot.doors.tensorlake.translate import milliseconds, refuse, user
@@ -121,7 +121,7 @@ def process(info: ProcessInfo, note: ProcessDetails, began_at: datetime | None, 
         began_at: When that was, where the log of runs has it.
         now: The time.
     """
-    took_ms = round(finite(info.duration_s) * 1000)
+    took_ms = round(info.duration_s * 1000)
     started = milliseconds(now) - took_ms if began_at is None else milliseconds(began_at)
     return ProcessAnswer(
         handle=info.pid,

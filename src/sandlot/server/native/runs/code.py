@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.execution.code import CodeExecution
+from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.link.types import CellError, CellStarted, Cleared, Display
 from sandlot.protocol.schema import STDERR, STDOUT
 from sandlot.server.native.common import also, core_of, reply, sandbox_of, unless_gone
@@ -41,13 +42,13 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
 async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: Key = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
     code, box, cell = core_of(request).code, sandbox_of(request, sandbox), body.cell()
-    id_ = named(box.id, idempotency_key, body)
+    description = ExecutionDescription(id=named(box.id, idempotency_key, body))
     if body.background:
-        return reply(BegunAnswer(execution=await code.launch(box, cell, id=id_)), 202)
+        return reply(BegunAnswer(execution=await code.launch(box, cell, description)), 202)
     if streams.wanted(request):
-        execution = await unless_gone(request, code.start(box, cell, id=id_))
+        execution = await unless_gone(request, code.start(box, cell, description))
         return streams.events(request, _told(execution), execution.close)
-    return reply(ExecutedAnswer.executed(await unless_gone(request, code.run(box, cell, id=id_))))
+    return reply(ExecutedAnswer.executed(await unless_gone(request, code.run(box, cell, description))))
 
 
 @router.get(

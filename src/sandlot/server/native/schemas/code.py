@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field
 
 from sandlot.core.execution import code, contexts
-from sandlot.core.execution.code import CellSpec
+from sandlot.core.records.execution_log import RUNNING
 from sandlot.link.types import CellError, Display
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.schemas.processes import WAIT_MOST_S, captured
 
@@ -152,7 +152,7 @@ class KeptCellAnswer(ExecutedAnswer):
     def kept(cls, found: code.CodeExecutionResult) -> KeptCellAnswer:
         """What is told of it."""
         at = PositionAnswer(events_from=found.position.events, stdout_from=found.position.stdout, stderr_from=found.position.stderr)
-        return cls(**_executed(found), done=found.outcome.status != code.RUNNING, next=at)
+        return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 
 
 class ContextBody(Body):

@@ -240,7 +240,7 @@ class ProcessAnswer(Answer):
             reason=info.reason,
             exit_code=code,
             signal=info.signal,
-            duration=output.finite(info.duration_s),
+            duration=info.duration_s,
             pty=info.pty,
             stdin_open=info.stdin,
             stdin_bytes=info.stdin_bytes,
