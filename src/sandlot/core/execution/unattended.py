@@ -146,7 +146,7 @@ class UnattendedExecutions:
         """Follow a cell in the background, which keeps the sandbox from being idle."""
         background = self._code.state.of(sandbox).background
         background.add(entry.id)
-        hold = sandbox.hold()
+        hold = sandbox.activity.hold()
         try:
             try:
                 execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.attach_cell(entry.id)), owned=False)

@@ -26,7 +26,7 @@ class FileDownload:
 
     def __init__(self, sandbox: Sandbox, reader: FileReader) -> None:
         self._sandbox = sandbox
-        self._hold = sandbox.hold()
+        self._hold = sandbox.activity.hold()
         self._reader = reader
 
     @property

@@ -93,7 +93,7 @@ async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path
         reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
         assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, ENDED_UNATTENDED), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
         assert await output(second, lives.id, "echo", "still") == "still\n"
-        assert second.core.registry.find(lives.id, ALICE).expires_at is None
+        assert second.core.registry.find(lives.id, ALICE).deadline.expires_at is None
 
 
 async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
@@ -103,7 +103,7 @@ async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver,
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         again = second.core.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
-        assert again.expires_at == sandbox.expires_at
+        assert again.deadline.expires_at == sandbox.deadline.expires_at
         clock.advance(39)
         assert await output(second, sandbox.id, "echo", "yet") == "yet\n"
         clock.advance(2)

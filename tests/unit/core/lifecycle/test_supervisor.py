@@ -35,8 +35,8 @@ PATIENCE_S = 30
 async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=200))
-    assert sandbox.expires_at is not None
-    assert (sandbox.expires_at - clock.now()).total_seconds() == 200
+    assert sandbox.deadline.expires_at is not None
+    assert (sandbox.deadline.expires_at - clock.now()).total_seconds() == 200
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -66,13 +66,13 @@ async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no
     running = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(("sleep", "100"))))
     await asyncio.sleep(0.01)
     at.driver.booted[0].guest.send_garbage()
-    with pytest.raises(SandboxEndedError, match="laws of the link"):
+    with pytest.raises(SandboxEndedError, match="violated the link protocol"):
         await running
     await sandbox.ended.wait()
     assert is_in(sandbox, State.FAILED)
     assert sandbox.exit is not None
     assert sandbox.exit.reason is ExitReason.CRASHED
-    assert "laws of the link" in sandbox.exit.detail
+    assert "violated the link protocol" in sandbox.exit.detail
     assert (await at.core.processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
 
 
