@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable
 
@@ -170,7 +171,7 @@ class SandboxManager:
     async def _create(
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
     ) -> Sandbox:
-        with self._registry.reserve_name(principal.owner, params.name if params.unique_name else None):
+        with self._registry.reserve_name(principal.owner, params.name) if params.unique_name else contextlib.nullcontext():
             constraints, batch = (source.constraints, source.batch) if source else (None, None)
             admitted = await self._scheduler.admit(params, principal, constraints, batch)
             sandbox = admitted.sandbox

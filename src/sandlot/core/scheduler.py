@@ -43,7 +43,7 @@ class StartSourceConstraints:
 
     Args:
         spec: Spec of the source: template, isolation, root filesystem and environment. The request's environment takes precedence.
-        restored: What is restored: ``memory`` or ``files``.
+        restored: Part of the source that is restored: ``memory`` or ``files``.
         volumes: Volumes whose mount points the restored memory still has and the new sandbox must remove.
         shares_volumes: True if the new sandbox has the volumes of its source at the same mount points.
     """

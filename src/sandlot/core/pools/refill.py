@@ -264,10 +264,11 @@ class PoolRefiller:
     async def _refill_all(self) -> None:
         """Remove what pools may no longer have, make missing template snapshots, and refill each pool."""
         pools = self._registry.pools
-        for pool in self._owners.revoked(pools.values()):
-            await self._delete_revoked(pool)
-        for pool, warm in list(self._owners.over_quota(pools.values())):
-            self._discard(pool, [warm])
+        if private := [pool for pool in pools.values() if pool.is_private]:
+            for pool in self._owners.revoked(private):
+                await self._delete_revoked(pool)
+            for pool, warm in list(self._owners.over_quota(pools.values())):
+                self._discard(pool, [warm])
         now_s = self._clock.monotonic_s()
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
@@ -354,7 +355,8 @@ class PoolRefiller:
             quiet_s=now_s - pool.last_request_s,
             waiting_s=0.0 if pool.waiting_since_s is None else now_s - pool.waiting_since_s,
         )
-        step = policy.next_step(pool.sizes, contents, max_fills, self._owners.quota_left(pool, self._registry.pools.values()))
+        quota_left = self._owners.quota_left(pool, self._registry.pools.values()) if pool.is_private else None
+        step = policy.next_step(pool.sizes, contents, max_fills, quota_left)
         if step.growth != pool.growth:
             pool.growth, pool.last_request_s = step.growth, now_s
         if step.is_early:

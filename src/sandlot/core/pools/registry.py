@@ -2,7 +2,7 @@
 
 Invariants:
 - A pool exists while its configuration has sizes. The configuration of a request (``pools.json``) takes precedence over the settings.
-- A request changes a pool only after the new configuration is on disk. A restart therefore keeps what a client was told.
+- A request changes a pool only after the new configuration is on disk. A restart therefore keeps every change that got a response.
 - Pools are created, changed and deleted one at a time, under :attr:`PoolRegistry.lock`.
 """
 
