@@ -124,17 +124,21 @@ class CreateSandboxParams:
         Raises:
             InvalidRequestError: Name, volumes, metadata or idle timeout are invalid.
         """
-        check_name(self.name, unique=self.unique_name)
+        check_properties(self.name, self.metadata, self.idle_timeout_s, unique_name=self.unique_name)
         check_mounts(self.volumes)
-        check_metadata(self.metadata)
-        check_idle_timeout(self.idle_timeout_s)
 
 
-def check_name(name: str | None, *, unique: bool) -> None:
-    """Refuse an invalid name of a sandbox, and a unique name that is missing.
+def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout_s: float | None, *, unique_name: bool) -> None:
+    """Refuse invalid values of the properties that a create request and an update have in common.
+
+    Args:
+        name: Name of the sandbox. None: no name, or an unchanged one.
+        metadata: Metadata of the owner.
+        idle_timeout_s: Seconds without activity until the sandbox ends. None: no idle timeout, or an unchanged one.
+        unique_name: True if no other live sandbox of the owner may have the name.
 
     Raises:
-        InvalidRequestError: The name is invalid or missing.
+        InvalidRequestError: A value is invalid, or a unique name is missing.
     """
     if name is not None and NAME.fullmatch(name) is None:
         raise InvalidRequestError(
@@ -142,22 +146,16 @@ def check_name(name: str | None, *, unique: bool) -> None:
             hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
             fields={"field": "name"},
         )
-    if name is None and unique:
+    if name is None and unique_name:
         raise InvalidRequestError("`unique_name` is set without `name`.", hint="Set `name`.", fields={"field": "unique_name"})
-
-
-def check_idle_timeout(seconds: float | None) -> None:
-    """Refuse an idle timeout that is out of range.
-
-    Raises:
-        InvalidRequestError: The idle timeout is out of range.
-    """
-    if seconds is not None and not MIN_IDLE_TIMEOUT_S <= seconds <= MAX_TIMEOUT_S:
+    if idle_timeout_s is not None and not MIN_IDLE_TIMEOUT_S <= idle_timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
-            f"`idle_timeout` is {seconds:g}; {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds are allowed.",
+            f"`idle_timeout` is {idle_timeout_s:g}; {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds are allowed.",
             hint="Omit `idle_timeout` for none.",
             fields={"field": "idle_timeout"},
         )
+    if metadata:
+        check_metadata(metadata)
 
 
 def check_reserved_names(metadata: Mapping[str, str], current: Mapping[str, str] | None = None) -> None:
@@ -201,26 +199,33 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
         )
 
 
-def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collection[str]) -> str:
+def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collection[str], *, source: str | None = None) -> str:
     """Return the name of the driver for a request.
 
     Args:
         requested: ``auto`` or the name of an isolation.
         policy: Policy of the operator.
         available: Names of the drivers of this service.
+        source: Isolation of the snapshot or parent that the sandbox starts from. None: the sandbox starts from its template.
 
     Raises:
-        InvalidRequestError: The isolation does not exist.
+        InvalidRequestError: The isolation does not exist, or is not that of the source.
         ForbiddenError: The operator does not allow the isolation.
         UnsupportedError: The isolation is allowed, but this version has no driver for it.
     """
+    if source is not None and requested not in {AUTO, source}:
+        raise InvalidRequestError(
+            f"The snapshot was taken with isolation {source!r} and cannot be started with {requested[:64]!r}.",
+            hint="Omit `isolation`.",
+            fields={"field": "isolation"},
+        )
     if requested != AUTO and requested not in ISOLATIONS:
         raise InvalidRequestError(
             f"The isolation {requested[:50]!r} does not exist.",
             hint=f"Omit `isolation`, or use one of: {', '.join(policy.isolation_allowed)}.",
             fields={"field": "isolation"},
         )
-    name = policy.isolation_default if requested == AUTO else requested
+    name = source or (policy.isolation_default if requested == AUTO else requested)
     if name not in policy.isolation_allowed:
         raise ForbiddenError(
             f"Isolation {name!r} is not allowed on this service.",
@@ -236,25 +241,6 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
             fields={"field": "isolation"},
         )
     return name
-
-
-def same_isolation(requested: str, source: str) -> str:
-    """Return the isolation of a snapshot or fork for a request that names an isolation.
-
-    Args:
-        requested: Isolation of the request.
-        source: Isolation of the snapshot or of the parent.
-
-    Raises:
-        InvalidRequestError: The request names another isolation.
-    """
-    if requested != source:
-        raise InvalidRequestError(
-            f"The snapshot was taken with isolation {source!r} and cannot be started with {requested[:64]!r}.",
-            hint="Omit `isolation`.",
-            fields={"field": "isolation"},
-        )
-    return source
 
 
 def resolve_network(requested: str) -> Network:

@@ -13,9 +13,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -25,18 +25,18 @@ from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.lifecycle import recovery, start, suspend
 from sandlot.core.lifecycle.idle import IdleMonitor
-from sandlot.core.lifecycle.mounts import hold, mount_steps
+from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
-from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, release_volumes
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor
 from sandlot.core.lifecycle.update import SandboxUpdate, UpdateSandboxParams, Used, used
 from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.scheduler import Scheduler, SetupStep
+from sandlot.core.scheduler import Scheduler
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.states import LIFECYCLE, Recovery, is_terminal
+from sandlot.model.states import LIFECYCLE, Recovery, State, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
 """Seconds for the removal of all sandboxes when the service stops. The next start removes what is left."""
@@ -60,8 +60,6 @@ class SandboxManager:
         self._recorder = lifecycle.recorder
         self._idempotency = Idempotency()
         self._tasks = TaskSet("service.defect")
-        self.grading = ThreadPoolExecutor(1, "grading")
-        """Thread that compares outputs of one-shot runs: outputs of megabytes take seconds, and creates wait for the default threads."""
         self._close_by_s: float | None = None
 
     async def open(self) -> int:
@@ -86,12 +84,8 @@ class SandboxManager:
                 self._registry.without_driver.add(record.id)
             else:
                 self._recover(self._registry.revive(record))
-        for task in (
-            recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept),
-            IdleMonitor(self._registry, self._lifecycle.clock).run(),
-            self._lifecycle.pools.run(),
-        ):
-            self._tasks.spawn(task)
+        self._tasks.spawn(recovery.sweep_leftovers(self._registry.live(), self._lifecycle.drivers.values(), kept))
+        self._tasks.spawn(IdleMonitor(self._registry, self._lifecycle.clock).run())
         return self._registry.count
 
     def refuse(self) -> None:
@@ -120,16 +114,6 @@ class SandboxManager:
         _, late = await asyncio.wait(tasks, timeout=max(0.0, self._close_by_s - now_s))
         if late and first:
             _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
-        self.grading.shutdown(wait=False, cancel_futures=True)
-
-    def check_runs(self, principal: Principal) -> None:
-        """Refuse a principal whose owner may begin no more executions this month.
-
-        Raises:
-            LimitError: ``quota_exceeded``.
-        """
-        if self._recorder.execution_counter is not None:
-            self._recorder.execution_counter.check(principal.owner)
 
     async def create(
         self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None
@@ -187,18 +171,21 @@ class SandboxManager:
     async def _create(
         self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
     ) -> Sandbox:
-        with self._registry.reserve_name(principal.owner, params.name if params.unique_name else None):
+        with self._registry.reserve_name(principal.owner, params.name) if params.unique_name else contextlib.nullcontext():
             constraints, batch = (source.constraints, source.batch) if source else (None, None)
             admitted = await self._scheduler.admit(params, principal, constraints, batch)
             sandbox = admitted.sandbox
             sandbox.idempotency_key, sandbox.request_digest = key, digest
-            setup = [*(source.setup if source else ()), *self._mount_steps(sandbox, source), *admitted.setup]
+            mounted = constraints.volumes if constraints else ()
+            missing = () if constraints and constraints.shares_volumes else sandbox.spec.volumes
+            mounts = [mount_step(mounted, missing)] if mounted or missing else []
+            setup = [*(source.setup if source else ()), *mounts, *admitted.setup]
             strategies = source.strategies if source else template_strategies(admitted, has_setup=bool(setup))
             self._supervise(sandbox, start.begin, strategies, setup)
         try:
             await asyncio.shield(sandbox.ready)
         except asyncio.CancelledError:
-            sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it went away"))
+            sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it disconnected"))
             raise
         except SandboxEndedError:
             self._scheduler.check_open()  # no client has seen the sandbox: the request may be repeated at the next service
@@ -206,14 +193,14 @@ class SandboxManager:
         _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
         return sandbox
 
-    @staticmethod
-    def _mount_steps(sandbox: Sandbox, source: StartSource | None) -> Sequence[SetupStep]:
-        if source is None:
-            return mount_steps((), sandbox.spec.volumes)
-        return mount_steps(source.constraints.volumes, () if source.constraints.shares_volumes else sandbox.spec.volumes)
-
     def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
-        """Start the task that owns a sandbox until its end."""
+        """Start the task that owns a sandbox until its end.
+
+        Args:
+            sandbox: The sandbox.
+            begin: Starts or recovers the sandbox; called with its supervisor and ``args``.
+            args: Further arguments of ``begin``.
+        """
         sandbox.resume_operation = suspend.resume
         supervisor = SandboxSupervisor(sandbox, self._lifecycle)
         task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")
@@ -224,13 +211,14 @@ class SandboxManager:
     def _recover(self, sandbox: Sandbox) -> None:
         """Recover a sandbox that an earlier service left."""
         self._supervise(sandbox, recovery.recover).reserve_limits()
-        hold(self._lifecycle.volumes, sandbox)
+        if sandbox.state is not State.HIBERNATED:
+            self._lifecycle.volumes.hold(sandbox.id, sandbox.spec.volumes)
 
     def _remove(self, sandbox: Sandbox) -> None:
-        """Release what a sandbox has reserved, once nothing of it is left on the host or the service has detached."""
+        """Release the reservation and the volumes of a sandbox, once nothing of it is left on the host or the service has detached."""
         self._registry.remove(sandbox)
         self._lifecycle.reservations.release(sandbox.id)
-        release_volumes(self._lifecycle.volumes, sandbox)
+        self._lifecycle.volumes.release(sandbox.id)
 
     async def kill(self, id_: str, principal: Principal) -> None:
         """End a sandbox and return when its processes are dead. Idempotent.
@@ -271,7 +259,7 @@ class SandboxManager:
         return await used(self._registry.find(id_, principal))
 
     async def pause(self, id_: str, principal: Principal) -> Sandbox:
-        """Freeze a sandbox. Does nothing if the sandbox rests already.
+        """Freeze a sandbox. Does nothing if the sandbox is suspended already.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.

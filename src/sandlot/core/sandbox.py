@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
@@ -92,6 +93,49 @@ class ActivityTracker:
         self.quiet_since_s = self.clock.monotonic_s()
 
 
+@dataclass(eq=False, slots=True)
+class Deadline:
+    """Moment at which the timeout of a sandbox passes.
+
+    Args:
+        clock: Clock of the service.
+        expires_at: The deadline in UTC, for records and clients. None: no deadline.
+        monotonic_s: The deadline on the monotonic clock; infinite without a deadline.
+        changed: Set by each change. The supervisor clears the event before it reads the deadline.
+    """
+
+    clock: Clock
+    expires_at: datetime | None = None
+    monotonic_s: float = math.inf
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def extend(self, timeout_s: float | None) -> None:
+        """Move the deadline to ``timeout_s`` seconds from now. None removes the deadline."""
+        self.monotonic_s = math.inf if timeout_s is None else self.clock.monotonic_s() + timeout_s
+        self.expires_at = None if timeout_s is None else self.clock.now() + timedelta(seconds=timeout_s)
+        self.changed.set()
+
+    def set(self, expires_at: datetime | None) -> None:
+        """Set the deadline to a moment in UTC, which may have passed. None removes the deadline."""
+        self.extend(None if expires_at is None else (expires_at - self.clock.now()).total_seconds())
+        self.expires_at = expires_at
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds until the deadline, 0 after it. None: there is no deadline."""
+        return None if self.expires_at is None else max(0.0, self.monotonic_s - self.clock.monotonic_s())
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Set the deadline back to its present moment if the body fails."""
+        before = self.expires_at, self.monotonic_s
+        try:
+            yield
+        except BaseException:
+            self.expires_at, self.monotonic_s = before
+            self.changed.set()
+            raise
+
+
 class Sandbox:
     """One sandbox.
 
@@ -106,10 +150,10 @@ class Sandbox:
         state: ``CREATING``, or the recorded state of a sandbox of an earlier service.
 
     Attributes:
+        deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
         awake: Set while the sandbox is not suspended, and from the request of its end on.
         inherited: True for a sandbox that an earlier service created: the guest may know executions that this service does not.
         single_use: True for a sandbox of one request, which ends with the service: no client learns its id.
-        woken: Called at the moment at which a hibernated sandbox runs again.
         resume_operation: Resumes the suspended sandbox; set by the lifecycle.
         steady: Number of operations in progress during which no volume may be attached or detached.
         locals: State of features; only :class:`SandboxLocal` uses this.
@@ -122,14 +166,12 @@ class Sandbox:
         "buffers",
         "change_lock",
         "created_at",
-        "deadline_changed",
-        "deadline_monotonic_s",
+        "deadline",
         "detaching",
         "end_requested",
         "ended",
         "ended_at",
         "exit",
-        "expires_at",
         "id",
         "idempotency_key",
         "idle_timeout_s",
@@ -187,9 +229,7 @@ class Sandbox:
         self.detaching = asyncio.Event()
         self.single_use = False
         self.ended_at: datetime | None = None
-        self.expires_at: datetime | None = None
-        self.deadline_monotonic_s = math.inf
-        self.deadline_changed = asyncio.Event()
+        self.deadline = Deadline(clock)
         self.instance: Instance | None = None
         self.link: Link | None = None
         self.exit: Exit | None = None
@@ -293,6 +333,16 @@ class Sandbox:
         if self.state in _SUSPENDED and not self.end_requested.is_set():
             raise self.suspended_error()
         raise self.ended_error()
+
+    def require_instance(self) -> Instance:
+        """Return the driver's side of the sandbox.
+
+        Raises:
+            SandboxEndedError: There is none, because the sandbox has ended or was just lost.
+        """
+        if self.instance is None:
+            raise self.ended_error()
+        return self.instance
 
     def suspended_error(self) -> ConflictError:
         """Return the error of calls that would have to resume the sandbox."""

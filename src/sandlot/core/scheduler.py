@@ -27,10 +27,10 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnavailableError, UnsupportedError
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
-from sandlot.model.specs import Network, SandboxSpec, VolumeMount
+from sandlot.model.specs import SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -43,7 +43,7 @@ class StartSourceConstraints:
 
     Args:
         spec: Spec of the source: template, isolation, root filesystem and environment. The request's environment takes precedence.
-        restored: What is restored: ``memory`` or ``files``.
+        restored: Part of the source that is restored: ``memory`` or ``files``.
         volumes: Volumes whose mount points the restored memory still has and the new sandbox must remove.
         shares_volumes: True if the new sandbox has the volumes of its source at the same mount points.
     """
@@ -60,7 +60,7 @@ class Admitted:
 
     Args:
         sandbox: The sandbox.
-        claim: Claim on the pools. None: no pool was asked.
+        claim: Claim on the pools. None: the request cannot use a pool.
         setup: Steps that write the request's files.
     """
 
@@ -77,14 +77,14 @@ class Scheduler:
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of this node.
-        policy: Decisions of the operator.
+        policy: Policy of the operator.
         pools: Pools of warm sandboxes.
-        volumes: Volumes of this node. None: none.
+        volumes: Volumes of this node.
         files: File store, for the files that a new sandbox gets.
         api_keys: Quotas of owners.
         buffers: Memory of the service for buffered client data; each sandbox gets a part.
         clock: Clock of the service.
-        new_id: Makes ids that carry this node.
+        new_id: Creates sandbox ids of this node.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the service
@@ -96,7 +96,7 @@ class Scheduler:
         reservations: Reservations,
         policy: AdmissionPolicy,
         pools: PoolManager,
-        volumes: VolumeManager | None,
+        volumes: VolumeManager,
         files: FileStore,
         api_keys: ApiKeys,
         buffers: BufferBudget,
@@ -151,26 +151,25 @@ class Scheduler:
         """
         if params.snapshot is not None and source is None:
             raise InternalError("A sandbox that starts from a snapshot is created by SnapshotManager.create.")
-        isolation = self._isolation(params, source)
-        network = admission.resolve_network(params.network)
-        mounts = self._mounts(params, principal)
-        template = params.template if source is None else source.spec.template
+        spec = self._spec(params, source)
+        volumes = self._volumes.resolve(principal, params.volumes) if params.volumes else ()
         if source is None:
-            self._templates.require(template)
-        can = await self._drivers.capabilities(isolation)
-        admission.check_host(can, volumes=bool(mounts))
+            self._templates.require(spec.template)
+        capabilities = await self._drivers.capabilities(spec.isolation)
+        admission.check_host(capabilities, volumes=bool(volumes))
+        quotas.check_lifetime(principal.quota, params.timeout_s)
         setup = [await self._files.injects(principal, params.files)] if params.files else []
-        takes = self._drivers[isolation].max_resources(params.limits)
-        pool_spec = PoolSpec(template, isolation, params.limits)
-        has_pools = source is None and (not mounts or can.can(DriverCapability.CONFIGURE_VOLUMES))
-        is_warm = has_pools and self._pools.has_warm(pool_spec, principal.owner)
-        is_reserved = is_warm or batch is not None
+        takes = self._drivers[spec.isolation].max_resources(params.limits)
+        pool_spec = PoolSpec(spec.template, spec.isolation, params.limits)
+        has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
+        is_reserved = batch is not None or (has_pools and self._pools.has_warm(pool_spec, principal.owner))
         reading = None if is_reserved else await self._reservations.read_host()
         self._check_now(params, principal, takes, reading)
         if not is_reserved:
             reading = await self._reservations.make_room(takes)
             self._check_now(params, principal, takes, reading)
-        spec = self._spec(params, isolation, network, self._mounts(params, principal), source)
+        if volumes:
+            spec = replace(spec, volumes=self._volumes.resolve(principal, params.volumes))  # again: one may have been deleted meanwhile
         claim = self._pools.claim(pool_spec, principal.owner) if has_pools else None
         warm = None if claim is None else claim.warm
         if warm is not None:
@@ -189,8 +188,8 @@ class Scheduler:
         elif batch is not None:
             self._reservations.draw(batch, sandbox.id, takes)
         else:
-            reading = reading or await self._reservations.read_host()
-            self._mounts(params, principal)  # a volume may have been deleted meanwhile
+            if reading is None:
+                raise InternalError("A warm sandbox disappeared although nothing was awaited.")
             self._reservations.reserve(sandbox.id, takes, reading)
         return Admitted(sandbox, claim, setup)
 
@@ -222,9 +221,10 @@ class Scheduler:
                     hint="Pass a smaller `count`.",
                     fields={**error.fields, "field": "count"},
                 ) from None
-            quotas.check_create(principal.quota, params.limits, params.timeout_s, self._registry.live_limits(principal.owner), count)
+            quotas.check_live(principal.quota, params.limits, self._registry.live_limits(principal.owner), count)
             admission.check_room(len(self._registry.awake()) + count - 1, 0, self._policy)
 
+        quotas.check_lifetime(principal.quota, params.timeout_s)
         check(await self._reservations.read_host())
         reading = await self._reservations.make_room(together)
         check(reading)
@@ -271,18 +271,16 @@ class Scheduler:
         if reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error
         sandboxes = self._registry.awake()
-        quotas.check_create(principal.quota, params.limits, params.timeout_s, self._registry.live_limits(principal.owner))
+        quotas.check_live(principal.quota, params.limits, [sandbox.counted_limits for sandbox in sandboxes if sandbox.owner == principal.owner])
         waiting = sum(1 for sandbox in sandboxes if sandbox.state is State.CREATING) - self._policy.max_creates
         admission.check_room(len(sandboxes), waiting, self._policy)
 
-    def _spec(
-        self,
-        params: CreateSandboxParams,
-        isolation: str,
-        network: Network,
-        volumes: tuple[VolumeMount, ...],
-        source: StartSourceConstraints | None,
-    ) -> SandboxSpec:
+    def _spec(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> SandboxSpec:
+        """Return the spec of a new sandbox, without its volumes.
+
+        Raises:
+            SandlotError: The operator or this version does not allow the isolation or the network, or a value is out of bounds.
+        """
         spec = SandboxSpec(
             id=self._new_id(),
             template=params.template,
@@ -290,11 +288,12 @@ class Scheduler:
             metadata=params.metadata,
             limits=params.limits,
             timeout_s=params.timeout_s,
-            network=network,
-            isolation=isolation,
+            network=admission.resolve_network(params.network),
+            isolation=admission.resolve_isolation(
+                params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
+            ),
             on_timeout=params.on_timeout,
             auto_resume=params.auto_resume,
-            volumes=volumes,
         )
         if source is None:
             return spec
@@ -307,17 +306,3 @@ class Scheduler:
             root=source.spec.root,
             restored=source.restored,
         )
-
-    def _mounts(self, params: CreateSandboxParams, principal: Principal) -> tuple[VolumeMount, ...]:
-        if not params.volumes:
-            return ()
-        if self._volumes is None:
-            raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED, fields={"field": "volumes"})
-        return self._volumes.resolve(principal, params.volumes)
-
-    def _isolation(self, params: CreateSandboxParams, source: StartSourceConstraints | None) -> str:
-        if source is None:
-            return admission.resolve_isolation(params.isolation, self._policy, self._drivers)
-        is_auto = params.isolation == admission.AUTO
-        isolation = source.spec.isolation if is_auto else admission.same_isolation(params.isolation, source.spec.isolation)
-        return admission.resolve_isolation(isolation, self._policy, self._drivers)

@@ -1,6 +1,6 @@
 """Composition root: builds a service from its settings. No other module names concrete drivers and stores.
 
-Each part of the service is built from parts that exist already. One registration follows: the pools evict warm sandboxes for the reservations.
+Each part of the service is built from parts that exist already. One registration follows: the refiller evicts warm sandboxes for the reservations.
 """
 
 from __future__ import annotations
@@ -33,8 +33,15 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
+from sandlot.core.oneshot.runner import OneShotRunner
+from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.manager import PoolManager
+from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.ownership import PoolOwners
+from sandlot.core.pools.refill import PoolRefiller
+from sandlot.core.pools.registry import PoolRegistry
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
+from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, TemplateStore
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
@@ -61,6 +68,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
 from sandlot.server.records import open_records
@@ -223,7 +231,6 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             time,
             records.events,
             metrics=records.metrics,
-            execution_counter=records.execution_counter,
         )
         opened.push_async_callback(recorder.aclose)
         registry = SandboxRegistry(recorder, buffers, time)
@@ -240,6 +247,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         )
         start_slots = asyncio.Semaphore(policy.max_creates)
         new_id = functools.partial(new_sandbox_id, node)
+        disposer = Disposer(time)
         memory_images = MemoryImages(settings.saved)
         package_access = PackageAccess(packages)
         code = CodeService(records.executions, records.execution_counter)
@@ -250,23 +258,46 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             store.volumes, VolumeFiles(settings.volumes), node, time, records.events, reservations=reservations, registry=registry
         )
         opened.push_async_callback(volumes.aclose)
-        pools = PoolManager(
-            configs=settings.pools,
-            cache_dir=settings.cache_dir,
-            data_dir=settings.data_dir,
-            version=__version__,
+        template_snapshots = TemplateSnapshotManager(
+            cache=TemplateSnapshotCache(settings.cache_dir),
             drivers=driver_set,
             templates=template_set,
             reservations=reservations,
-            policy=policy,
+            link_factory=Link.open,
+            clock=time,
+            new_id=new_id,
+            metrics=records.metrics,
+            version=__version__,
+        )
+        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, policy.isolation_default)
+        refiller = PoolRefiller(
+            registry=pool_registry,
+            owners=PoolOwners(records.api_keys.principal_of, registry.live_limits),
+            snapshots=template_snapshots,
+            # An operator who sets no pools wants no template snapshot either.
+            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if settings.pools else [],
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            disposer=disposer,
             link_factory=Link.open,
             clock=time,
             new_id=new_id,
             metrics=records.metrics,
             start_slots=start_slots,
-            owners=PoolOwners(records.api_keys.principal_of, registry.live_limits),
         )
-        reservations.add_evictor(pools)
+        reservations.add_evictor(refiller)
+        pools = PoolManager(
+            registry=pool_registry,
+            refiller=refiller,
+            snapshots=template_snapshots,
+            drivers=driver_set,
+            templates=template_set,
+            reservations=reservations,
+            policy=policy,
+            clock=time,
+            metrics=records.metrics,
+        )
         scheduler = Scheduler(
             registry=registry,
             drivers=driver_set,
@@ -286,7 +317,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             templates=template_set,
             recorder=recorder,
             reservations=reservations,
-            disposer=Disposer(time),
+            disposer=disposer,
             scheduler=scheduler,
             pools=pools,
             volumes=volumes,
@@ -300,6 +331,8 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
             on_wake=(unattended.resume,),
         )
         manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
+        oneshot = OneShotRunner(manager, processes, records.execution_counter)
+        opened.callback(oneshot.close)
         await volumes.open()
         snapshots = SnapshotManager(
             manager,
@@ -318,6 +351,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         )
         kept = await snapshots.open()
         await manager.open()
+        refiller.start()
         volumes.unmount_unused()
         await memory_images.tidy([*kept, *registry.without_driver, *(sandbox.id for sandbox in registry.live())])
         await unattended.settle({sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
@@ -346,6 +380,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
                 processes=processes,
                 stdin=stdin,
                 packages=PackageInstaller(processes, package_access),
+                oneshot=oneshot,
                 clock=time,
                 buffers=buffers,
                 files=records.files,

@@ -13,7 +13,6 @@ from sandlot.core.admission import (
     check_room,
     resolve_isolation,
     resolve_network,
-    same_isolation,
 )
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
@@ -56,9 +55,10 @@ def test_isolation_that_is_unknown_forbidden_or_unsupported_is_refused(
 
 
 def test_snapshot_is_not_started_with_another_isolation() -> None:
-    assert same_isolation("gvisor", "gvisor") == "gvisor"
-    with pytest.raises(InvalidRequestError):
-        same_isolation("container", "gvisor")
+    assert resolve_isolation("auto", CONTAINERS, ["gvisor", "container"], source="gvisor") == "gvisor"
+    assert resolve_isolation("gvisor", CONTAINERS, ["gvisor", "container"], source="gvisor") == "gvisor"
+    with pytest.raises(InvalidRequestError, match="taken with isolation 'gvisor'"):
+        resolve_isolation("container", CONTAINERS, ["gvisor", "container"], source="gvisor")
 
 
 # Network --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""All sandboxes together: found, listed, bounded, remembered, changed, and ended with the service."""
+"""Sandboxes of one service: limits, ended sandboxes, unique names, and the stop of the service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.service import BASE, Bench, bench
 from tests.support.until import until
 
 
-async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bounded_number_of_ended_sandboxes_is_remembered_without_their_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_REMEMBERED", 2)
     sandboxes = []
     for number in range(3):
@@ -53,7 +53,7 @@ async def test_sandbox_that_could_not_be_created_is_not_remembered(at: Bench) ->
     assert at.sandboxes.list(OPERATOR, ended=True) == []
 
 
-async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_path: Path) -> None:
+async def test_limit_of_sandboxes_counts_unfinished_creates_and_removals(tmp_path: Path) -> None:
     async with bench(tmp_path, Settings(max_sandboxes=2)) as at:
         first = await at.sandbox()
         release = at.driver.faults.hold("prepare")
@@ -73,7 +73,7 @@ async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_pat
         assert (await at.sandbox()).state is State.RUNNING
 
 
-async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
+async def test_driver_is_probed_again_after_the_host_was_repaired(at: Bench) -> None:
     at.driver.faults.reason = "runsc is not installed."
     for _ in range(2):
         with pytest.raises(HostError):
@@ -84,7 +84,7 @@ async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
     assert (await at.sandbox()).state is State.RUNNING
 
 
-async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_an_owner(at: Bench, clock: ManualClock) -> None:
+async def test_unique_name_belongs_to_one_live_sandbox_of_an_owner(at: Bench, clock: ManualClock) -> None:
     named = replace(BASE, name="worker", unique_name=True)
     made = await asyncio.gather(*(at.sandboxes.create(named, OPERATOR) for _ in range(3)), return_exceptions=True)
     assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
@@ -106,7 +106,7 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
         CreateSandboxParams(unique_name=True)
 
 
-async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
+async def test_service_is_empty_from_the_removal_of_the_last_sandbox_on(at: Bench, clock: ManualClock) -> None:
     clock.advance(7)
     assert at.sandboxes.empty_s() == 7
     sandbox = await at.sandbox()
@@ -118,7 +118,7 @@ async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: Manu
     assert at.sandboxes.empty_s() == 3
 
 
-async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:
+async def test_stop_of_the_service_ends_sandboxes_in_every_state(at: Bench) -> None:
     running = await at.sandbox()
     release = at.driver.faults.hold("boot")
     creating = asyncio.create_task(at.sandbox())
@@ -136,7 +136,7 @@ async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:
         await at.sandbox()
 
 
-async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_waits_once_for_a_sandbox_that_cannot_be_removed(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     release = at.driver.faults.hold("clean")
     await at.sandbox()
     monkeypatch.setattr("sandlot.core.manager.CLOSE_TIMEOUT_S", 0.2)
@@ -149,7 +149,7 @@ async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch:
     await until(lambda: at.sandboxes.held == 0)
 
 
-async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None:
+async def test_node_reserves_no_more_than_its_host_has(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
     settings = Settings(memory_reserve_bytes=GIB // 2)
     async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as at:
@@ -165,14 +165,14 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
         await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
         at.driver.faults.raises["clean"] = [OSError("busy")]
         await at.sandboxes.kill(sandboxes[0].id, OPERATOR)
-        # Dead, but not gone: it failed to be removed, and what it was promised is nobody else's yet.
+        # The processes are dead, but the removal failed once, so the memory is still reserved.
         assert (await at.sandboxes.capacity()).available.memory_bytes == 0
         await until(lambda: at.sandboxes.held == 2)
         assert (await at.sandboxes.capacity()).available.memory_bytes == GIB
         await at.sandbox()
 
 
-async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_path: Path) -> None:
+async def test_create_that_can_never_fit_is_invalid_while_the_service_is_full(tmp_path: Path) -> None:
     has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
     settings = Settings(max_sandboxes=1, memory_reserve_bytes=0)
     async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as at:

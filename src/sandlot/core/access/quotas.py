@@ -22,8 +22,9 @@ from sandlot.model.specs import Limits
 RETRY_AFTER_S: Final = 5
 """``retry_after_s`` when another sandbox of the same owner has to end first."""
 
-_TOTALS: Final = (("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
-"""Field of both :class:`Quota` and :class:`Limits`, and its unit for people."""
+_LIVE_QUOTAS: Final = (("sandboxes", "sandboxes"), ("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
+"""Field of :class:`Quota` that limits all live sandboxes of an owner together, and its unit for people. All but the first are fields of
+:class:`Limits` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +54,6 @@ def taken(live: Sequence[Limits]) -> Taken:
     )
 
 
-def check_create(quota: Quota, limits: Limits, timeout_s: float | None, live: Sequence[Limits], count: int = 1) -> None:
-    """Refuse new sandboxes that a quota does not allow.
-
-    Args:
-        quota: Quota of the owner.
-        limits: Limits of each new sandbox.
-        timeout_s: Timeout of each new sandbox; None is a sandbox without a timeout.
-        live: Limits of the owner's live sandboxes, including sandboxes that are being created or woken.
-        count: Number of new sandboxes.
-
-    Raises:
-        LimitError: ``quota_exceeded``.
-    """
-    check_lifetime(quota, timeout_s)
-    check_live(quota, limits, live, count)
-
-
 def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int = 1) -> None:
     """Refuse sandboxes that do not fit into a quota beside the live sandboxes.
 
@@ -82,18 +66,22 @@ def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    if quota.sandboxes is not None and len(live) + count > quota.sandboxes:
-        can_fit = count <= quota.sandboxes
-        raise quota_exceeded(
-            "sandboxes",
-            f"This key has {len(live)} live sandboxes and requests {count} more; its quota is {quota.sandboxes}.",
-            "Kill a sandbox, or wait until one ends." if can_fit or count == 1 else "Request fewer sandboxes.",
-            limit=quota.sandboxes,
-            used=len(live),
-            requested=count,
-            retry_after_s=RETRY_AFTER_S if can_fit else None,
-        )
-    check_totals(quota, limits, live, count)
+    for field, unit in _LIVE_QUOTAS:
+        limit = getattr(quota, field)
+        if limit is None:
+            continue
+        used, requested = (len(live), count) if field == "sandboxes" else (sum(getattr(each, field) for each in live), count * getattr(limits, field))
+        if used + requested > limit:
+            can_fit = requested <= limit
+            raise quota_exceeded(
+                field,
+                f"The live sandboxes of this key use {used:,} {unit} and {requested:,} more are requested; its quota is {limit:,}.",
+                "Kill a sandbox, wait until one ends, or request less." if can_fit else "Request less, or ask the operator for a larger quota.",
+                limit=limit,
+                used=used,
+                requested=requested,
+                retry_after_s=RETRY_AFTER_S if can_fit else None,
+            )
 
 
 def check_update(quota: Quota, before: Limits, after: Limits, timeout_s: float | None, others: Sequence[Limits]) -> None:
@@ -117,7 +105,7 @@ def check_update(quota: Quota, before: Limits, after: Limits, timeout_s: float |
         memory_bytes=quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
         disk_bytes=quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
     )
-    check_totals(grown, after, others)
+    check_live(grown, after, others)
 
 
 def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
@@ -142,34 +130,6 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
         used=0,
         requested=None if is_persistent else timeout_s,
     )
-
-
-def check_totals(quota: Quota, limits: Limits, others: Sequence[Limits], count: int = 1) -> None:
-    """Refuse limits that exceed a quota together with the limits of other sandboxes.
-
-    Args:
-        quota: Quota of the owner.
-        limits: Limits of each new sandbox.
-        others: Limits of the owner's other live sandboxes.
-        count: Number of new sandboxes.
-
-    Raises:
-        LimitError: ``quota_exceeded``.
-    """
-    for field, unit in _TOTALS:
-        limit, requested = getattr(quota, field), count * getattr(limits, field)
-        used = sum(getattr(each, field) for each in others)
-        if limit is not None and used + requested > limit:
-            style = "g" if isinstance(limit, float) else ""
-            raise quota_exceeded(
-                field,
-                f"The sandboxes of this key have {used:{style}} {unit} and {requested:{style}} more are requested; its quota is {limit:{style}}.",
-                "Request less, or kill a sandbox first." if requested <= limit else "Request less.",
-                limit=limit,
-                used=used,
-                requested=requested,
-                retry_after_s=RETRY_AFTER_S if requested <= limit else None,
-            )
 
 
 def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
@@ -248,7 +208,7 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
             used=0,
             requested=warm,
         )
-    check_totals(quota, limits, [], warm)
+    check_live(quota, limits, [], warm)
 
 
 def check_pools(quota: Quota, kept: int) -> None:

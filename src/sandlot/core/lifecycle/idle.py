@@ -152,8 +152,7 @@ class IdleMonitor:
             if sandbox.spec.on_timeout is OnTimeout.KILL:
                 sandbox.request_end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
             else:
-                sandbox.deadline_monotonic_s = self._clock.monotonic_s()
-                sandbox.deadline_changed.set()
+                sandbox.deadline.extend(0)
 
     def _quiet_s(self, sandbox: Sandbox) -> float:
         return self._clock.monotonic_s() - sandbox.activity.quiet_since_s

@@ -35,28 +35,20 @@ from sandlot.core.scheduler import SetupStep
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
-from sandlot.model.ports import Change, DriverCapability, Instance
+from sandlot.model.ports import Change, DriverCapability
 from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed, slots
 from sandlot.model.states import State
 
 PROGRAM = "attaching"
 
 
-def hold(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
-    """Keep the volumes mounted of a sandbox that an earlier service left."""
-    if volumes is not None and sandbox.state is not State.HIBERNATED:
-        volumes.hold(sandbox.id, sandbox.spec.volumes)
-
-
-def mount_steps(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Sequence[SetupStep]:
-    """Return the setup step that mounts volumes inside a sandbox. Empty if there is nothing to mount or to unmount.
+def mount_step(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> SetupStep:
+    """Return the setup step that mounts volumes inside a new sandbox.
 
     Args:
         gone: Volumes whose mount points the restored memory still has; unmounted first.
-        there: Volumes of the sandbox.
+        there: Volumes to mount.
     """
-    if not gone and not there:
-        return ()
 
     async def show(sandbox: Sandbox) -> None:
         hub = None if sandbox.instance is None else sandbox.instance.hub
@@ -65,7 +57,7 @@ def mount_steps(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Se
         places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(there)]
         await ask(sandbox, gone=[mount.path for mount in gone], there=places)
 
-    return (show,)
+    return show
 
 
 async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
@@ -106,7 +98,7 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
         raise ConflictError(
             f"A volume of sandbox {sandbox.id} is being attached or detached.",
             code=ErrorCode.CONFLICT,
-            hint="Try again in a moment; where it rests, resume it first.",
+            hint="Retry in a moment. If the sandbox is suspended, resume it first.",
             fields={"sandbox": sandbox.id},
         )
     sandbox.steady += 1
@@ -136,7 +128,7 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
     """Attach a volume to a sandbox. Does nothing if the sandbox has the volume in this way already.
 
     Args:
-        supervisor: Supervisor of the sandbox, which is resumed if it rests.
+        supervisor: Supervisor of the sandbox, which is resumed if it is suspended.
         principal: Owner of the volume.
         mount: The volume, by name or id, and its path.
 
@@ -146,7 +138,7 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
     sandbox = supervisor.sandbox
     await _awake(supervisor)
     has = sandbox.spec.volumes
-    (requested,) = _volumes(supervisor).resolve(principal, (mount,))
+    (requested,) = supervisor.dependencies.volumes.resolve(principal, (mount,))
     if any((one.volume, one.path, one.read_only) == (requested.volume, requested.path, requested.read_only) for one in has):
         return
     _check_place(sandbox, requested)
@@ -168,7 +160,7 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
     """Detach a volume from a sandbox.
 
     Args:
-        supervisor: Supervisor of the sandbox, which is resumed if it rests.
+        supervisor: Supervisor of the sandbox, which is resumed if it is suspended.
         which: Path, name or id of the volume.
 
     Raises:
@@ -190,14 +182,14 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
             sandbox.spec = replace(sandbox.spec, volumes=(*sandbox.spec.volumes, moving))
             await settle(supervisor)
         raise
-    _volumes(supervisor).release(sandbox.id, mount.volume)
+    supervisor.dependencies.volumes.release(sandbox.id, mount.volume)
     _log.info("volume.detached", sandbox=sandbox.id, volume=mount.volume, path=mount.path)
 
 
 async def _awake(supervisor: SandboxSupervisor) -> None:
-    """Resume the sandbox if it rests, finish interrupted moves, and refuse if a fork or a snapshot needs the volumes unchanged."""
+    """Resume the sandbox if it is suspended, finish interrupted moves, and refuse if a fork or a snapshot needs the volumes unchanged."""
     sandbox = supervisor.sandbox
-    if sandbox.state is not State.RUNNING:  # the sandbox came to rest while this operation waited
+    if sandbox.state is not State.RUNNING:  # the sandbox was suspended while this operation waited
         if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
             raise sandbox.suspended_error()
         await sandbox.resume_operation(supervisor)
@@ -205,9 +197,9 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
     await settle(supervisor)
     if sandbox.steady:
         raise ConflictError(
-            f"Sandbox {sandbox.id} is being forked, or written to a snapshot: its volumes stay as they are meanwhile.",
+            f"Sandbox {sandbox.id} is being forked or written to a snapshot; its volumes cannot be changed meanwhile.",
             code=ErrorCode.CONFLICT,
-            hint="Try again when that is done.",
+            hint="Retry when the fork or the snapshot is complete.",
             fields={"sandbox": sandbox.id},
         )
 
@@ -215,8 +207,8 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
 async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """Mount a volume on the host, in the sandbox's view, and at its path inside."""
     sandbox = supervisor.sandbox
-    attachments = await driver_step("attach a volume to", _volumes(supervisor).attach(sandbox.id, (mount,)))
-    instance = _instance(sandbox)
+    attachments = await driver_step("attach a volume to", supervisor.dependencies.volumes.attach(sandbox.id, (mount,)))
+    instance = sandbox.require_instance()
     await driver_step("attach a volume to", instance.configure(Change(volumes=attachments)))
     place = [f"{instance.hub}/{mount.slot}", mount.path, mount.read_only]
     await driver_step("attach a volume to", ask(sandbox, there=[place]))
@@ -224,10 +216,10 @@ async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     """Unmount a volume inside first, then in the sandbox's view, where the kernel refuses if the volume is in use."""
-    sandbox, instance = supervisor.sandbox, _instance(supervisor.sandbox)
+    sandbox, instance = supervisor.sandbox, supervisor.sandbox.require_instance()
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
     if mount.slot is None:
-        raise InternalError(f"Nobody knows which place of sandbox {sandbox.id} volume {mount.volume} has.")
+        raise InternalError(f"Volume {mount.volume} has no slot in sandbox {sandbox.id}.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
         with contextlib.suppress(ConflictError):  # the first attempt fails because the guest still has the volume mounted
@@ -249,18 +241,18 @@ async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     try:
         await _take(supervisor, mount)
     except SandlotError as error:
-        _log.warning("volume.stays", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
+        _log.warning("volume.not_detached", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
         _become(sandbox, mount, replace(mount, moving=not isinstance(error, ConflictError)))
     else:
         _become(sandbox, mount, None)
-        _volumes(supervisor).release(sandbox.id, mount.volume)
+        supervisor.dependencies.volumes.release(sandbox.id, mount.volume)
 
 
 def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:
     return ConflictError(
-        f"The volume at {mount.path} is in use inside of sandbox {sandbox.id}.",
+        f"The volume at {mount.path} is in use inside sandbox {sandbox.id}.",
         code=ErrorCode.CONFLICT,
-        hint="End what has files of it open or works in it, or kill the sandbox; then detach it again.",
+        hint="End the processes that have files of the volume open or work in it, or kill the sandbox; then detach the volume again.",
         fields={"sandbox": sandbox.id, "volume": mount.volume, "path": mount.path},
     )
 
@@ -310,18 +302,6 @@ def found(sandbox: Sandbox, which: str) -> VolumeMount:
     return there
 
 
-def _instance(sandbox: Sandbox) -> Instance:
-    if sandbox.instance is None:
-        raise sandbox.ended_error()
-    return sandbox.instance
-
-
-def _volumes(supervisor: SandboxSupervisor) -> VolumeManager:
-    if supervisor.dependencies.volumes is None:
-        raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED)
-    return supervisor.dependencies.volumes
-
-
 class MountManager:
     """Attaches volumes to running sandboxes and detaches them.
 
@@ -337,7 +317,7 @@ class MountManager:
         self._volumes = volumes
 
     async def attach(self, sandbox_id: str, principal: Principal, mount: VolumeMount) -> Sandbox:
-        """Attach a volume to a sandbox, which is resumed if it rests. Does nothing if the sandbox has the volume in this way already.
+        """Attach a volume to a sandbox, which is resumed if it is suspended. Does nothing if the sandbox has the volume in this way already.
 
         Args:
             sandbox_id: Id of the sandbox.
@@ -360,7 +340,7 @@ class MountManager:
         return sandbox
 
     async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
-        """Detach a volume from a sandbox, which is resumed if it rests. The contents of the volume stay.
+        """Detach a volume from a sandbox, which is resumed if it is suspended. The contents of the volume stay.
 
         Args:
             sandbox_id: Id of the sandbox.
@@ -387,9 +367,9 @@ class MountManager:
         for ability in (DriverCapability.VOLUMES, DriverCapability.CONFIGURE_VOLUMES):
             if not can.can(ability):
                 raise UnsupportedError(
-                    f"The volumes of a sandbox that runs cannot be changed with the isolation {sandbox.spec.isolation!r}: {can.why_not(ability)}.",
+                    f"Isolation {sandbox.spec.isolation!r} cannot change the volumes of a running sandbox: {can.why_not(ability)}.",
                     code=ErrorCode.UNSUPPORTED,
-                    hint="Say which volumes it has when it is created.",
+                    hint="Name the volumes when the sandbox is created.",
                     fields={"ability": str(ability)},
                 )
 

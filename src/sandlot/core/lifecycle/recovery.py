@@ -1,4 +1,4 @@
-"""Recovery: what a start of the service does with the sandboxes that an earlier service left.
+"""Recovery of the sandboxes that an earlier service left, at the start of the service.
 
 Invariants:
 - Every sandbox that a client knows is recovered, or has a record of why it ended.
@@ -87,21 +87,21 @@ async def recover(supervisor: SandboxSupervisor) -> None:
             if recovery is Recovery.ADOPT_ELSE_HIBERNATED:
                 await _keep_hibernated(supervisor)
                 return
-            has_expired = sandbox.deadline_monotonic_s <= dependencies.clock.monotonic_s()
+            has_expired = sandbox.deadline.remaining_s() == 0
             exit_ = Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, ENDED_UNATTENDED)
             raise SupervisionEndedError(exit_) from None
         supervisor.take_instance(instance)
-    if instance.limits != sandbox.spec.limits:  # an update was cut in half, and the driver's record has what holds
+    if instance.limits != sandbox.spec.limits:  # an update was interrupted: the limits in the driver's record are in force
         sandbox.spec = replace(sandbox.spec, limits=instance.limits)
         supervisor.reserve_limits()
     if sandbox.state is State.PAUSED:
-        await driver_step("pause", instance.pause())  # a resume may have been cut in half
+        await driver_step("pause", instance.pause())  # a resume may have been interrupted
     else:
         await driver_step("resume", instance.resume())
         # Without a start slot: a silent guest must not delay other recoveries and creates.
         sandbox.link = await wait_first_response(supervisor, reconnect_guest(supervisor, instance))
         if sandbox.state is State.SNAPSHOTTING:  # if the sandbox was paused, its remaining time is not known
-            supervisor.extend_deadline(sandbox.spec.timeout_s)
+            sandbox.deadline.extend(sandbox.spec.timeout_s)
         if sandbox.state is not State.RUNNING:
             sandbox.become(State.RUNNING)
         await dependencies.memory_images.remove(sandbox.id)  # an incomplete image, or one older than the running sandbox
@@ -122,7 +122,7 @@ async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
 
 
 async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
-    """Remove what earlier services left and no sandbox uses, once every recovery has ended.
+    """Remove resources of earlier services that no sandbox uses, once every recovery has ended.
 
     Args:
         sandboxes: Sandboxes that are being recovered.

@@ -1,7 +1,7 @@
 """Start of a sandbox: strategies that are tried in order, and the steps that connect to its guest and wake the guest.
 
 ====================  ========  =========================================================================================================
-strategy              path      what happens
+strategy              path      action
 ====================  ========  =========================================================================================================
 WarmStart             warm      a claimed warm sandbox is thawed, gets its identity in one message, and is recorded in one commit
 TemplateSnapshotStart prepared  a prepared sandbox of a pool is restored from the template snapshot
@@ -11,10 +11,10 @@ MemoryImageStart                a sandbox is restored from a snapshot image or a
 ====================  ========  =========================================================================================================
 
 Invariants:
-- The supervisor owns whatever the driver made before anything else is done with it.
+- Each resource that a driver makes is owned by the supervisor before the next step.
 - If a strategy fails, all that the strategy took is released before the next strategy, and the request still succeeds, only later. If the store
-  refuses a record, or the sandbox was asked to end, no other strategy is tried.
-- A warm sandbox that was claimed has had no other owner, and a warm sandbox that failed is given to no other request.
+  refuses a record, or the end of the sandbox was requested, no other strategy is tried.
+- A claimed warm sandbox has had no other owner. A warm sandbox whose claim failed is never claimed again.
 - A claim is recorded once, before the response. If the service is killed before the commit, the next service removes the warm sandbox like any
   leftover. If the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the claim had not.
 - A restored guest receives no request before it was woken with its own identity.
@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s, remaining_s
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
 from sandlot.core.node.drivers import STEP_TIMEOUT_S, driver_step
 from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
 from sandlot.core.pools.manager import PoolClaim
@@ -78,7 +78,7 @@ class StartStrategy(Protocol):
         Raises:
             StartStrategyError: The strategy failed; the next one may be tried.
             SandlotError: The start failed for good.
-            SupervisionEndedError: The sandbox was asked to end, or has ended.
+            SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
         """
         ...
 
@@ -128,7 +128,7 @@ async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrateg
 
     Raises:
         SandlotError: The sandbox could not be started.
-        SupervisionEndedError: The sandbox was asked to end, or has ended.
+        SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
     """
     sandbox = supervisor.sandbox
     is_recorded = False
@@ -167,7 +167,7 @@ class WarmStart:
         sandbox, warm = supervisor.sandbox, self.warm
         sandbox.spec = replace(sandbox.spec, root=warm.template.root.digest)
         supervisor.take_instance(warm.instance, link=warm.link, exited=warm.exited)
-        warm.link.set_services(supervisor.services())
+        warm.link.set_services(supervisor.dependencies.package_access.of(sandbox))
         saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
         try:
             await supervisor.until_end(driver_step("answer", self._wake(supervisor)))
@@ -179,19 +179,18 @@ class WarmStart:
             if not isinstance(error, SandlotError | SupervisionEndedError):
                 raise
             supervisor.check_end()
-            _log.warning("pool.spoilt", sandbox=sandbox.id, ref=warm.instance.ref, error=str(error))
-            supervisor.dependencies.pools.claim_failed()
+            _log.warning("pool.claim_failed", sandbox=sandbox.id, ref=warm.instance.ref, error=str(error))
             raise StartStrategyError(str(error)) from error
         if saving is not None:
             await asyncio.shield(saving)
-        supervisor.dependencies.pools.started(StartPath.WARM, self.claim, sandbox.spec.template)
+        supervisor.dependencies.pools.started(StartPath.WARM, self.claim)
         return saving is not None
 
     async def _wake(self, supervisor: SandboxSupervisor) -> None:
         sandbox, instance, link = supervisor.sandbox, self.warm.instance, self.warm.link
         await instance.resume()
-        if volumes := await supervisor.mount_volumes():
-            await instance.configure(Change(volumes=volumes))
+        if sandbox.spec.volumes:
+            await instance.configure(Change(volumes=await supervisor.mount_volumes()))
         await wake_guest(supervisor, link, self.warm.template)
         if sandbox.spec.limits.pids != self.warm.spec.limits.pids:
             await instance.configure(Change(pids=sandbox.spec.limits.pids))
@@ -222,7 +221,7 @@ class TemplateSnapshotStart:
             _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
             pools.discard_snapshot(snapshot, str(error))
             raise StartStrategyError(str(error), release_wait_s=STEP_TIMEOUT_S) from error
-        pools.started(StartPath.PREPARED if was_prepared else StartPath.RESTORED, self.claim, sandbox.spec.template)
+        pools.started(StartPath.PREPARED if was_prepared else StartPath.RESTORED, self.claim)
         return False
 
 
@@ -248,7 +247,7 @@ class BootStart:
     """Boots the sandbox from its root filesystem image.
 
     Args:
-        claim: Claim of the request, whose pools count the start. None: no pool is asked.
+        claim: Claim of the request, whose pools count the start. None: the request has no pools.
     """
 
     claim: PoolClaim | None = None
@@ -262,11 +261,11 @@ class BootStart:
             prepared = await driver_step("prepare", supervisor.driver.prepare(shape_of(sandbox, template)))
             supervisor.take(prepared)
             supervisor.check_end()
-            if volumes := await supervisor.mount_volumes():
-                await driver_step("attach a volume to", prepared.attach(volumes))
+            if sandbox.spec.volumes:
+                await driver_step("attach a volume to", prepared.attach(await supervisor.mount_volumes()))
             await connect_and_wake(supervisor, await driver_step("start", prepared.boot(sandbox.spec)), template)
         if self.claim is not None:
-            supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim, sandbox.spec.template)
+            supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim)
         return False
 
 
@@ -283,7 +282,7 @@ async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:
 
 
 def shape_of(sandbox: Sandbox, template: ResolvedTemplate) -> Shape:
-    """Return what a driver has to know to prepare a sandbox."""
+    """Return the shape of a sandbox: its root filesystem, limits and network."""
     return Shape(root=template.root, limits=sandbox.spec.limits, network=sandbox.spec.network)
 
 
@@ -293,7 +292,7 @@ async def connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, te
     Raises:
         InvalidRequestError: The sandbox has too little memory to start.
         HostError: The sandbox ended, or its guest refused its identity.
-        SupervisionEndedError: The sandbox was asked to end.
+        SupervisionEndedError: The end of the sandbox was requested.
     """
     supervisor.take_instance(instance)
     supervisor.sandbox.link = await wait_first_response(supervisor, _connect_and_wake(supervisor, instance, template))
@@ -306,7 +305,7 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, t
     except BaseException as error:
         await link.aclose()
         if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):
-            # Whatever the guest says: the client requested a sandbox, so the guest's refusal is no refusal of the request.
+            # An error of the guest must not look like an error in the client's request.
             raise _bad_guest(f"its guest refused to begin: {error.message[:_MAX_GUEST_MESSAGE_CHARS]}") from None
         raise
     return link
@@ -315,7 +314,8 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, t
 async def _connect(supervisor: SandboxSupervisor, instance: Instance) -> Link:
     exited = supervisor.exited or asyncio.ensure_future(instance.wait())
     try:
-        return await connect_guest(instance, exited, supervisor.dependencies.link_factory, supervisor.services())
+        services = supervisor.dependencies.package_access.of(supervisor.sandbox)
+        return await connect_guest(instance, exited, supervisor.dependencies.link_factory, services)
     finally:
         if exited is not supervisor.exited:
             exited.cancel()
@@ -324,7 +324,7 @@ async def _connect(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:
     """Give a sleeping guest the identity, environment, limits and deadline of the sandbox."""
     sandbox = supervisor.sandbox
-    timeout_s = remaining_s(sandbox, supervisor.dependencies.clock) if sandbox.is_announced else sandbox.spec.timeout_s
+    timeout_s = sandbox.deadline.remaining_s() if sandbox.is_announced else sandbox.spec.timeout_s
     await link.wake(
         identity=sandbox.id,
         hostname=sandbox.id,
@@ -348,7 +348,7 @@ async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> 
             await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))
         else:
             # Also without a deadline: after an update that was cut in half, the recorded deadline counts.
-            await link.set_deadline(guest_deadline_s(remaining_s(sandbox, dependencies.clock)))
+            await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))
             with suppress(ConflictError):  # more processes run than the limit allows; the host's limits hold all the same
                 await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)
     except BaseException:
@@ -363,7 +363,7 @@ async def wait_first_response(supervisor: SandboxSupervisor, connecting: Corouti
     Raises:
         InvalidRequestError: The sandbox has too little memory to start.
         HostError: The sandbox ended; the message says how.
-        SupervisionEndedError: The sandbox was asked to end.
+        SupervisionEndedError: The end of the sandbox was requested.
     """
     sandbox = supervisor.sandbox
     try:

@@ -3,11 +3,11 @@
 Invariants:
 - Whatever fails, all resources that the driver made are released by this task, and by no other.
 - An end that is requested during a start takes effect at the next step. No step of the driver is cut in half.
-- Operations on the sandbox (:mod:`sandlot.core.operations`) run in this task, one at a time, and so does what its timeout causes.
+- Operations on the sandbox (:mod:`sandlot.core.operations`) and its ``on_timeout`` run in this task, one at a time.
 - A guest that violates the protocol of the link, or closes the link, loses its own sandbox and affects no other.
 - A state is recorded before the response. Whenever the service is killed, the next service therefore recovers every sandbox that a client knows,
   and removes all others.
-- When the service detaches, the sandbox goes on.
+- When the service detaches from a sandbox, the processes of the sandbox keep running.
 - The response to a kill is sent when the processes are dead. Releasing the rest may take longer, and the resources stay reserved meanwhile. If no
   process ran yet, or the driver cannot tell, the response waits at most until the first failed release or for ``STEP_TIMEOUT_S``.
 - The end of a sandbox waits at most ``RECORD_TIMEOUT_S`` for the store, and saves of one sandbox never overlap.
@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -39,7 +38,6 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.volumes import VolumeManager
 from sandlot.link.client import Link
-from sandlot.link.services import Service
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import InternalError, SandlotError
 from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Instance, PreparedSandbox, Resources
@@ -50,7 +48,7 @@ GUEST_GRACE_S: Final = 60.0
 RECORD_TIMEOUT_S: Final = 1.0
 """Seconds for which the end of a sandbox waits for the store: a slow disk or database must not keep a sandbox alive."""
 EXIT_TIMEOUT_S: Final = 3.0
-"""Seconds that a driver has to report how a sandbox ended whose link was lost."""
+"""Seconds to wait for the exit of a sandbox from its driver, after the link was lost."""
 
 ResultT = TypeVar("ResultT")
 
@@ -58,7 +56,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class SupervisionEndedError(Exception):
-    """The sandbox was asked to end, or has ended."""
+    """The end of the sandbox was requested, or the sandbox has ended."""
 
     def __init__(self, exit_: Exit) -> None:
         super().__init__(exit_.detail)
@@ -66,7 +64,7 @@ class SupervisionEndedError(Exception):
 
 
 class SupervisionDetachedError(Exception):
-    """The service stops, and the sandbox goes on without it."""
+    """The service stops and leaves the sandbox running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +79,15 @@ class LifecycleDependencies:
         disposer: Destroys resources of the host.
         scheduler: Readmits hibernated sandboxes and checks quotas.
         pools: Pools of warm sandboxes.
-        volumes: Volumes of this node. None: none.
+        volumes: Volumes of this node.
         memory_images: Folders of hibernation images.
         package_access: Access of guests to the package indexes.
         link_factory: Makes a link to a guest.
         clock: Clock of the service.
-        policy: Decisions of the operator.
+        policy: Policy of the operator.
         start_slots: Semaphore of ``max_creates`` slots for starts and recoveries.
         on_timeout: Operation that runs when the deadline of a sandbox has passed.
-        on_wake: Listeners, called when a sandbox runs again after a rest.
+        on_wake: Listeners, called when a suspended sandbox runs again.
     """
 
     drivers: Drivers
@@ -99,7 +97,7 @@ class LifecycleDependencies:
     disposer: Disposer
     scheduler: Scheduler
     pools: PoolManager
-    volumes: VolumeManager | None
+    volumes: VolumeManager
     memory_images: MemoryImages
     package_access: PackageAccess
     link_factory: GuestLinkFactory
@@ -165,38 +163,42 @@ class SandboxSupervisor:
         await self._end(sandbox.requested_exit or exit_, failure)
 
     async def serve(self) -> Exit:
-        """Run operations until the sandbox ends by itself, loses its link, expires or is asked to end. Return how it ended.
+        """Run operations until the sandbox ends by itself, loses its link, or its end is requested. Return how the sandbox ended.
 
         Raises:
             SupervisionDetachedError: The service stops.
         """
-        sandbox = self.sandbox
+        sandbox, deadline = self.sandbox, self.sandbox.deadline
         requested = asyncio.ensure_future(sandbox.end_requested.wait())
         detaching = asyncio.ensure_future(sandbox.detaching.wait())
         try:
             while True:
-                lost = asyncio.ensure_future(self._wait_link_lost())
-                expiry = asyncio.ensure_future(self._wait_deadline())
-                moved = asyncio.ensure_future(sandbox.deadline_changed.wait())
+                deadline.changed.clear()
+                moved = asyncio.ensure_future(deadline.changed.wait())
                 submitted = asyncio.ensure_future(sandbox.operations.there.wait())
-                waiting: set[asyncio.Future[Any]] = {lost, expiry, moved, submitted}
+                lost = None if sandbox.link is None else asyncio.ensure_future(sandbox.link.wait_closed())
+                has_deadline = deadline.monotonic_s != math.inf
+                expiry = asyncio.ensure_future(self.dependencies.clock.sleep_until(deadline.monotonic_s)) if has_deadline else None
+                waiting: set[asyncio.Future[Any]] = {each for each in (moved, submitted, lost, expiry) if each is not None}
                 ends: set[asyncio.Future[Any]] = {requested, detaching} if self.exited is None else {requested, detaching, self.exited}
                 try:
                     await asyncio.wait(waiting | ends, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    has_expired, is_lost = expiry.done() and not moved.done(), lost.done()
+                    done = {each for each in waiting if each.done()}
                     for each in waiting:
                         each.cancel()
-                sandbox.deadline_changed.clear()
                 if sandbox.requested_exit is not None:
                     return sandbox.requested_exit
                 if self.exited is not None and self.exited.done():
                     return self.exited.result()
                 if detaching.done():
                     raise SupervisionDetachedError
-                if is_lost:
+                if lost is not None and lost in done:
                     return await self.exit_after_link_lost(lost.result())
-                await (self.dependencies.on_timeout(self) if has_expired else sandbox.operations.run_next(self))
+                if expiry in done and moved not in done:
+                    await self.dependencies.on_timeout(self)
+                elif submitted in done:
+                    await sandbox.operations.run_next(self)
         finally:
             requested.cancel()
             detaching.cancel()
@@ -209,10 +211,10 @@ class SandboxSupervisor:
         return self.exited is not None and self.exited.done()
 
     def check_end(self) -> None:
-        """Stop the current work if the sandbox was asked to end.
+        """Stop the current work if the end of the sandbox was requested.
 
         Raises:
-            SupervisionEndedError: The sandbox was asked to end.
+            SupervisionEndedError: The end of the sandbox was requested.
         """
         if self.sandbox.requested_exit is not None:
             raise SupervisionEndedError(self.sandbox.requested_exit)
@@ -223,7 +225,7 @@ class SandboxSupervisor:
         The method waits until cancelled work has ended, and prefers a result that arrived at the same time: otherwise a start slot could be lost.
 
         Raises:
-            SupervisionEndedError: The sandbox was asked to end, or has ended.
+            SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
             SupervisionDetachedError: The service stops.
         """
         sandbox = self.sandbox
@@ -266,38 +268,31 @@ class SandboxSupervisor:
         return template
 
     async def mount_volumes(self) -> tuple[Attachment, ...]:
-        """Mount the volumes of the sandbox on the host. They are unmounted after its removal."""
-        sandbox, volumes = self.sandbox, self.dependencies.volumes
-        if not sandbox.spec.volumes or volumes is None:
+        """Mount the volumes of the sandbox on the host and return how a driver attaches them. They are unmounted after the removal of the sandbox."""
+        sandbox = self.sandbox
+        if not sandbox.spec.volumes:
             return ()
-        return await driver_step("attach a volume to", volumes.attach(sandbox.id, sandbox.spec.volumes))
-
-    def services(self) -> Mapping[str, Service]:
-        """Return the services of the host that the guest may use, by name."""
-        return self.dependencies.package_access.of(self.sandbox)
-
-    def extend_deadline(self, timeout_s: float | None) -> None:
-        """Move the deadline of the sandbox to ``timeout_s`` seconds from now. None removes the deadline."""
-        extend_deadline(self.sandbox, self.dependencies.clock, timeout_s)
+        return await driver_step("attach a volume to", self.dependencies.volumes.attach(sandbox.id, sandbox.spec.volumes))
 
     async def save_running(self) -> None:
-        """Start the timeout of the sandbox and record that it runs.
+        """Start the timeout of the sandbox and record that the sandbox runs.
 
         Raises:
             SandlotError: The store refused the record.
         """
-        self.extend_deadline(self.sandbox.spec.timeout_s)
+        self.sandbox.deadline.extend(self.sandbox.spec.timeout_s)
+        self.sandbox.activity.touch()
         await self.dependencies.recorder.save_running(self.sandbox)
 
     async def exit_after_link_lost(self, lost: LinkClosed) -> Exit:
-        """Return how a sandbox ended whose link was lost: as the driver reports, or by the loss of the link if the driver reports nothing in time."""
+        """Return how the sandbox ended after its link was lost. The exit that the driver reports counts, if it comes within ``EXIT_TIMEOUT_S``."""
         if self.exited is None:
             return Exit(ExitReason.CRASHED, lost.detail)
         if lost.reason is not LinkClosedReason.VIOLATION:
             await asyncio.wait({self.exited}, timeout=EXIT_TIMEOUT_S)
         if self.exited.done():
             return self.exited.result()
-        reason = "its guest broke the laws of the link" if lost.reason is LinkClosedReason.VIOLATION else "the link to its guest is gone"
+        reason = "its guest violated the link protocol" if lost.reason is LinkClosedReason.VIOLATION else "the link to its guest is gone"
         return Exit(ExitReason.CRASHED, f"{reason}: {lost.detail}" if lost.detail else reason)
 
     # Resources ------------------------------------------------------------------------------------------------------------
@@ -312,7 +307,7 @@ class SandboxSupervisor:
         Args:
             instance: The instance.
             link: Link to the guest, if there is one.
-            exited: Done when the processes of the instance have ended. None: the driver is asked.
+            exited: Done when the processes of the instance have ended. None: ``Instance.wait`` is called.
         """
         sandbox = self.sandbox
         self._resource = instance
@@ -330,10 +325,10 @@ class SandboxSupervisor:
             disk_bytes: Size of the image.
         """
         self.dependencies.reservations.record(self.sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
-        release_volumes(self.dependencies.volumes, self.sandbox)
+        self.dependencies.volumes.release(self.sandbox.id)
 
     async def release(self, *, wait_s: float) -> None:
-        """Release what a failed start has made, so that another start can be tried.
+        """Release the resources of a failed start, so that another strategy can be tried.
 
         The resources have a reservation of their own until they are destroyed.
 
@@ -459,45 +454,12 @@ class SandboxSupervisor:
         if not sandbox.ready.done():
             sandbox.ready.cancel()
 
-    async def _wait_link_lost(self) -> LinkClosed:
-        if self.sandbox.link is None:
-            await asyncio.Event().wait()
-            raise AssertionError
-        return await self.sandbox.link.wait_closed()
-
-    async def _wait_deadline(self) -> None:
-        if self.sandbox.deadline_monotonic_s == math.inf:
-            await asyncio.Event().wait()
-        await self.dependencies.clock.sleep_until(self.sandbox.deadline_monotonic_s)
-
 
 def state_after(exit_: Exit) -> State:
     """Return the state that a sandbox ends in."""
     return State.STOPPED if exit_.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
 
 
-def release_volumes(volumes: VolumeManager | None, sandbox: Sandbox) -> None:
-    """Release the volumes of a sandbox whose processes are all gone."""
-    if volumes is not None and sandbox.spec.volumes:
-        volumes.release(sandbox.id)
-
-
-def extend_deadline(sandbox: Sandbox, clock: Clock, timeout_s: float | None) -> None:
-    """Move a sandbox's deadline to ``timeout_s`` seconds from now. None removes the deadline."""
-    if timeout_s is None:
-        sandbox.deadline_monotonic_s, sandbox.expires_at = math.inf, None
-    else:
-        sandbox.deadline_monotonic_s = clock.monotonic_s() + timeout_s
-        sandbox.expires_at = clock.now() + timedelta(seconds=timeout_s)
-    sandbox.activity.touch()
-    sandbox.deadline_changed.set()
-
-
 def guest_deadline_s(timeout_s: float | None) -> float | None:
-    """Return the timeout of the guest itself for a sandbox's timeout."""
+    """Return the seconds after which a guest ends its sandbox by itself, for the seconds after which the service does. None: never."""
     return None if timeout_s is None else timeout_s + GUEST_GRACE_S
-
-
-def remaining_s(sandbox: Sandbox, clock: Clock) -> float | None:
-    """Return the seconds until a sandbox's deadline. None: the sandbox has no deadline."""
-    return None if sandbox.expires_at is None else max(0.0, sandbox.deadline_monotonic_s - clock.monotonic_s())

@@ -1,4 +1,4 @@
-"""Pause, resume, hibernate and wake a sandbox, write its memory image, and do what its timeout demands.
+"""Pause, resume, hibernate and wake a sandbox, write its memory image, and carry out its ``on_timeout``.
 
 Each function is an operation (:mod:`sandlot.core.operations`): the sandbox's supervisor runs operations one at a time.
 
@@ -25,7 +25,7 @@ import structlog
 
 from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake_guest
-from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionDetachedError, SupervisionEndedError, guest_deadline_s, remaining_s
+from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionDetachedError, SupervisionEndedError, guest_deadline_s
 from sandlot.core.node.drivers import driver_step
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
@@ -34,40 +34,39 @@ from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance
 from sandlot.model.specs import OnTimeout
 from sandlot.model.states import LIFECYCLE, SUSPENDED, State
 
-REST_TIMEOUT_S = 30.0
+QUIESCE_TIMEOUT_S = 30.0
 """Seconds that a guest has to quiesce. A full pipe without a reader is no reason to wait longer."""
 
 WRITE_TIMEOUT_S = 600.0
 """Timeout for writing an image of many GiB to a slow disk: 60 GB at 100 MB/s."""
 
 EXPIRY_RETRY_S: Final = 60.0
-"""Seconds that a sandbox goes on which could neither be hibernated nor paused when its deadline passed."""
+"""Seconds until a sandbox that could neither be hibernated nor paused at its deadline is tried again."""
 
 SAME = -1.0
-"""Stands for the timeout that the sandbox had before."""
+"""Value of ``timeout_s`` that keeps the timeout of the sandbox."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 async def pause(supervisor: SandboxSupervisor) -> None:
-    """Freeze a running sandbox. Does nothing if the sandbox rests already.
+    """Freeze a running sandbox. Does nothing if the sandbox is suspended already.
 
     Raises:
         UnsupportedError: The driver cannot pause sandboxes.
-        HostError: The state cannot be recorded; the sandbox goes on.
+        HostError: The state cannot be recorded; the sandbox keeps running.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is not State.RUNNING:
         return
     await _require(supervisor, DriverCapability.PAUSE, "be paused")
-    instance = _instance(sandbox)
+    instance = sandbox.require_instance()
     await _intend(supervisor, State.PAUSING)
-    before = sandbox.expires_at, sandbox.deadline_monotonic_s
     try:
-        supervisor.extend_deadline(dependencies.policy.max_suspended_s)
-        await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
+        with sandbox.deadline.restored_on_error():
+            sandbox.deadline.extend(dependencies.policy.max_suspended_s)
+            await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
     except BaseException as error:
-        sandbox.expires_at, sandbox.deadline_monotonic_s = before
         if not isinstance(error, SandboxEndedError):
             await _go_on(supervisor, instance)
         raise
@@ -84,7 +83,7 @@ async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) 
 
     Raises:
         UnavailableError: ``busy``: there is no room for the hibernated sandbox, which stays hibernated.
-        HostError: The sandbox cannot be restored or recorded; it stays at rest.
+        HostError: The sandbox cannot be restored or recorded; the sandbox stays suspended.
     """
     sandbox = supervisor.sandbox
     was = sandbox.spec
@@ -96,7 +95,7 @@ async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) 
         elif sandbox.state is State.HIBERNATED:
             await _wake(supervisor)
         elif sandbox.spec is not was:
-            await _say_deadline(supervisor)
+            await _restart_timeout(sandbox)
             await supervisor.dependencies.recorder.save_update(sandbox, "timeout")
     except BaseException:
         sandbox.spec = replace(sandbox.spec, timeout_s=was.timeout_s)
@@ -109,26 +108,26 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 
     Raises:
         UnsupportedError: The driver cannot write memory.
-        SandlotError: The sandbox cannot be written or recorded; it goes on as before.
+        SandlotError: The sandbox cannot be written or recorded; its state is as before.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is State.HIBERNATED:
         return
     await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
-    instance, was = _instance(sandbox), sandbox.state
+    instance, was = sandbox.require_instance(), sandbox.state
     await _intend(supervisor, State.HIBERNATING)
     await dependencies.memory_images.remove(sandbox.id)  # an image that exists later was written by this operation
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
-        await (await _linked(supervisor, instance)).quiesce(REST_TIMEOUT_S)
+        await (await _linked(supervisor, instance)).quiesce(QUIESCE_TIMEOUT_S)
         into = await dependencies.memory_images.make(sandbox.id)
         size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, SandboxEndedError) and sandbox.link is not None:
             raise  # the supervisor notices the end by the lost link
         if was is State.PAUSED:
-            supervisor.extend_deadline(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again
+            sandbox.deadline.extend(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again
         if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.memory_images.image(sandbox.id).is_dir):
             await dependencies.memory_images.remove(sandbox.id)
             if was is State.PAUSED:
@@ -137,7 +136,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
             raise
         # The hibernation exceeded its timeout and finished all the same: the image is all that is left of the sandbox.
         size_bytes = await asyncio.to_thread(_size, dependencies.memory_images.image(sandbox.id))
-    supervisor.extend_deadline(dependencies.policy.max_suspended_s)
+    sandbox.deadline.extend(dependencies.policy.max_suspended_s)
     sandbox.become(State.HIBERNATED)
     # If this fails, the next service finds the intent and a complete image, and keeps the sandbox hibernated.
     await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
@@ -146,7 +145,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 
 
 async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: bool = True) -> int:
-    """Write a sandbox's memory and files into a new folder and return their size in bytes. The sandbox goes on as before.
+    """Write a sandbox's memory and files into a new folder and return their size in bytes. Afterwards the sandbox is in the same state as before.
 
     A paused sandbox that cannot be frozen again afterwards runs, even if its snapshot was written; see :func:`_pause_again`.
 
@@ -157,13 +156,13 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 
     Raises:
         UnsupportedError: The driver cannot write memory.
-        SandlotError: The image cannot be written; the sandbox goes on.
+        SandlotError: The image cannot be written; the sandbox is in the same state as before.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     await _require(supervisor, DriverCapability.SNAPSHOT, "be written to a snapshot")
     if sandbox.state is State.HIBERNATED:
         return await dependencies.memory_images.copy(dependencies.memory_images.image(sandbox.id), into)
-    instance, was = _instance(sandbox), sandbox.state
+    instance, was = sandbox.require_instance(), sandbox.state
     await _intend(supervisor, State.SNAPSHOTTING)
     try:
         if was is State.PAUSED:
@@ -196,14 +195,14 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
 
 
 async def expire(supervisor: SandboxSupervisor) -> None:
-    """Do what the sandbox's ``on_timeout`` says, now that its deadline has passed.
+    """Carry out the ``on_timeout`` of a sandbox whose deadline has passed.
 
-    A sandbox that rests is ended. A sandbox that can neither be hibernated nor paused gets ``EXPIRY_RETRY_S`` more, so that nothing of it is lost.
+    A suspended sandbox is ended. A sandbox that can neither be hibernated nor paused runs for ``EXPIRY_RETRY_S`` more, so that its data is not lost.
     """
     sandbox = supervisor.sandbox
     operations = {OnTimeout.HIBERNATE: (hibernate, pause), OnTimeout.PAUSE: (pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
     if sandbox.state in SUSPENDED:
-        sandbox.request_end(Exit(ExitReason.KILLED, "it rested for as long as it may"))
+        sandbox.request_end(Exit(ExitReason.KILLED, "it was suspended for as long as the operator allows"))
     elif not operations:
         sandbox.request_end(Exit(ExitReason.KILLED, "its timeout passed"))
     else:
@@ -211,10 +210,13 @@ async def expire(supervisor: SandboxSupervisor) -> None:
             try:
                 await operation(supervisor)
             except SandlotError as error:
-                _log.warning("sandbox.rests_not", sandbox=sandbox.id, on_timeout=str(sandbox.spec.on_timeout), error=str(error))
+                _log.warning("sandbox.not_suspended", sandbox=sandbox.id, on_timeout=str(sandbox.spec.on_timeout), error=str(error))
             else:
                 return
-        supervisor.extend_deadline(EXPIRY_RETRY_S)
+        with contextlib.suppress(SandlotError):  # without an answer, the guest ends the sandbox at its own deadline
+            await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(EXPIRY_RETRY_S)))
+        sandbox.deadline.extend(EXPIRY_RETRY_S)
+        sandbox.activity.touch()
 
 
 async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> None:
@@ -230,7 +232,7 @@ async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> Non
         return
     except SandlotError as error:
         _log.warning("sandbox.not_paused_again", sandbox=sandbox.id, error=str(error))
-        supervisor.extend_deadline(sandbox.spec.timeout_s)
+        sandbox.deadline.extend(sandbox.spec.timeout_s)
         await _go_on(supervisor, instance, "sandbox.resumed")
         await mounts.settle(supervisor)
     else:
@@ -239,21 +241,21 @@ async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> Non
 
 async def _thaw(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    instance = _instance(sandbox)
-    before = sandbox.expires_at, sandbox.deadline_monotonic_s
+    instance = sandbox.require_instance()
     await driver_step("resume", instance.resume())
     try:
-        link = await _linked(supervisor, instance)
-        supervisor.extend_deadline(sandbox.spec.timeout_s)
-        await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
+        with sandbox.deadline.restored_on_error():
+            link = await _linked(supervisor, instance)
+            sandbox.deadline.extend(sandbox.spec.timeout_s)
+            await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
     except BaseException as error:
-        sandbox.expires_at, sandbox.deadline_monotonic_s = before
         if not isinstance(error, SandboxEndedError):
             with contextlib.suppress(SandlotError):
                 await _freeze(sandbox, instance)
             await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
+    sandbox.activity.touch()
     _log.info("sandbox.resumed", sandbox=sandbox.id)
 
 
@@ -262,16 +264,15 @@ async def _wake(supervisor: SandboxSupervisor) -> None:
     image = dependencies.memory_images.image(sandbox.id)
     await supervisor.wait_released()
     await dependencies.scheduler.readmit(sandbox)
-    before = sandbox.expires_at, sandbox.deadline_monotonic_s
     sandbox.become(State.WAKING)
     try:
-        await MemoryImageStart(image).start(supervisor)
-        await _say_deadline(supervisor)
-        await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)
+        with sandbox.deadline.restored_on_error():
+            await MemoryImageStart(image).start(supervisor)
+            await _restart_timeout(sandbox)
+            await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)
     except (SupervisionEndedError, SupervisionDetachedError):
         raise
     except BaseException:
-        sandbox.expires_at, sandbox.deadline_monotonic_s = before
         sandbox.become(State.HIBERNATED)
         await supervisor.release_memory(await asyncio.to_thread(_size, image))
         await dependencies.recorder.save_eventually(sandbox)
@@ -289,7 +290,7 @@ async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, wha
         raise UnsupportedError(
             f"This sandbox cannot {what}: {reason}.",
             code=ErrorCode.UNSUPPORTED,
-            hint="Use another isolation for it; 'sandlot doctor' says what each can do here.",
+            hint="Use another isolation; 'sandlot doctor' lists what each isolation can do on this host.",
             fields={"reason": reason, "isolation": supervisor.sandbox.spec.isolation},
         )
 
@@ -299,7 +300,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
     Raises:
         SandlotError: The store refused the record; nothing was changed.
-        SupervisionEndedError: The sandbox was asked to end.
+        SupervisionEndedError: The end of the sandbox was requested.
     """
     sandbox = supervisor.sandbox
     supervisor.check_end()
@@ -343,11 +344,11 @@ async def _goes_on(sandbox: Sandbox, link: Link) -> None:
     await asyncio.gather(driver_step("go on", link.checkpoint(armed=False)), driver_step("go on", link.set_deadline(deadline_s)))
 
 
-async def _say_deadline(supervisor: SandboxSupervisor) -> None:
-    """Start the timeout again, in the guest first."""
-    sandbox = supervisor.sandbox
+async def _restart_timeout(sandbox: Sandbox) -> None:
+    """Start the timeout of a sandbox again, in the guest first."""
     await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(sandbox.spec.timeout_s)))
-    supervisor.extend_deadline(sandbox.spec.timeout_s)
+    sandbox.deadline.extend(sandbox.spec.timeout_s)
+    sandbox.activity.touch()
 
 
 async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
@@ -378,7 +379,7 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
             try:
                 link = await _linked(supervisor, instance)
                 await driver_step("go on", link.checkpoint(armed=False))
-                await driver_step("go on", link.set_deadline(guest_deadline_s(remaining_s(sandbox, dependencies.clock))))
+                await driver_step("go on", link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s())))
             except UnavailableError:  # the guest did not quiesce in time, and its link accepts no more calls
                 if sandbox.link is not None:
                     await sandbox.link.aclose()
@@ -391,8 +392,8 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
         sandbox.request_end(Exit(ExitReason.CRASHED, f"it could not be made to run again: {error.message}"))
         return True
     sandbox.become(State.RUNNING)
+    sandbox.activity.touch()
     _notify_wake(supervisor)
-    sandbox.deadline_changed.set()
     await dependencies.recorder.save_eventually(sandbox, event)
     return True
 
@@ -400,12 +401,6 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
 def _notify_wake(supervisor: SandboxSupervisor) -> None:
     for listener in supervisor.dependencies.on_wake:
         listener(supervisor.sandbox)
-
-
-def _instance(sandbox: Sandbox) -> Instance:
-    if sandbox.instance is None:
-        raise sandbox.ended_error()
-    return sandbox.instance
 
 
 def _link(sandbox: Sandbox) -> Link:

@@ -3,13 +3,13 @@
 Invariants:
 - The guest gets a new deadline before the service uses it. If the guest refuses, the old deadline still holds on both sides.
 - An update is recorded before the response.
-- A resting sandbox is resumed only for new limits. Its new timeout begins when it is resumed.
+- A suspended sandbox is resumed only for new limits. Its new timeout begins when it is resumed.
 - More resources are reserved before they are given, and less resources are released only after they were taken back.
 - The guest limits the processes that the tenant starts, and the host's limit is the backstop. The guest's limit is never higher: the host's is
   raised first and lowered last.
 - A quota is checked in the step that claims the larger of the old and the new limits: no other update or create comes between.
 - Warm sandboxes are evicted for a sandbox that grows, as for a new one.
-- The guest is asked before memory is given: a silent guest gets no memory.
+- The guest must respond before memory is added: a silent guest gets no memory.
 - A change that fails half-way is undone. Resources that cannot be withdrawn, such as memory in use, stay the sandbox's limit and stay reserved: the
   limit that clients see is the limit that holds.
 - Numbers that a guest reports are bounded, and count for its own sandbox only.
@@ -27,13 +27,12 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, extend_deadline, guest_deadline_s, remaining_s
+from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor, guest_deadline_s
 from sandlot.core.node.reservations import grown_amounts
-from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.ports import Capabilities, Change, Instance, Usage
+from sandlot.model.ports import Capabilities, Change, Usage
 from sandlot.model.specs import Limits, OnTimeout, SandboxSpec
 from sandlot.model.states import SUSPENDED, State
 
@@ -88,9 +87,9 @@ async def used(sandbox: Sandbox) -> Used:
     if sandbox.state is State.HIBERNATED:  # a hibernated sandbox is not woken for this
         return Used(_NOTHING, None, sandbox.spec.limits)
     if sandbox.state is State.PAUSED:
-        return Used(await _instance(sandbox).usage(), None, sandbox.spec.limits)
+        return Used(await sandbox.require_instance().usage(), None, sandbox.spec.limits)
     async with sandbox.connection() as link:
-        usage = await _instance(sandbox).usage()
+        usage = await sandbox.require_instance().usage()
         pids: int | None = None
         with contextlib.suppress(TimeoutError, SandlotError):
             async with asyncio.timeout(COUNT_TIMEOUT_S):
@@ -137,17 +136,17 @@ async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
     except SandboxEndedError:
         pass  # its resources stay reserved until the last of them is released
     except Exception as error:  # noqa: BLE001 - the client gets the error that caused the undo
-        _log.warning("sandbox.limits_stay", sandbox=sandbox.id, error=str(error))
+        _log.warning("sandbox.limits_not_restored", sandbox=sandbox.id, error=str(error))
         if keepers.guest_pids > before.pids:  # more processes may run by now; all other limits are set back
             with contextlib.suppress(Exception):
                 await _move(sandbox, keepers, replace(before, pids=keepers.guest_pids))
 
 
 async def _configure(sandbox: Sandbox, keepers: _Keepers, to: Limits) -> None:
-    if sandbox.instance is None:
-        raise sandbox.ended_error()
+    change = Change(memory_bytes=to.memory_bytes, cpus=to.cpus, pids=to.pids, disk_bytes=to.disk_bytes)
+    instance = sandbox.require_instance()
     try:
-        await sandbox.instance.configure(_change(to))
+        await instance.configure(change)
     except (ConflictError, InvalidRequestError, UnsupportedError):
         raise  # refused: nothing was changed
     except BaseException:
@@ -165,16 +164,6 @@ def _most(one: Limits, other: Limits) -> Limits:
     )
 
 
-def _change(limits: Limits) -> Change:
-    return Change(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids, disk_bytes=limits.disk_bytes)
-
-
-def _instance(sandbox: Sandbox) -> Instance:
-    if sandbox.instance is None:
-        raise sandbox.ended_error()
-    return sandbox.instance
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateSandboxParams:
     """Changes of a sandbox. None leaves a property unchanged.
@@ -186,7 +175,7 @@ class UpdateSandboxParams:
         metadata: New metadata; entries of the service itself stay.
         limits: New limits.
         on_timeout: Action at the deadline.
-        auto_resume: Resume the resting sandbox when a request needs it.
+        auto_resume: Resume the suspended sandbox when a request needs it.
         name: New name.
         unique_name: Refuse the name if another live sandbox of the owner has it.
     """
@@ -205,11 +194,7 @@ class UpdateSandboxParams:
         """Refuse contradictory values and values that are out of bounds."""
         if self.persistent and self.timeout_s is not None:
             raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
-        admission.check_name(self.name, unique=self.unique_name)
-        if self.metadata is not None:
-            admission.check_metadata(self.metadata)
-        if self.idle_timeout_s:
-            admission.check_idle_timeout(self.idle_timeout_s)
+        admission.check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None, unique_name=self.unique_name)
 
     @property
     def moves_deadline(self) -> bool:
@@ -263,7 +248,7 @@ class SandboxUpdate:
             replace(sandbox.spec, timeout_s=params.timeout_s)  # refuses a timeout that is out of bounds
         can = await self.dependencies.drivers.capabilities(sandbox.spec.isolation)
         await sandbox.recovered.wait()
-        if sandbox.state in SUSPENDED and params.limits == Change() and await sandbox.operations.submit(self._while_resting):
+        if sandbox.state in SUSPENDED and params.limits == Change() and await sandbox.operations.submit(self._while_suspended):
             return
         await sandbox.wait_reachable()
         sandbox.require_link()
@@ -284,25 +269,24 @@ class SandboxUpdate:
 
     async def _while_running(self) -> None:
         sandbox, params = self.sandbox, self.params
-        before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name, sandbox.expires_at, sandbox.deadline_monotonic_s
+        before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         async with changed(self):
             try:
-                if params.moves_deadline:
-                    async with sandbox.connection() as link:
-                        await link.set_deadline(guest_deadline_s(params.timeout_s))
-                    extend_deadline(sandbox, self.dependencies.clock, params.timeout_s)
-                _apply(sandbox, params)
-                await self.dependencies.recorder.save_update(sandbox, *params.names())
+                with sandbox.deadline.restored_on_error():
+                    if params.moves_deadline:
+                        async with sandbox.connection() as link:
+                            await link.set_deadline(guest_deadline_s(params.timeout_s))
+                        sandbox.deadline.extend(params.timeout_s)
+                    _apply(sandbox, params)
+                    await self.dependencies.recorder.save_update(sandbox, *params.names())
             except BaseException:
-                _take_back(sandbox, *before[:4])
-                sandbox.expires_at, sandbox.deadline_monotonic_s = before[4:]
-                sandbox.deadline_changed.set()
+                _take_back(sandbox, *before)
                 if params.moves_deadline:
-                    sandbox.spawn(_restore_guest_deadline(sandbox, self.dependencies.clock))
+                    sandbox.spawn(_restore_guest_deadline(sandbox))
                 raise
 
-    async def _while_resting(self, _supervisor: SandboxSupervisor) -> bool:
-        """Apply the changes to a resting sandbox. Return False if the sandbox runs by now, or another update waits until the sandbox runs."""
+    async def _while_suspended(self, _supervisor: SandboxSupervisor) -> bool:
+        """Apply the changes to a suspended sandbox. Return False if the sandbox runs by now, or another update waits until the sandbox runs."""
         sandbox, params = self.sandbox, self.params
         if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
             return False
@@ -365,20 +349,23 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
     _log.info("sandbox.limits", sandbox=sandbox.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 
-def _apply(sandbox: Sandbox, what: UpdateSandboxParams) -> None:
+def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
     """Apply all changes that neither the guest nor the driver needs to know."""
     spec = sandbox.spec
     sandbox.spec = replace(
         spec,
-        timeout_s=what.timeout_s if what.moves_deadline else spec.timeout_s,
-        on_timeout=spec.on_timeout if what.on_timeout is None else what.on_timeout,
-        auto_resume=spec.auto_resume if what.auto_resume is None else what.auto_resume,
+        timeout_s=params.timeout_s if params.moves_deadline else spec.timeout_s,
+        on_timeout=spec.on_timeout if params.on_timeout is None else params.on_timeout,
+        auto_resume=spec.auto_resume if params.auto_resume is None else params.auto_resume,
     )
-    if what.metadata is not None:
-        sandbox.metadata = {**{name: word for name, word in sandbox.metadata.items() if name.startswith(admission.RESERVED_PREFIX)}, **what.metadata}
-    if what.idle_timeout_s is not None:
-        sandbox.idle_timeout_s = what.idle_timeout_s or None
-    sandbox.name = sandbox.name if what.name is None else what.name
+    if params.metadata is not None:
+        sandbox.metadata = {
+            **{name: value for name, value in sandbox.metadata.items() if name.startswith(admission.RESERVED_PREFIX)},
+            **params.metadata,
+        }
+    if params.idle_timeout_s is not None:
+        sandbox.idle_timeout_s = params.idle_timeout_s or None
+    sandbox.name = sandbox.name if params.name is None else params.name
 
 
 def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
@@ -387,7 +374,7 @@ def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str],
     sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 
-async def _restore_guest_deadline(sandbox: Sandbox, clock: Clock) -> None:
+async def _restore_guest_deadline(sandbox: Sandbox) -> None:
     """Send the guest the deadline that holds. If the guest cannot be reached, the service's own deadline still ends the sandbox in time."""
     async with sandbox.connection() as link:
-        await link.set_deadline(guest_deadline_s(remaining_s(sandbox, clock)))
+        await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

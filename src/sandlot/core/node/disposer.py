@@ -1,4 +1,4 @@
-"""Destroy what a driver made, again and again until nothing of it is left."""
+"""Destruction of resources of the host, repeated until it succeeds."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Disposer:
     async def destroy(self, resource: Destroyable, *, on_failure: Callable[[], None] = lambda: None, **fields: str) -> None:
         """Return when the resource is destroyed, however long that takes.
 
-        Until then it still takes memory and disk of the host, so the caller keeps its reservation.
+        Until then the resource takes memory and disk of the host, so the caller keeps its reservation.
 
         Args:
-            resource: What to destroy.
+            resource: Resource to destroy.
             on_failure: Called after each failed attempt.
             fields: Fields of the log entry of a failed attempt, for example the sandbox.
         """

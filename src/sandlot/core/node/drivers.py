@@ -1,8 +1,8 @@
-"""Drivers and templates of a service: what sandboxes are made with and from.
+"""Drivers and templates of a service.
 
 Invariants:
 - However many callers wait for a probe of a driver or the build of a template, one thread works on it.
-- A step of a driver is never cut in half because a sandbox ends. Only its timeout cancels it.
+- The end of a sandbox does not cancel a step of its driver. Only the timeout of the step does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Drivers(Mapping[str, Driver]):
-    """Drivers by isolation name, and what each of them can do on this host.
+    """Drivers by isolation name, and their capabilities on this host.
 
     Args:
         drivers: Isolation name -> driver.
@@ -47,7 +47,7 @@ class Drivers(Mapping[str, Driver]):
         return len(self._drivers)
 
     async def capabilities(self, isolation: str) -> Capabilities:
-        """Return what a driver can do on this host.
+        """Return the capabilities of a driver on this host.
 
         A driver that can start sandboxes is probed once. A driver that cannot is probed again by each call.
         """
@@ -64,7 +64,7 @@ class Drivers(Mapping[str, Driver]):
         return found
 
     async def capabilities_for(self, isolation: str, capability: DriverCapability) -> Capabilities:
-        """Return what a driver can do, and probe it again first if it lacked a capability in its last probe."""
+        """Return the capabilities of a driver. The driver is probed again if it lacked a capability in its last probe."""
         found = await self.capabilities(isolation)
         if not found.can(capability):
             self._probes.pop(isolation, None)
@@ -72,7 +72,7 @@ class Drivers(Mapping[str, Driver]):
         return found
 
     async def all_capabilities(self) -> list[Capabilities]:
-        """Return what every driver can do on this host."""
+        """Return the capabilities of every driver on this host."""
         return [await self.capabilities(isolation) for isolation in self._drivers]
 
 

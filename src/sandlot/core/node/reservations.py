@@ -263,7 +263,7 @@ def _size(kind: _Kind, amount: int) -> str:
 
 
 class Evictor(Protocol):
-    """Gives up warm sandboxes. Implemented by the pool manager."""
+    """Gives up warm sandboxes. Implemented by the refiller of the pools."""
 
     async def evict_one(self) -> bool:
         """Remove one warm sandbox and return True once its resources are free. Return False if there is none."""
@@ -306,7 +306,7 @@ class Reservations:
     def add_evictor(self, evictor: Evictor) -> None:
         """Register an object that gives up warm sandboxes when room is short. Without one, nothing is evicted.
 
-        The composition root calls this once: the pool manager needs the reservations before it can evict.
+        The composition root calls this once: the refiller of the pools needs the reservations before it can evict.
         """
         self._evictors.append(evictor)
 

@@ -18,14 +18,14 @@ from sandlot.model.specs import SandboxSpec, Shape
 
 
 class ResourceOwner(Protocol):
-    """Owner of what a driver makes: destroys the resource if a later step fails."""
+    """Owner of the resources that a driver makes: destroys a resource if a later step fails."""
 
     def take(self, resource: PreparedSandbox) -> None:
         """Own a prepared sandbox from now on, in place of an earlier one."""
         ...
 
     def check_end(self) -> None:
-        """Raise if the sandbox was asked to end."""
+        """Raise if the end of the sandbox was requested."""
         ...
 
 

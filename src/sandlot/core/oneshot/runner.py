@@ -18,7 +18,8 @@ import asyncio
 import posixpath
 import signal as signals
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -34,6 +35,7 @@ from sandlot.core.oneshot.comparison import Comparison
 from sandlot.core.oneshot.params import OneShotParams, language_of
 from sandlot.core.oneshot.verdict import Observation, Result, graded
 from sandlot.core.records.execution_log import ExecutionDescription
+from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.types import Output, OutputGap
 from sandlot.model.access import Principal
@@ -56,41 +58,131 @@ _GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB
 word), so they are compared in a thread."""
 
 
-async def execute(
-    manager: SandboxManager, processes: ProcessService, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S
-) -> Result:
-    """Run a program in a sandbox of its own and return the result. Cancelling ends the program and the sandbox.
+MAX_ITEMS = 1000
+DEFAULT_CONCURRENCY = 4
+MAX_CONCURRENCY = 32
+BATCH_PATIENCE_S = 120.0
+"""Time that an item of a batch waits for room, which other items of the batch may have taken."""
+_log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """Result or error of one item of a batch.
 
     Args:
-        manager: Creates the sandbox.
-        processes: Runs the program.
-        principal: Owner of the sandbox.
-        params: Program to run.
-        patience_s: Seconds to wait if there is no room for the sandbox.
+        index: Index of the item, from 0.
+        outcome: Result or error.
+    """
+
+    index: int
+    outcome: Result | SandlotError
+
+
+def check(items: int, concurrency: int) -> None:
+    """Refuse a batch that is too large.
+
+    Args:
+        items: Number of items.
+        concurrency: Number of runs at once.
 
     Raises:
-        SandlotError: The program could not be run. A program that fails has a result instead.
+        InvalidRequestError: One of the numbers is out of bounds.
     """
-    async with _new_sandbox(manager, principal, params, patience_s) as sandbox:
-        await _write_files(sandbox, params)
-        seen = await _run(processes, sandbox, params)
-        if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
-            raise seen.ended  # killed by a request or by the stop of the service, so the program has no verdict
-    if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_INLINE_CHARS[params.comparison]:
-        return await asyncio.get_running_loop().run_in_executor(manager.grading, graded, params, seen)
-    return graded(params, seen)
+    for field, value, most in (("items", items, MAX_ITEMS), ("concurrency", concurrency, MAX_CONCURRENCY)):
+        if not 1 <= value <= most:
+            raise InvalidRequestError(
+                f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint="Send several batches.", fields={"field": field}
+            )
 
 
-@asynccontextmanager
-async def _new_sandbox(manager: SandboxManager, principal: Principal, params: OneShotParams, patience_s: float) -> AsyncIterator[Sandbox]:
-    """Create a sandbox that ends with the body."""
-    manager.check_runs(principal)  # before the create: a sandbox is expensive if the quota then refuses the run
-    sandbox = await _create_with_patience(manager, _create_params(params, principal), principal, patience_s)
-    sandbox.single_use = True
-    try:
-        yield sandbox
-    finally:
-        sandbox.request_end(Exit(ExitReason.KILLED, "its run has ended"))
+class OneShotRunner:
+    """Runs programs, each in a sandbox of its own.
+
+    Args:
+        manager: Creates the sandboxes.
+        processes: Runs the programs.
+        execution_counter: Counts executions against the quotas of their owners.
+    """
+
+    def __init__(self, manager: SandboxManager, processes: ProcessService, execution_counter: MonthlyExecutionCounter) -> None:
+        self._manager = manager
+        self._processes = processes
+        self._execution_counter = execution_counter
+        self._grading_thread = ThreadPoolExecutor(1, "grading")
+        """Compares outputs: outputs of megabytes take seconds, and creates wait for the default threads."""
+
+    def close(self) -> None:
+        """Cancel the comparisons that wait for the thread. Idempotent."""
+        self._grading_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def execute(self, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S) -> Result:
+        """Run a program in a sandbox of its own and return the result. Cancelling ends the program and the sandbox.
+
+        Args:
+            principal: Owner of the sandbox.
+            params: Program to run.
+            patience_s: Seconds to wait if there is no room for the sandbox.
+
+        Raises:
+            SandlotError: The program could not be run. A program that fails has a result instead.
+        """
+        self._execution_counter.check(principal.owner)  # before the create: a sandbox is expensive if the quota then refuses the run
+        sandbox = await _create_with_patience(self._manager, _create_params(params, principal), principal, patience_s)
+        sandbox.single_use = True
+        try:
+            await _write_files(sandbox, params)
+            seen = await _run(self._processes, sandbox, params)
+            if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
+                raise seen.ended  # killed by a request or by the stop of the service, so the program has no verdict
+        finally:
+            sandbox.request_end(Exit(ExitReason.KILLED, "its run has ended"))
+        if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_INLINE_CHARS[params.comparison]:
+            return await asyncio.get_running_loop().run_in_executor(self._grading_thread, graded, params, seen)
+        return graded(params, seen)
+
+    async def execute_batch(
+        self, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
+    ) -> AsyncGenerator[BatchItem]:
+        """Run a batch of programs and yield each result as soon as it is known. Closing the generator ends all running programs.
+
+        Args:
+            principal: Owner of the sandboxes.
+            items: Programs to run. An error stands for an invalid item and is yielded unchanged.
+            concurrency: Number of runs at once.
+
+        Raises:
+            InvalidRequestError: The batch is too large.
+        """
+        check(len(items), concurrency)
+        done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
+        todo = iter(enumerate(items))
+
+        async def work() -> None:
+            for index, item in todo:
+                await done.put(BatchItem(index, await self._outcome(principal, item)))
+
+        workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
+        try:
+            for _ in items:
+                yield await done.get()
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _outcome(self, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
+        if isinstance(item, SandlotError):
+            return item
+        try:
+            return await self.execute(principal, item, patience_s=BATCH_PATIENCE_S)
+        except SandlotError as error:
+            return error
+        except Exception:  # noqa: BLE001 - logged; the other items must not be affected
+            _log.exception("batch.defect")
+            return InternalError(
+                "Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that say batch.defect."
+            )
 
 
 async def _create_with_patience(manager: SandboxManager, params: CreateSandboxParams, principal: Principal, patience_s: float) -> Sandbox:
@@ -180,93 +272,3 @@ def _kept(output: OutputCollector, event: Output | OutputGap, most_bytes: int) -
 
 async def _single_chunk(content: bytes) -> AsyncIterator[bytes]:
     yield content
-
-
-MAX_ITEMS = 1000
-DEFAULT_CONCURRENCY = 4
-MAX_CONCURRENCY = 32
-BATCH_PATIENCE_S = 120.0
-"""Time that an item of a batch waits for room, which other items of the batch may have taken."""
-_log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchItem:
-    """Result or error of one item of a batch.
-
-    Args:
-        index: Index of the item, from 0.
-        outcome: Result or error.
-    """
-
-    index: int
-    outcome: Result | SandlotError
-
-
-def check(items: int, concurrency: int) -> None:
-    """Refuse a batch that is too large.
-
-    Args:
-        items: Number of items.
-        concurrency: Number of runs at once.
-
-    Raises:
-        InvalidRequestError: One of the numbers is out of bounds.
-    """
-    for field, value, most in (("items", items, MAX_ITEMS), ("concurrency", concurrency, MAX_CONCURRENCY)):
-        if not 1 <= value <= most:
-            raise InvalidRequestError(
-                f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint="Send several batches.", fields={"field": field}
-            )
-
-
-async def execute_batch(
-    manager: SandboxManager,
-    processes: ProcessService,
-    principal: Principal,
-    items: Sequence[OneShotParams | SandlotError],
-    *,
-    concurrency: int = DEFAULT_CONCURRENCY,
-) -> AsyncGenerator[BatchItem]:
-    """Run a batch of programs and yield each result as soon as it is known. Closing the generator ends all running programs.
-
-    Args:
-        manager: Creates the sandboxes.
-        processes: Runs the programs.
-        principal: Owner of the sandboxes.
-        items: Programs to run. An error stands for an invalid item and is yielded unchanged.
-        concurrency: Number of runs at once.
-
-    Raises:
-        InvalidRequestError: The batch is too large.
-    """
-    check(len(items), concurrency)
-    done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
-    todo = iter(enumerate(items))
-
-    async def work() -> None:
-        for index, item in todo:
-            await done.put(BatchItem(index, await _outcome(manager, processes, principal, item)))
-
-    workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
-    try:
-        for _ in items:
-            yield await done.get()
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-
-
-async def _outcome(
-    manager: SandboxManager, processes: ProcessService, principal: Principal, item: OneShotParams | SandlotError
-) -> Result | SandlotError:
-    if isinstance(item, SandlotError):
-        return item
-    try:
-        return await execute(manager, processes, principal, item, patience_s=BATCH_PATIENCE_S)
-    except SandlotError as error:
-        return error
-    except Exception:  # noqa: BLE001 - logged; the other items must not be affected
-        _log.exception("batch.defect")
-        return InternalError("Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that say batch.defect.")

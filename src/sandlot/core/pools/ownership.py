@@ -44,24 +44,24 @@ class PoolOwners:
 
     def revoked(self, pools: Iterable[Pool]) -> list[Pool]:
         """Return the private pools whose owner's key was revoked."""
-        return [pool for pool in pools if is_private(pool) and self.principal_of(pool.owner) is None]
+        return [pool for pool in pools if pool.is_private and self.principal_of(pool.owner) is None]
 
     def over_quota(self, pools: Iterable[Pool]) -> Iterator[tuple[Pool, WarmSandbox]]:
         """Yield the warm sandboxes for which the owner's quota has no room, each with its pool."""
         pools_of: dict[OwnerId, list[Pool]] = {}
-        for pool in filter(is_private, pools):
+        for pool in (pool for pool in pools if pool.is_private):
             pools_of.setdefault(pool.owner, []).append(pool)
         for owner, own in pools_of.items():
             principal = self.principal_of(owner)
             if principal is not None:
                 ready = sorted(((pool, warm) for pool in own for warm in pool.ready), key=lambda each: each[1].started_at_s)
-                unfinished = [pool.spec.limits for pool in own for _ in range(pool.unfinished)]
+                unfinished = [pool.spec.limits for pool in own for _ in pool.filling]
                 limits = [pool.spec.limits for pool, _ in ready]
                 yield from ready[: excess_count(principal.quota, self.live_limits(owner), unfinished, limits)]
 
     def quota_left(self, pool: Pool, pools: Iterable[Pool]) -> int | None:
         """Return the number of further warm sandboxes that the owner's quota allows in a pool. None: no limit."""
-        if not is_private(pool):
+        if not pool.is_private:
             return None
         principal = self.principal_of(pool.owner)
         if principal is None:
@@ -72,11 +72,6 @@ class PoolOwners:
     def can_have_warm(self, pool: Pool, pools: Iterable[Pool]) -> bool:
         """Return whether the pool may have a warm sandbox now. Otherwise no template snapshot is made for it."""
         return policy.wanted_warm(pool.sizes, pool.growth) > 0 and (pool.total_warm > 0 or self.quota_left(pool, pools) != 0)
-
-
-def is_private(pool: Pool) -> bool:
-    """Return whether a pool is private."""
-    return pool.owner != LOCAL
 
 
 def pool_owner(principal: Principal) -> OwnerId:
@@ -143,7 +138,7 @@ def check_allowed(pool: Pool, sizes: PoolSizes, principal: Principal, *, existin
         ForbiddenError: The pool would have prepared sandboxes.
         LimitError: ``quota_exceeded``.
     """
-    if not is_private(pool):
+    if not pool.is_private:
         return
     if sizes.prepared:  # any request of any owner may take a prepared sandbox, so only shared pools have them
         raise ForbiddenError(
@@ -165,7 +160,7 @@ def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list
 
 def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
     """Return a sort key: pools that are filled first have the smallest. Shared pools come first, then owners with few warm sandboxes."""
-    return is_private(pool), sum(each.total_warm for each in pools if each.owner == pool.owner)
+    return pool.is_private, sum(each.total_warm for each in pools if each.owner == pool.owner)
 
 
 def quota_left(quota: Quota, live: Sequence[Limits], warm: Sequence[Limits], limits: Limits) -> int | None:
@@ -203,7 +198,7 @@ def next_eviction(pools: Sequence[Pool]) -> PoolEntry | None:
     the oldest warm sandbox of the shared pool with the most of them.
     """
     memory: Counter[OwnerId] = Counter()
-    for pool in filter(is_private, pools):
+    for pool in (pool for pool in pools if pool.is_private):
         memory[pool.owner] += _memory_bytes(pool)
     owner, most = memory.most_common(1)[0] if memory else (LOCAL, 0)
     if most:

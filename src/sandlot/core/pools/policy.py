@@ -47,6 +47,8 @@ class PoolContents:
         prepared: Prepared sandboxes.
         preparing: Prepared sandboxes that are being made.
         growth: Warm sandboxes beyond ``PoolSizes.warm`` to which the pool has grown.
+        quiet_s: Seconds since the last request, growth or shrink.
+        waiting_s: Seconds since the first request after the last start of a fill; 0 if there was none.
     """
 
     ages_s: Sequence[float]
@@ -54,6 +56,8 @@ class PoolContents:
     prepared: int = 0
     preparing: int = 0
     growth: int = 0
+    quiet_s: float = QUIET_S
+    waiting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,16 @@ class RefillStep:
         prepare: Number of prepared sandboxes to start making.
         drop: Number of warm sandboxes to remove, the oldest first.
         drop_prepared: Number of prepared sandboxes to remove, the oldest first.
+        growth: New growth of the pool.
+        is_early: True if a fill may start after :data:`QUIET_S`, because requests have not paused long enough.
     """
 
     fill: int = 0
     prepare: int = 0
     drop: int = 0
     drop_prepared: int = 0
+    growth: int = 0
+    is_early: bool = False
 
 
 def wanted_warm(sizes: PoolSizes, growth: int) -> int:
@@ -87,7 +95,10 @@ def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_le
         max_fills: Fills that may start now; 0 while fills must wait.
         quota_left: Further warm sandboxes that the owner's quota allows. None: no limit.
     """
-    wanted = wanted_warm(sizes, contents.growth)
+    is_early = max_fills > 0 and contents.quiet_s < QUIET_S and contents.waiting_s < MAX_QUIET_WAIT_S
+    max_fills = 0 if is_early else max(0, max_fills)
+    growth = max(0, contents.growth - int(contents.quiet_s // SHRINK_AFTER_S)) if contents.growth else 0
+    wanted = wanted_warm(sizes, growth)
     old = sum(1 for age_s in contents.ages_s if age_s > MAX_AGE_S)
     ready, fresh = len(contents.ages_s), len(contents.ages_s) - old
     drop = max(0, ready - wanted)
@@ -101,28 +112,7 @@ def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_le
         drop = max(drop, 1)
     fill = min(missing, room, max_fills)
     prepare = min(max(0, sizes.prepared - contents.prepared - contents.preparing), max_fills - fill)
-    return RefillStep(fill=fill, prepare=prepare, drop=drop, drop_prepared=max(0, contents.prepared - sizes.prepared))
-
-
-def is_quiet(now_s: float, last_request_s: float, waiting_since_s: float | None) -> bool:
-    """Return whether the requests of a pool allow a fill to start.
-
-    Args:
-        now_s: Current monotonic time.
-        last_request_s: Time of the last request.
-        waiting_since_s: Time of the first request since a fill was last started. None: there was none.
-    """
-    return now_s - last_request_s >= QUIET_S or (waiting_since_s is not None and now_s - waiting_since_s >= MAX_QUIET_WAIT_S)
-
-
-def growth_after_miss(sizes: PoolSizes, growth: int) -> int:
-    """Return the growth of a pool after a request that found no warm sandbox."""
-    return min(sizes.max - sizes.warm, growth + 1)
-
-
-def growth_after_quiet(growth: int, quiet_s: float) -> int:
-    """Return the growth of a pool after ``quiet_s`` seconds since the last request or the last shrink."""
-    return max(0, growth - int(quiet_s // SHRINK_AFTER_S))
+    return RefillStep(fill, prepare, drop, drop_prepared=max(0, contents.prepared - sizes.prepared), growth=growth, is_early=is_early)
 
 
 def back_off_s(failures: int) -> float:

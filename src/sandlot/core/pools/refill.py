@@ -1,7 +1,8 @@
-"""Keep pools full: one task looks at all pools, decides (:mod:`sandlot.core.pools.policy`) and starts fills.
+"""Keep pools full: one task goes over all pools, decides what each needs (:mod:`sandlot.core.pools.policy`), and starts fills and removals.
 
 Invariants:
-- Refills are outside of all requests. A request notifies the refiller and waits for nothing here.
+- Refills are outside of all requests. A request waits for nothing here, and causes no work before it has its response: the next pass over the
+  pools begins ``policy.QUIET_S`` later.
 - Nothing is filled while create requests wait for a start slot, while the host is short of memory, and for :data:`AFTER_EVICTION_S` after an entry
   was evicted.
 - Shared pools are filled first, then the private pools of the owner with the fewest warm sandboxes. If a shared pool finds no room, private entries
@@ -15,8 +16,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Any, Final
+import functools
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Final, cast
 
 import structlog
 
@@ -25,8 +28,9 @@ from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations, combine
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
-from sandlot.core.pools.ownership import PoolOwners, fill_priority, is_private, next_eviction
-from sandlot.core.pools.pool import Pool, PoolEntry, PreparedPoolEntry, Removals, WarmSandbox, reservation_key
+from sandlot.core.pools.ownership import PoolOwners, fill_priority, next_eviction
+from sandlot.core.pools.pool import Pool, PoolEntry, PreparedPoolEntry, WarmSandbox, reservation_key
+from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager, failure_reason
 from sandlot.core.pools.warm import WarmSandboxFactory
@@ -34,157 +38,163 @@ from sandlot.core.ports import Clock, GuestLinkFactory
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.ports import DriverCapability, Exit, HostReading, Resources
 
 START_S: Final = 1.0
 """Pause after the start of the service, which responds to requests first."""
 TICK_S: Final = 2.0
-"""Longest pause between two looks at the pools: ages, memory of the host, and snapshots of other services change without a notification."""
+"""Longest pause between two passes: ages, memory of the host, and snapshots of other services change without a notification."""
 AFTER_EVICTION_S: Final = 10.0
 """Pause after an eviction: the room is needed for something else."""
 SWEEP_S: Final = 3600.0
 """Interval between two sweeps of the template snapshots."""
 
+Make = Callable[[WarmSandboxFactory, SandboxId, TemplateSnapshot | None], Awaitable[PoolEntry]]
+"""Makes an entry from a template snapshot, or boots one if there is none."""
+
 _log = structlog.get_logger("sandlot.core")
 
 
 class PoolRefiller:
-    """Fills pools and removes entries that are no longer wanted.
+    """Fills pools, removes entries that are no longer wanted, and evicts entries whose room is needed.
 
     Args:
-        pools: Pool id -> pool. Each look reads the mapping again.
-        extra_snapshots: Specs for which template snapshots are made beside those of the pools, if their images are built.
+        registry: All pools.
+        owners: Owners of private pools.
         snapshots: Template snapshots.
+        extra_snapshots: Specs for which template snapshots are made beside those of the pools, if their images are built.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of the node.
+        disposer: Destroys resources of the host.
         link_factory: Connects to guests.
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
         metrics: Metrics of the service.
         start_slots: Start slots of create requests. While none is free, nothing is filled.
-        enforce_ownership: Removes the pools and warm sandboxes that their owners may no longer have; called before each look.
-        owners: Owners of private pools.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the service, passed by name
         self,
         *,
-        pools: Mapping[str, Pool],
-        extra_snapshots: Iterable[PoolSpec],
+        registry: PoolRegistry,
+        owners: PoolOwners,
         snapshots: TemplateSnapshotManager,
+        extra_snapshots: Iterable[PoolSpec],
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
+        disposer: Disposer,
         link_factory: GuestLinkFactory,
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
         start_slots: asyncio.Semaphore,
-        enforce_ownership: Callable[[], Awaitable[None]],
-        owners: PoolOwners,
     ) -> None:
-        self._pools = pools
-        self._extra_snapshots = tuple(extra_snapshots)
+        self._registry = registry
+        self._owners = owners
         self._snapshots = snapshots
+        self._extra_snapshots = tuple(TemplateSnapshotSpec.of(spec) for spec in extra_snapshots)
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
+        self._disposer = disposer
         self._link_factory = link_factory
         self._clock = clock
         self._new_id = new_id
         self._metrics = metrics
         self._start_slots = start_slots
-        self._enforce_ownership = enforce_ownership
-        self._owners = owners
+        self._running: asyncio.Task[None] | None = None
         self._notified = asyncio.Event()
         self._is_waiting = False
-        self._alarms: set[asyncio.Task[None]] = set()
-        self._fills: dict[asyncio.Task[None], str] = {}
-        """Task of each fill -> key of its reservation, which it may not have yet."""
+        self._alarm: asyncio.Task[None] | None = None
+        """Notifies after the last request, once ``policy.QUIET_S`` have passed."""
+        self._fills: dict[asyncio.Task[None], tuple[Pool, str]] = {}
+        """Task of each fill -> its pool, and the key of its reservation, which the fill may not have yet."""
+        self._removals: dict[asyncio.Task[None], str] = {}
+        """Task of each removal -> key of the reservation that the removal will release."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._snapshot_is_private = False
         """True while the snapshot task makes snapshots that only private pools need."""
         self._rest_until_s = {True: float("-inf"), False: float("-inf")}
         """Monotonic times until which private pools (True) and shared pools (False) are not filled."""
         self._swept_s = float("-inf")
-        self._removals = Removals(reservations, Disposer(clock))
+
+    def start(self) -> None:
+        """Keep the pools full until :meth:`aclose`."""
+        self._running = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Stop, cancel all fills, and wait until everything that has left the pools is removed. Idempotent."""
+        tasks = [task for task in (self._running, self._alarm, *self._unfinished()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._removals, return_exceptions=True)
 
     def notify(self) -> None:
-        """Look at the pools now: something has changed."""
+        """Begin a pass over the pools now: something has changed."""
         self._notified.set()
 
-    def pause_after_eviction(self) -> None:
-        """Fill no pool for :data:`AFTER_EVICTION_S`."""
-        self._rest(AFTER_EVICTION_S, True, False)
+    def notify_after_request(self) -> None:
+        """Begin a pass over the pools after a pause: the client of a request is about to use its sandbox."""
+        if self._alarm is None or self._alarm.done():
+            self._alarm = asyncio.create_task(self._notify_after(policy.QUIET_S))
 
-    def _rest(self, for_s: float, *groups: bool) -> None:
-        for private in groups:
-            self._rest_until_s[private] = max(self._rest_until_s[private], self._clock.monotonic_s() + for_s)
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is being filled or removed, and there was no notification since the last pass."""
+        return self._is_waiting and not (self._notified.is_set() or self._fills or self._snapshot_task or self._removals)
 
-    async def run(self) -> None:
-        """Keep the pools full until cancelled."""
+    async def _run(self) -> None:
         await asyncio.create_task(self._clock.sleep_until(self._clock.monotonic_s() + START_S))
         while True:
             self._notified.clear()
             try:
-                await self._look()
-            except Exception:  # noqa: BLE001 - requests succeed without pools, and the next look tries again
+                await self._refill_all()
+            except Exception:  # noqa: BLE001 - requests succeed without pools, and the next pass tries again
                 _log.exception("pools.defect")
-            await self._wait_notified(TICK_S)
-
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing is being filled or removed, and there was no notification since the last look."""
-        return self._is_waiting and not (self._notified.is_set() or self._fills or self._snapshot_task or self._removals.tasks)
-
-    async def _wait_notified(self, timeout_s: float) -> None:
-        alarm = asyncio.create_task(self._notify_after(timeout_s))
-        self._is_waiting = True
-        try:
-            await self._notified.wait()
-        finally:
-            self._is_waiting = False
-            alarm.cancel()
+            tick = asyncio.create_task(self._notify_after(TICK_S))
+            self._is_waiting = True
+            try:
+                await self._notified.wait()
+            finally:
+                self._is_waiting = False
+                tick.cancel()
 
     async def _notify_after(self, seconds: float) -> None:
         await self._clock.sleep_until(self._clock.monotonic_s() + seconds)
-        self.notify()
+        self._notified.set()
 
-    async def aclose(self) -> None:
-        """Cancel all fills, and wait until everything that has left the pools is removed."""
-        for task in (*self._unfinished(), *self._alarms):
-            task.cancel()
-        await asyncio.gather(*self._unfinished(), *self._alarms, *self._removals.tasks, return_exceptions=True)
+    def _rest(self, for_s: float, *groups: bool) -> None:
+        """Fill no private pool (True) or no shared pool (False) for some seconds."""
+        for private in groups:
+            self._rest_until_s[private] = max(self._rest_until_s[private], self._clock.monotonic_s() + for_s)
 
     # Evictions and removals --------------------------------------------------------------------------------------------
 
-    async def free_one(self, *, only_private: bool = False) -> bool:
-        """Wait for one removal to end, or cancel one fill and wait for its end. Return False if there was neither.
+    async def evict_one(self) -> bool:
+        """Evict one entry, or cancel one fill, and return True when its resources are free. Return False if there is none.
 
-        Args:
-            only_private: Only cancel a fill of a private pool.
+        Implements :class:`~sandlot.core.node.reservations.Evictor`. The order is that of :func:`~sandlot.core.pools.ownership.next_eviction`; fills
+        of private pools come before entries of shared pools. If an entry is being removed already, the end of its removal is enough.
         """
-        if self._removals.tasks and not only_private:
-            await asyncio.wait(set(self._removals.tasks), return_when=asyncio.FIRST_COMPLETED)
-            return True
-        for task in self._unfinished_private() if only_private else self._unfinished():
+        self._rest(AFTER_EVICTION_S, True, False)
+        pools = tuple(self._registry.pools.values())
+        entry = next_eviction([pool for pool in pools if pool.is_private])
+        fills = {} if entry is not None else self._unfinished(only_private=True)
+        if not fills:
+            entry = entry or next_eviction(pools)
+            if entry is not None:
+                self._evict(entry, "A sandbox needed its room, or the host is short of memory.")
+            if self._removals:
+                await asyncio.wait(set(self._removals), return_when=asyncio.FIRST_COMPLETED)
+                return True
+            fills = self._unfinished()
+        for task in fills:
             _cancel(task)
             await asyncio.wait({task})
             return True
         return False
-
-    def remove(self, *entries: PoolEntry) -> None:
-        """Start to remove entries that have left their pool. A reservation is released when nothing of its entry is left."""
-        self._removals.start(*entries)
-
-    def evict(self, entry: PoolEntry, reason: str) -> None:
-        """Take an entry out of its pool because its room is needed, and start to remove it."""
-        for pool in self._pools.values():
-            pool.drop(entry)
-        self._metrics.evicted()
-        _log.info("pool.evicted", template=entry.spec.template, hint=reason)
-        self.remove(entry)
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
         """Start to evict private entries and cancel private fills until an amount will fit. Return False if all of them would not be enough.
@@ -193,16 +203,16 @@ class PoolRefiller:
             needed: The amount.
             reading: Reading of the host.
         """
-        private = [pool for pool in self._pools.values() if is_private(pool)]
-        unfinished = self._unfinished_private()
-        leaving = {*self._removals.tasks.values(), *(key for task, key in self._unfinished().items() if task.cancelling())}
+        private = [pool for pool in self._registry.pools.values() if pool.is_private]
+        unfinished = self._unfinished(only_private=True)
+        leaving = {*self._removals.values(), *(key for task, key in self._unfinished().items() if task.cancelling())}
         warm = {warm.reservation_key for pool in private for warm in pool.ready}
         if not self._fits(needed, reading, {*leaving, *unfinished.values(), *warm}):
             return False
         while not self._fits(needed, reading, leaving):
             self._rest(AFTER_EVICTION_S, True)
             if isinstance(entry := next_eviction(private), WarmSandbox):
-                self.evict(entry, "A shared pool needed its room.")
+                self._evict(entry, "A shared pool needed its room.")
                 leaving.add(entry.reservation_key)
             else:
                 task, key = unfinished.popitem()
@@ -210,70 +220,103 @@ class PoolRefiller:
                 leaving.add(key)
         return True
 
-    def _unfinished(self) -> Mapping[asyncio.Task[None], str]:
+    def remove_pool(self, pool: Pool) -> None:
+        """Take a pool out of the registry, cancel its fills, and start to remove its entries."""
+        if self._registry.pools.pop(pool.id, None) is not None:
+            for task in (*pool.filling, *pool.preparing):
+                task.cancel()
+            self._discard(pool, pool.entries())
+
+    def _discard(self, pool: Pool, entries: Iterable[PoolEntry]) -> None:
+        """Take entries out of a pool and start to remove them. A reservation is released when nothing of its entry is left on the host."""
+        for entry in entries:
+            if pool.drop(entry):
+                task = asyncio.create_task(self._remove(entry))
+                self._removals[task] = entry.reservation_key
+                task.add_done_callback(self._removals.pop)
+
+    async def _remove(self, entry: PoolEntry) -> None:
+        await self._disposer.destroy(entry, reservation=entry.reservation_key)
+        self._reservations.release(entry.reservation_key)
+
+    def _evict(self, entry: PoolEntry, reason: str) -> None:
+        for pool in self._registry.pools.values():
+            self._discard(pool, [entry])
+        self._metrics.evicted()
+        _log.info("pool.evicted", template=entry.spec.template, hint=reason)
+
+    def _unfinished(self, *, only_private: bool = False) -> dict[asyncio.Task[None], str]:
         """Return the tasks that make entries and snapshots, with the keys of their reservations."""
-        snapshot = {} if self._snapshot_task is None else {self._snapshot_task: self._snapshots.reservation_key}
-        return {task: key for task, key in (self._fills | snapshot).items() if not task.done()}
+        unfinished = {task: key for task, (pool, key) in self._fills.items() if pool.is_private or not only_private}
+        if self._snapshot_task is not None and (self._snapshot_is_private or not only_private):
+            unfinished[self._snapshot_task] = self._snapshots.reservation_key
+        return {task: key for task, key in unfinished.items() if not task.done()}
 
-    def _unfinished_private(self) -> dict[asyncio.Task[None], str]:
-        private = {task for pool in self._pools.values() if is_private(pool) for task in pool.filling}
-        if self._snapshot_task is not None and self._snapshot_is_private:
-            private.add(self._snapshot_task)
-        return {task: key for task, key in self._unfinished().items() if task in private}
+    def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[str] = ()) -> bool:
+        """Return whether an amount fits beside the reservations. Reservations with ignored keys do not count."""
+        try:
+            return self._reservations.fits(needed, reading, ignoring=ignoring)
+        except InvalidRequestError:  # more than the node ever has
+            return False
 
-    # One look at all pools ---------------------------------------------------------------------------------------------
+    # One pass over all pools -------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        await self._enforce_ownership()
+    async def _refill_all(self) -> None:
+        """Remove what pools may no longer have, make missing template snapshots, and refill each pool."""
+        pools = self._registry.pools
+        if private := [pool for pool in pools.values() if pool.is_private]:
+            for pool in self._owners.revoked(private):
+                await self._delete_revoked(pool)
+            for pool, warm in list(self._owners.over_quota(pools.values())):
+                self._discard(pool, [warm])
         now_s = self._clock.monotonic_s()
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
             await self._snapshots.sweep()
-        short = await self._host_is_short()
-        if short:
-            self.pause_after_eviction()
-            await self._reservations.evict_one()
-        if self._snapshot_task is None and not short and not self._start_slots.locked():
-            self._snapshot_task = asyncio.create_task(self._make_snapshots())
-            self._snapshot_task.add_done_callback(self._snapshots_made)
-        pools = tuple(self._pools.values())
-        for pool in sorted(pools, key=lambda pool: fill_priority(pool, pools)):
-            pool.shrink(now_s)
-            await self._refill(pool)
-
-    async def _host_is_short(self) -> bool:
-        """Return whether the host is short of memory, so that entries have to be evicted."""
         try:
             self._reservations.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._reservations.read_host())
         except UnavailableError:
-            return True
-        return False
+            await self.evict_one()
+        else:
+            if self._snapshot_task is None and not self._start_slots.locked():
+                self._snapshot_task = asyncio.create_task(self._make_snapshots())
+                self._snapshot_task.add_done_callback(self._snapshots_made)
+        every = tuple(pools.values())
+        for pool in sorted(every, key=lambda pool: fill_priority(pool, every)):
+            await self._refill(pool)
+
+    async def _delete_revoked(self, pool: Pool) -> None:
+        async with self._registry.lock:
+            self.remove_pool(pool)
+            try:
+                await self._registry.save(replace(pool.config, sizes=None, metadata={}))
+            except SandlotError as error:  # the next service deletes the pool as well
+                _log.error("pool.not_deleted", pool=pool.id, error=error.message)
+        _log.info("pool.owner_revoked", pool=pool.id, hint="The key of its owner was revoked.")
 
     async def _make_snapshots(self) -> None:
-        """Make the template snapshots that are missing or outdated, one after the other."""
-        shared: dict[TemplateSnapshotSpec, bool] = {}
-        """Spec -> True if only an implied pool needs the snapshot."""
-        for pool in self._pools.values():
-            if not is_private(pool):
-                spec = TemplateSnapshotSpec.of(pool.spec)
-                shared[spec] = shared.get(spec, True) and pool.config.is_implied
-        for extra in self._extra_snapshots:
-            shared.setdefault(TemplateSnapshotSpec.of(extra), True)
-        private = [pool for pool in self._pools.values() if is_private(pool)]
-        await self._snapshots.retain(set(shared), {TemplateSnapshotSpec.of(pool.spec) for pool in private} - shared.keys())
-        for spec, is_implied in shared.items():
+        """Make the template snapshots that are missing or outdated, one after the other: first those of shared pools."""
+        pools = tuple(self._registry.pools.values())
+        private = [pool for pool in pools if pool.is_private]
+        implied = dict.fromkeys(self._extra_snapshots, True)
+        """Spec of a shared snapshot -> True if no image is built for it, because only an implied pool needs it."""
+        for pool in pools:
+            if not pool.is_private:
+                implied[pool.snapshot_spec] = implied.get(pool.snapshot_spec, True) and pool.config.is_implied
+        await self._snapshots.retain(set(implied), {pool.snapshot_spec for pool in private} - implied.keys())
+        for spec, is_implied in implied.items():
             if self._start_slots.locked():
                 return
             if not is_implied or await self._is_built(spec.template):
                 await self._make_snapshot(spec, is_shared=True)
         self._snapshot_is_private = True
         began_s = self._clock.monotonic_s()
-        pools = tuple(self._pools.values())
-        for spec in {TemplateSnapshotSpec.of(pool.spec): None for pool in private if self._owners.can_have_warm(pool, pools)}:
+        every = tuple(self._registry.pools.values())
+        for spec in {pool.snapshot_spec: None for pool in private if self._owners.can_have_warm(pool, every)}:
             now_s = self._clock.monotonic_s()
             if self._start_slots.locked() or now_s < self._rest_until_s[True] or now_s - began_s > TICK_S:
                 return  # after a slow one, snapshots of shared pools are checked first
-            if spec not in shared:
+            if spec not in implied:
                 await self._make_snapshot(spec, is_shared=False)
 
     async def _make_snapshot(self, spec: TemplateSnapshotSpec, *, is_shared: bool) -> None:
@@ -292,32 +335,40 @@ class PoolRefiller:
     # One pool ----------------------------------------------------------------------------------------------------------
 
     async def _refill(self, pool: Pool) -> None:
-        now_s = self._clock.monotonic_s()
-        private = is_private(pool)
+        """Decide what a pool needs now, and start it."""
         max_fills = policy.MAX_FILLS - len(self._fills)
-        if private:
-            running = sum(len(each.filling) for each in self._pools.values() if is_private(each))
-            max_fills = min(max_fills, policy.MAX_PRIVATE_FILLS - running)
-        if self._start_slots.locked() or now_s < max(self._rest_until_s[private], pool.not_before_s):
+        if pool.is_private:
+            max_fills = min(max_fills, policy.MAX_PRIVATE_FILLS - sum(each.is_private for each, _ in self._fills.values()))
+        if self._start_slots.locked() or self._clock.monotonic_s() < max(self._rest_until_s[pool.is_private], pool.not_before_s):
             max_fills = 0
-        if max_fills > 0 and not policy.is_quiet(now_s, pool.last_request_s, pool.waiting_since_s):
+        if max_fills > 0 and not await self._can_fill(pool):
             max_fills = 0
-            alarm = asyncio.create_task(self._notify_after(policy.QUIET_S))
-            self._alarms.add(alarm)
-            alarm.add_done_callback(self._alarms.discard)
-        if max_fills <= 0 or not await self._can_fill(pool):
-            max_fills = 0
-        self._remove_outdated(pool)
-        quota_left = self._owners.quota_left(pool, tuple(self._pools.values()))
-        step = policy.next_step(pool.sizes, pool.contents(self._clock.monotonic_s()), max_fills, quota_left)
-        entries: list[PoolEntry] = [*list(pool.ready)[: step.drop], *list(pool.prepared)[: step.drop_prepared]]
-        self.remove(*(entry for entry in entries if pool.drop(entry)))
+        snapshot, now_s = self._snapshots.current(pool.snapshot_spec), self._clock.monotonic_s()
+        if snapshot is not None:
+            self._discard(pool, [entry for entry in pool.entries() if entry.snapshot_key not in {"", snapshot.key}])
+        contents = policy.PoolContents(
+            ages_s=[now_s - warm.started_at_s for warm in pool.ready],
+            filling=len(pool.filling),
+            prepared=len(pool.prepared),
+            preparing=len(pool.preparing),
+            growth=pool.growth,
+            quiet_s=now_s - pool.last_request_s,
+            waiting_s=0.0 if pool.waiting_since_s is None else now_s - pool.waiting_since_s,
+        )
+        quota_left = self._owners.quota_left(pool, self._registry.pools.values()) if pool.is_private else None
+        step = policy.next_step(pool.sizes, contents, max_fills, quota_left)
+        if step.growth != pool.growth:
+            pool.growth, pool.last_request_s = step.growth, now_s
+        if step.is_early:
+            self.notify_after_request()
+        self._discard(pool, list(pool.ready)[: step.drop])
+        self._discard(pool, list(pool.prepared)[: step.drop_prepared])
         if step.fill or step.prepare:
-            pool.fill_started()
+            pool.waiting_since_s = None
         for _ in range(step.fill):
-            self._start_fill(pool, pool.filling, self._fill_warm)
+            self._start_fill(pool, pool.filling, WarmSandboxFactory.make_warm)
         for _ in range(step.prepare):
-            self._start_fill(pool, pool.preparing, self._fill_prepared)
+            self._start_fill(pool, pool.preparing, WarmSandboxFactory.make_prepared)
 
     async def _can_fill(self, pool: Pool) -> bool:
         """Return whether the driver can freeze sandboxes and, if the driver has snapshots, the template snapshot is ready."""
@@ -325,111 +376,63 @@ class PoolRefiller:
             return False
         capabilities = await self._drivers.capabilities(pool.spec.isolation)
         if not capabilities.can(DriverCapability.PAUSE):
-            pool.fill_impossible(f"Warm sandboxes cannot be frozen: {capabilities.why_not(DriverCapability.PAUSE)}.")
+            pool.error = f"Warm sandboxes cannot be frozen: {capabilities.why_not(DriverCapability.PAUSE)}."
             return False
         if capabilities.can(DriverCapability.SNAPSHOT):
-            return self._current_snapshot(pool) is not None
+            return self._snapshots.current(pool.snapshot_spec) is not None
         return not pool.config.is_implied or await self._is_built(pool.spec.template)
 
-    def _current_snapshot(self, pool: Pool) -> TemplateSnapshot | None:
-        return self._snapshots.current(TemplateSnapshotSpec.of(pool.spec))
-
-    def _remove_outdated(self, pool: Pool) -> None:
-        """Remove entries that were made from another snapshot than the current one."""
-        snapshot = self._current_snapshot(pool)
-        if snapshot is not None:
-            self.remove(*(entry for entry in pool.entries() if entry.snapshot_key not in {"", snapshot.key} and pool.drop(entry)))
-
-    def _start_fill(self, pool: Pool, tasks: set[asyncio.Task[None]], fill: Callable[[Pool, SandboxId], Coroutine[Any, Any, None]]) -> None:
+    def _start_fill(self, pool: Pool, tasks: set[asyncio.Task[None]], make: Make) -> None:
         id_ = self._new_id()
-        task = asyncio.create_task(fill(pool, id_))
+        task = asyncio.create_task(self._fill(pool, tasks, make, id_))
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        self._fills[task] = reservation_key(id_)
+        task.add_done_callback(tasks.discard)  # also if the task was cancelled before its first step
+        self._fills[task] = pool, reservation_key(id_)
         task.add_done_callback(self._fills.pop)
         task.add_done_callback(lambda _: self.notify())
 
-    async def _fill_warm(self, pool: Pool, id_: SandboxId) -> None:
-        snapshot = self._current_snapshot(pool)
-
-        async def make(factory: WarmSandboxFactory) -> None:
-            warm = await (factory.boot(id_) if snapshot is None else factory.rehearse(id_, snapshot.image, snapshot.key))
-            try:
-                await warm.instance.pause()
-            except BaseException:
-                await asyncio.shield(warm.destroy())
-                raise
-            pool.ready.append(warm)
-            warm.exited.add_done_callback(lambda _: self._warm_sandbox_ended(pool, warm))
-
-        await self._fill(pool, reservation_key(id_), snapshot, make)
-
-    async def _fill_prepared(self, pool: Pool, id_: SandboxId) -> None:
-        snapshot = self._current_snapshot(pool)
-
-        async def make(factory: WarmSandboxFactory) -> None:
-            prepared = await factory.driver.prepare(factory.shape, snapshot=None if snapshot is None else snapshot.image)
-            try:
-                if snapshot is not None:
-                    await prepared.warm()
-            except BaseException:
-                await asyncio.shield(prepared.destroy())
-                raise
-            key = "" if snapshot is None else snapshot.key
-            pool.prepared.append(PreparedPoolEntry(pool.spec, factory.template, prepared, reservation_key(id_), key))
-
-        await self._fill(pool, reservation_key(id_), snapshot, make)
-
-    async def _fill(
-        self, pool: Pool, key: str, snapshot: TemplateSnapshot | None, make: Callable[[WarmSandboxFactory], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Make an entry under a reservation and record the outcome.
-
-        Args:
-            pool: Pool to fill.
-            key: Key of the entry's reservation.
-            snapshot: Template snapshot that is used; None for a boot.
-            make: Makes the entry and adds it to the pool.
-        """
+    async def _fill(self, pool: Pool, tasks: set[asyncio.Task[None]], make: Make, id_: SandboxId) -> None:
+        """Make an entry under a reservation, add the entry to its pool, and record the outcome."""
         driver, spec, began_s = self._drivers[pool.spec.isolation], pool.spec, self._clock.monotonic_s()
+        snapshot = self._snapshots.current(pool.snapshot_spec)
         try:
             template = await self._templates.resolve(spec.template)
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
             needed = combine(sum, max_resources, max_resources)  # room for one more sandbox must remain
             if not self._fits(needed, reading):
-                is_coming = not is_private(pool) and self.make_room_for_shared(needed, reading)
-                pool.postpone(self._clock.monotonic_s() + policy.back_off_s(1 if is_coming else 2))
+                is_coming = not pool.is_private and self.make_room_for_shared(needed, reading)
+                pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if is_coming else 2)
                 return
-            self._reservations.reserve(key, max_resources, reading)
+            self._reservations.reserve(reservation_key(id_), max_resources, reading)
             try:
-                await make(WarmSandboxFactory(driver, self._link_factory, self._clock, spec, template))
+                entry = await make(WarmSandboxFactory(driver, self._link_factory, self._clock, spec, template), id_, snapshot)
             except BaseException:
-                self._reservations.release(key)
+                self._reservations.release(reservation_key(id_))
                 raise
+            if isinstance(entry, PreparedPoolEntry):
+                pool.prepared.append(entry)
+            else:
+                pool.ready.append(entry)
+                entry.exited.add_done_callback(functools.partial(self._warm_sandbox_ended, pool, entry))
         except (SandlotError, OSError, TimeoutError) as error:
             reason = failure_reason(error)
             _log.warning("pool.not_filled", pool=pool.id, template=spec.template, error=str(error) or reason)
-            pool.fill_failed(reason, self._clock.monotonic_s())
             self._metrics.refill_failed(spec.isolation)
+            pool.failures, pool.error = pool.failures + 1, reason
+            pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(pool.failures)
             if snapshot is not None and pool.failures > 1:
                 self._snapshots.discard(snapshot, reason)
         else:
-            pool.fill_succeeded()
+            pool.failures, pool.error = 0, ""
         finally:
-            self._rest(policy.rest_s(self._clock.monotonic_s() - began_s), is_private(pool))
+            tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self._rest(policy.rest_s(self._clock.monotonic_s() - began_s), pool.is_private)
 
-    def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[str] = ()) -> bool:
-        """Return whether an amount fits beside the reservations. Reservations with ignored keys do not count."""
-        try:
-            return self._reservations.fits(needed, reading, ignoring=ignoring)
-        except InvalidRequestError:  # more than the node ever has
-            return False
-
-    def _warm_sandbox_ended(self, pool: Pool, warm: WarmSandbox) -> None:
-        if pool.drop(warm):
-            _log.warning("pool.member_died", pool=pool.id, ref=warm.instance.ref)
-            self.remove(warm)
+    def _warm_sandbox_ended(self, pool: Pool, warm: WarmSandbox, _exited: asyncio.Future[Exit]) -> None:
+        if warm in pool.ready:
+            _log.warning("pool.sandbox_ended", pool=pool.id, ref=warm.instance.ref)
+            self._discard(pool, [warm])
             self.notify()
 
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 from sandlot.core.node.drivers import driver_step
 from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
 from sandlot.core.pools.models import PoolSpec
-from sandlot.core.pools.pool import WarmSandbox
+from sandlot.core.pools.pool import PreparedPoolEntry, WarmSandbox, reservation_key
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import Clock, GuestLinkFactory, ResolvedTemplate
 from sandlot.link.client import Link
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
@@ -54,6 +55,43 @@ class WarmSandboxFactory:
     def shape(self) -> Shape:
         """Shape to prepare."""
         return Shape(root=self.template.root, limits=self.spec.limits, network=Network.NONE)
+
+    async def make_warm(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> WarmSandbox:
+        """Make a warm sandbox and freeze it.
+
+        Args:
+            id_: Id of the sandbox.
+            snapshot: Template snapshot to restore. None: the sandbox is booted.
+
+        Raises:
+            SandlotError: The sandbox could not be made. Nothing of it is left.
+        """
+        warm = await (self.boot(id_) if snapshot is None else self.rehearse(id_, snapshot.image, snapshot.key))
+        try:
+            await warm.instance.pause()
+        except BaseException:
+            await asyncio.shield(warm.destroy())
+            raise
+        return warm
+
+    async def make_prepared(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> PreparedPoolEntry:
+        """Make a prepared sandbox.
+
+        Args:
+            id_: Id for the key of the reservation. The prepared sandbox itself gets its id when it is restored.
+            snapshot: Template snapshot that the runtime must be able to restore. None: the template has no snapshot, and the runtime is not started.
+
+        Raises:
+            SandlotError: The sandbox could not be prepared. Nothing of it is left.
+        """
+        prepared = await self.driver.prepare(self.shape, snapshot=None if snapshot is None else snapshot.image)
+        try:
+            if snapshot is not None:
+                await prepared.warm()
+        except BaseException:
+            await asyncio.shield(prepared.destroy())
+            raise
+        return PreparedPoolEntry(self.spec, self.template, prepared, reservation_key(id_), "" if snapshot is None else snapshot.key)
 
     async def boot(self, id_: SandboxId) -> WarmSandbox:
         """Boot a sandbox, warm its kernel up, and quiesce the guest.

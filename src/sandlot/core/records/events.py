@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -39,24 +40,22 @@ class EventFeed:
         """Wakeups of the followers by owner; those of operators are under None."""
         self._closed = False
 
-    def notify(self, owner: OwnerId) -> None:
-        """Wake the followers that may see a newly committed event: the owner's and the operators'."""
-        self._wake(owner, None)
-
-    def _wake(self, *owners: OwnerId | None) -> None:
-        for owner in owners:
+    def notify(self, *owners: OwnerId) -> None:
+        """Wake the followers that may see newly committed events of some owners: the followers of these owners and of the operators."""
+        for owner in (*owners, None):
             for wakeup in self._wakeups.get(owner, ()):
                 wakeup.set()
 
     async def publish(self, *events: NewEvent) -> None:
         """Commit events that belong to no record, and wake their followers."""
         await self._table.add(events)
-        self._wake(None, *{event.owner for event in events})
+        self.notify(*{event.owner for event in events})
 
     def close(self) -> None:
         """End all :meth:`follow` iterations, because the service stops. Idempotent."""
         self._closed = True
-        self._wake(*self._wakeups)
+        for wakeup in itertools.chain(*self._wakeups.values()):
+            wakeup.set()
 
     async def last_sequence(self) -> int:
         """Return the sequence number of the newest event; 0 if there is none."""

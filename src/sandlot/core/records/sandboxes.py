@@ -24,7 +24,6 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
@@ -60,7 +59,6 @@ class SandboxRecorder:
         clock: Clock of the service.
         events: Feed whose followers are woken after an event is committed.
         metrics: Counts the creates.
-        execution_counter: Counts executions against the quotas of their owners.
     """
 
     def __init__(
@@ -71,11 +69,9 @@ class SandboxRecorder:
         events: EventFeed,
         *,
         metrics: Metrics | None = None,
-        execution_counter: MonthlyExecutionCounter | None = None,
     ) -> None:
         self.store = store
         self.metrics = metrics or Metrics()
-        self.execution_counter = execution_counter
         self._node = node
         self._clock = clock
         self._events = events
@@ -105,7 +101,7 @@ class SandboxRecorder:
 
         Args:
             sandbox: Sandbox to record.
-            event: Type of an event to commit with the record.
+            event: Type of an event to commit with the record. None: no event.
             state: State to record instead of the current one, for a sandbox that is about to change its state.
             data: Data of the event.
 
@@ -113,7 +109,8 @@ class SandboxRecorder:
             SandlotError: The store refused the record.
         """
         record = to_record(sandbox, self._node)
-        await self._write(record if state is None else replace(record, state=state), self._event(sandbox, event, data))
+        new_event = None if event is None else NewEvent(event, self._clock.now(), sandbox.owner, sandbox.id, data)
+        await self._write(record if state is None else replace(record, state=state), new_event)
 
     async def save_eventually(self, sandbox: Sandbox, event: str | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
         """Write the record of a sandbox as it is now. Never raises.
@@ -122,10 +119,11 @@ class SandboxRecorder:
 
         Args:
             sandbox: Sandbox to record.
-            event: Type of an event to commit with the record.
+            event: Type of an event to commit with the record. None: no event.
             data: Data of the event.
         """
-        record, new_event = to_record(sandbox, self._node), self._event(sandbox, event, data)
+        record = to_record(sandbox, self._node)
+        new_event = None if event is None else NewEvent(event, self._clock.now(), sandbox.owner, sandbox.id, data)
         try:
             await self._write(record, new_event)
         except Exception as error:  # noqa: BLE001 - no failure of a store may keep the sandbox from its end
@@ -225,9 +223,6 @@ class SandboxRecorder:
             if refused.event is not None:
                 self._events.notify(refused.record.owner)
 
-    def _event(self, sandbox: Sandbox, type_: str | None, data: dict[str, Any]) -> NewEvent | None:
-        return None if type_ is None else NewEvent(type_, self._clock.now(), sandbox.owner, sandbox.id, data)
-
 
 def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
     """Return the record of a sandbox as it is now. Pure."""
@@ -240,7 +235,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
         name=sandbox.name,
         state=sandbox.state,
         created_at=sandbox.created_at,
-        expires_at=sandbox.expires_at,
+        expires_at=sandbox.deadline.expires_at,
         idle_timeout_s=sandbox.idle_timeout_s,
         ref=sandbox.ref,
         exit_reason=None if exit_ is None else str(exit_.reason),
@@ -272,9 +267,8 @@ def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> S
     sandbox.ready.set_result(None)  # its client got the response from an earlier service
     sandbox.ref = record.ref
     sandbox.idempotency_key, sandbox.request_digest = record.idempotency_key, record.request_digest
-    sandbox.expires_at, sandbox.ended_at = record.expires_at, record.ended_at
-    if record.expires_at is not None:
-        sandbox.deadline_monotonic_s = clock.monotonic_s() + (record.expires_at - clock.now()).total_seconds()
+    sandbox.deadline.set(record.expires_at)
+    sandbox.ended_at = record.ended_at
     if is_terminal(record.state):
         sandbox.exit = Exit(ExitReason(record.exit_reason or ExitReason.CRASHED), record.exit_detail)
         sandbox.recovered.set()

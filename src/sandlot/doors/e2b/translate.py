@@ -179,7 +179,7 @@ def listed(sandbox: Sandbox) -> dict[str, Any]:
     return {
         **_named(sandbox),
         "startedAt": moment(sandbox.created_at),
-        "endAt": moment(sandbox.expires_at or NEVER),
+        "endAt": moment(sandbox.deadline.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
@@ -222,4 +222,4 @@ def is_there(sandbox: Sandbox) -> bool:
 
 def left_s(sandbox: Sandbox, now: datetime) -> float:
     """Seconds until its timeout."""
-    return ((sandbox.expires_at or NEVER) - now) / timedelta(seconds=1)
+    return ((sandbox.deadline.expires_at or NEVER) - now) / timedelta(seconds=1)

@@ -59,6 +59,6 @@ async def connect(sandbox: str, request: Request, body: ResumeBody | None = None
     paused = translate.status(box) == translate.PAUSED
     if paused:
         await core.manager.resume(box.id, principal, timeout_s=seconds)
-    elif box.expires_at is not None and (box.expires_at - core.clock.now()).total_seconds() < seconds:
+    elif box.deadline.expires_at is not None and (box.deadline.expires_at - core.clock.now()).total_seconds() < seconds:
         await core.manager.update(box.id, principal, UpdateSandboxParams(timeout_s=seconds))
     return told(opened(core, box), 201 if paused else 200)

@@ -178,7 +178,7 @@ def sandbox(sandbox: Sandbox, token: str | None = None) -> dict[str, Any]:
         "state": told,
         "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)},
         "startedAt": moment(sandbox.created_at),
-        "endAt": moment(sandbox.ended_at or sandbox.expires_at or NEVER),
+        "endAt": moment(sandbox.ended_at or sandbox.deadline.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,

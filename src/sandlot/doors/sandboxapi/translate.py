@@ -185,7 +185,7 @@ def session(sandbox: Sandbox, now: datetime, monotonic_s: float) -> SessionAnswe
         status="active",
         idle_ttl=round(idle_s),
         created_at=time(sandbox.created_at),
-        expires_at=time(ends if sandbox.expires_at is None else min(ends, sandbox.expires_at)),
+        expires_at=time(ends if sandbox.deadline.expires_at is None else min(ends, sandbox.deadline.expires_at)),
     )
 
 

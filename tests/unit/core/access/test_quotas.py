@@ -48,11 +48,15 @@ def quota_with(**fields: Any) -> Quota:  # noqa: ANN401 - any of a quota's field
 def test_create_over_a_quota_is_refused_with_the_figures(
     quota: dict[str, Any], limits: Limits, timeout_s: float | None, live: int, refused: dict[str, Any] | None
 ) -> None:
+    def check() -> None:
+        quotas.check_lifetime(quota_with(**quota), timeout_s)
+        quotas.check_live(quota_with(**quota), limits, [SMALL] * live)
+
     if refused is None:
-        quotas.check_create(quota_with(**quota), limits, timeout_s, [SMALL] * live)
+        check()
         return
     with pytest.raises(LimitError) as error:
-        quotas.check_create(quota_with(**quota), limits, timeout_s, [SMALL] * live)
+        check()
     assert (error.value.code, error.value.status) == (ErrorCode.QUOTA_EXCEEDED, 429)
     assert error.value.hint
     assert dict(error.value.fields) == refused

@@ -22,7 +22,7 @@ LIMIT_S = 30.0
 IDLE = replace(BASE, timeout_s=None, idle_timeout_s=LIMIT_S)
 
 
-async def test_one_that_does_nothing_ends_and_says_why(at: Bench, clock: ManualClock) -> None:
+async def test_idle_sandbox_ends_with_the_reason(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(IDLE, OPERATOR)
     await at.pass_idly(clock, LIMIT_S - TICK_S)
     assert not sandbox.end_requested.is_set()
@@ -32,7 +32,7 @@ async def test_one_that_does_nothing_ends_and_says_why(at: Bench, clock: ManualC
     assert sandbox.exit.detail == "it was idle for 30 s"
 
 
-async def test_what_is_done_for_a_client_keeps_it_however_little_it_takes(at: Bench, clock: ManualClock) -> None:
+async def test_work_for_a_client_keeps_a_sandbox_alive(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(IDLE, OPERATOR)
     foreground = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
     await at.pass_idly(clock, 10 * LIMIT_S)
@@ -43,7 +43,7 @@ async def test_what_is_done_for_a_client_keeps_it_however_little_it_takes(at: Be
     await sandbox.ended.wait()
 
 
-async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualClock) -> None:
+async def test_follower_keeps_a_sandbox_alive_until_it_disconnects(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(IDLE, OPERATOR)
     process, _ = await at.core.processes.launch(sandbox, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
     follower = await at.core.processes.follow(sandbox, process, stdout_from=0, stderr_from=0)
@@ -55,7 +55,7 @@ async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualCloc
 
 
 @pytest.mark.real_guest
-async def test_a_background_process_that_works_keeps_it_and_one_that_sleeps_does_not(at: Bench, clock: ManualClock) -> None:
+async def test_busy_background_process_keeps_a_sandbox_alive_and_a_sleeping_one_does_not(at: Bench, clock: ManualClock) -> None:
     works, sleeps = await at.sandboxes.create(IDLE, OPERATOR), await at.sandboxes.create(IDLE, OPERATOR)
     busy, _ = await at.core.processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
     await at.core.processes.launch(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
@@ -80,7 +80,7 @@ async def takes(sandbox: Sandbox, cpu_s: float) -> None:
     await until(has_taken)
 
 
-async def test_it_can_be_changed_and_taken_away(at: Bench, clock: ManualClock) -> None:
+async def test_idle_timeout_can_be_changed_and_removed(at: Bench, clock: ManualClock) -> None:
     sandbox = await at.sandboxes.create(replace(BASE, timeout_s=None), OPERATOR)
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=LIMIT_S))
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=0))
@@ -115,7 +115,7 @@ async def test_idle_sandbox_with_a_silent_guest_is_ended_after_three_misses(at: 
     assert sandbox.end_requested.is_set()
 
 
-def test_work_is_seen_over_the_window_only_and_from_when_nobody_did_anything() -> None:
+def test_processor_time_counts_only_within_the_window_after_the_last_activity() -> None:
     background = Background()
     assert not background.add(Sample(0, 10.0), 0.0)
     assert background.seen_s() == 0
@@ -128,7 +128,7 @@ def test_work_is_seen_over_the_window_only_and_from_when_nobody_did_anything() -
     assert background.seen_s() == 0
 
 
-def test_the_rule() -> None:
+def test_idle_timeout_passes_after_quiet_seconds_without_busy_processes() -> None:
     assert has_idled(30, 30, 0, tasks=0)
     assert not has_idled(30, 29, 30, tasks=0)
     assert not has_idled(30, 30, 29, tasks=1)

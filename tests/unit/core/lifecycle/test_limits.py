@@ -1,4 +1,4 @@
-"""Limits of a sandbox that runs: both keepers and the ledger move together, or none of them does."""
+"""Limits of a running sandbox: guest, host and reservation change together, or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.service import BASE, BOUNDLESS, Bench, bench
 from tests.support.until import until
 
 PIDS = 20_000
-"""Many, because the guest's limit counts the users of the whole machine where nothing isolates them."""
+"""Large, because without isolation the guest's limit counts all processes of the machine."""
 LIMITS = Limits(pids=PIDS)
 
 
@@ -53,7 +53,7 @@ async def promised(at: Bench) -> Resources:
     return (await at.sandboxes.capacity()).reserved
 
 
-async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Bench, sandbox: Sandbox) -> None:
+async def test_omitted_and_equal_limits_are_not_changed(at: Bench, sandbox: Sandbox) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=2 * GIB, cpus=0.5)))
     assert sandbox.spec.limits == replace(LIMITS, memory_bytes=2 * GIB, cpus=0.5)
     (driver,) = at.driver.booted
@@ -65,7 +65,7 @@ async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Ben
 
 
 @pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
-async def test_the_guest_and_the_host_are_both_told(at: Bench, sandbox: Sandbox, pids: int) -> None:
+async def test_new_process_limit_is_set_in_the_guest_and_on_the_host(at: Bench, sandbox: Sandbox, pids: int) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(pids=pids)))
     assert await inside(sandbox) == sandbox.spec.limits.pids == pids
     assert [change.pids for change in at.driver.booted[0].changes] == [pids]
@@ -76,7 +76,7 @@ async def test_the_guest_and_the_host_are_both_told(at: Bench, sandbox: Sandbox,
 
 
 @pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
-async def test_what_the_host_refuses_is_changed_nowhere(at: Bench, sandbox: Sandbox, pids: int) -> None:
+async def test_limits_that_the_host_refuses_are_changed_nowhere(at: Bench, sandbox: Sandbox, pids: int) -> None:
     before = await promised(at)
     at.driver.faults.raises["configure"] = [ConflictError("It holds more.", code=ErrorCode.CONFLICT)]
     with pytest.raises(ConflictError, match="holds more"):
@@ -89,7 +89,7 @@ async def test_what_the_host_refuses_is_changed_nowhere(at: Bench, sandbox: Sand
     assert await inside(sandbox) == pids
 
 
-async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, sandbox: Sandbox) -> None:
+async def test_limits_that_the_guest_refuses_are_changed_nowhere(at: Bench, sandbox: Sandbox) -> None:
     before = await promised(at)
     for _ in range(20):
         await at.core.processes.launch(sandbox, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
@@ -100,7 +100,7 @@ async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, sandbox: San
     assert (await at.sandboxes.usage(sandbox.id, OPERATOR)).pids in {20, 21}  # the kernel that is kept ready may be there by now
 
 
-async def test_what_fails_after_it_is_taken_back(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_are_set_back_if_the_update_fails_later(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sandbox.link is not None
 
     async def fail(_: float | None) -> None:
@@ -114,7 +114,7 @@ async def test_what_fails_after_it_is_taken_back(at: Bench, sandbox: Sandbox, mo
     assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
 
 
-async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_are_not_changed_without_a_response_of_the_guest(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sandbox.link is not None
 
     async def silent() -> None:
@@ -130,7 +130,7 @@ async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: B
     assert (used.pids, used.usage.pids) == (None, 3)
 
 
-async def test_memory_is_given_only_once_the_guest_has_agreed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_added_only_after_the_guest_has_agreed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sandbox.link is not None
 
     async def refuse() -> None:
@@ -156,10 +156,10 @@ async def test_limits_whose_change_failed_on_the_host_are_set_again(at: Bench, s
 
 
 @pytest.mark.parametrize("failure", [ConflictError("It holds more.", code=ErrorCode.CONFLICT), OSError(16, "busy")], ids=["refused", "failed"])
-async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
+async def test_memory_that_cannot_be_withdrawn_stays_reserved_and_is_reported(
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    """It fills what it was given, and then its guest refuses the rest of the change."""
+    """The sandbox fills the memory that it was given, and then its guest refuses the rest of the change."""
     assert sandbox.link is not None
 
     async def refuse() -> None:
@@ -177,7 +177,7 @@ async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
     assert (await promised(at)).memory_bytes == GIB
 
 
-async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_back(
+async def test_process_limit_that_cannot_be_lowered_stays_and_all_other_limits_are_set_back(
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sandbox.link is not None
@@ -200,7 +200,7 @@ async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_bac
     assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
 
 
-async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(tmp_path: Path) -> None:
+async def test_update_reports_a_sandbox_that_was_killed_while_the_host_was_read(tmp_path: Path) -> None:
     looks = threading.Semaphore(1)
 
     def look() -> HostReading:
@@ -220,7 +220,7 @@ async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(t
             await waiting
 
 
-async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, sandbox: Sandbox) -> None:
+async def test_update_of_an_ended_or_unfinished_sandbox_is_refused(at: Bench, sandbox: Sandbox) -> None:
     release = at.driver.faults.hold("boot")
     creating = asyncio.create_task(at.sandboxes.create(replace(BASE, name="new"), OPERATOR))
     await at.driver.faults.reach("boot")
@@ -239,7 +239,7 @@ class TestAQuota:
 
     WHO = Principal(OwnerId("a" * 12), "alice", quota=Quota(cpus=4.0, memory_bytes=4 * GIB))
 
-    async def test_two_changes_at_once_take_no_more_than_one_may(self, at: Bench) -> None:
+    async def test_concurrent_updates_stay_within_the_quota(self, at: Bench) -> None:
         sandboxes = [await at.sandboxes.create(replace(BASE, limits=LIMITS), self.WHO) for _ in range(2)]
         changes = [
             at.sandboxes.update(sandbox.id, self.WHO, UpdateSandboxParams(limits=Change(cpus=3.0, memory_bytes=3 * GIB))) for sandbox in sandboxes
@@ -249,7 +249,7 @@ class TestAQuota:
         assert [error.code for error in refused] == [ErrorCode.QUOTA_EXCEEDED]
         assert sorted(sandbox.spec.limits.cpus for sandbox in sandboxes) == [1.0, 3.0]
 
-    async def test_what_a_change_gives_up_or_takes_is_claimed_until_it_is_done(self, at: Bench) -> None:
+    async def test_unfinished_update_counts_with_the_larger_of_both_limits(self, at: Bench) -> None:
         one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
         release = at.driver.faults.hold("configure")
         less = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=GIB))))
@@ -263,7 +263,7 @@ class TestAQuota:
             await more
         assert one.counted_limits == one.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
 
-    async def test_a_change_that_waited_is_measured_against_what_there_is_by_then(self, at: Bench) -> None:
+    async def test_update_that_waited_is_checked_again(self, at: Bench) -> None:
         one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
         await at.sandboxes.update(one.id, self.WHO, UpdateSandboxParams(limits=Change(memory_bytes=GIB)))
         async with one.change_lock:
@@ -275,7 +275,7 @@ class TestAQuota:
         assert one.spec.limits.memory_bytes == GIB
 
 
-async def test_new_limits_are_recorded_before_they_are_answered(at: Bench, sandbox: Sandbox) -> None:
+async def test_new_limits_are_recorded_before_the_response(at: Bench, sandbox: Sandbox) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(cpus=2.0, memory_bytes=2 * GIB)))
     record = await at.service.store.sandboxes.get(sandbox.id)
     assert record is not None
@@ -292,7 +292,7 @@ class TestAFullNode:
         async with bench(tmp_path, settings, read_host=lambda: HostReading(total=has, free=has, sandbox_disk_bytes=0)) as here:
             yield here
 
-    async def test_more_than_is_left_is_refused_for_now_and_more_than_there_is_for_good(self, at: Bench, sandbox: Sandbox) -> None:
+    async def test_limits_beyond_the_free_room_are_busy_and_beyond_the_node_invalid(self, at: Bench, sandbox: Sandbox) -> None:
         other = await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)
         with pytest.raises(UnavailableError) as busy:
             await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB + MIB)))
@@ -301,18 +301,18 @@ class TestAFullNode:
         with pytest.raises(InvalidRequestError, match="memory"):
             await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=5 * GIB)))
         assert (sandbox.spec.limits, at.driver.booted[0].changes) == (LIMITS, [])
-        # What one gives up is the other's to have.
+        # Memory that one sandbox gives up can be added to the other.
         await at.sandboxes.update(other.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=512 * MIB)))
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB + MIB)))
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
 
-    async def test_what_only_waits_gives_way_to_one_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
+    async def test_warm_sandboxes_are_evicted_for_a_sandbox_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
         made = await at.service.core.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
         await until(lambda: len(made.pool.ready) == 2)
         await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
         assert (sandbox.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
 
-    async def test_what_a_quota_refuses_makes_nothing_go(self, at: Bench) -> None:
+    async def test_update_over_the_quota_evicts_nothing(self, at: Bench) -> None:
         principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
         one = await at.sandboxes.create(replace(BASE, limits=LIMITS), principal)
         made = await at.service.core.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
@@ -321,7 +321,7 @@ class TestAFullNode:
             await at.sandboxes.update(one.id, principal, UpdateSandboxParams(limits=Change(memory_bytes=3 * GIB)))
         assert len(made.pool.ready) == 2
 
-    async def test_a_change_under_way_counts_as_the_larger_of_both(self, at: Bench, sandbox: Sandbox) -> None:
+    async def test_unfinished_update_reserves_the_larger_of_both_limits(self, at: Bench, sandbox: Sandbox) -> None:
         release = at.driver.faults.hold("configure")
         changing = asyncio.create_task(at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(limits=Change(memory_bytes=4 * GIB))))
         await at.driver.faults.reach("configure")

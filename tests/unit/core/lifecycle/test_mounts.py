@@ -1,4 +1,4 @@
-"""Detaching volumes from a sandbox that runs. Real file systems and guests are in ``tests/service/test_mounts.py``."""
+"""Detaching volumes from a running sandbox. ``tests/service/test_mounts.py`` uses real filesystems and guests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GuestPlaces:
 
     @property
     def rounds(self) -> list[int]:
-        """How often each request made the guest's kernel let go."""
+        """Number of rounds in each request that made the guest's kernel drop unused folders."""
         return [request["free"][0][-1] for request in self.requests if "free" in request]
 
 

@@ -1,4 +1,4 @@
-"""What a start of the service makes of the sandboxes of the one before: on a driver that outlives both."""
+"""Recovery of the sandboxes of an earlier service, on a driver that outlives both services."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def output(service: Service, id_: str, *argv: str) -> str:
     return (await service.core.processes.run(sandbox, ProcessSpec(argv=argv))).stdout.text()
 
 
-async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
         await first.core.code.run(sandbox, CellSpec("x = 41"))
@@ -61,7 +61,7 @@ async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: Mem
             await output(third, sandbox.id, "true")
 
 
-async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
     release = driver.faults.hold("adopt")
@@ -76,7 +76,7 @@ async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: Memor
         assert await call == "hi\n"
 
 
-async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
+async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
         dead = await first.sandboxes.create(BASE, ALICE)
         late = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
@@ -92,17 +92,17 @@ async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path
         reasons = {sandbox.id: (sandbox.state, sandbox.exit.reason, sandbox.exit.detail) for sandbox in found if sandbox.exit is not None}
         assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, ENDED_UNATTENDED), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
         assert await output(second, lives.id, "echo", "still") == "still\n"
-        assert second.core.registry.find(lives.id, ALICE).expires_at is None
+        assert second.core.registry.find(lives.id, ALICE).deadline.expires_at is None
 
 
-async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
+async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
         sandbox = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
     clock.advance(60)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         again = second.core.registry.find(sandbox.id, ALICE)
         await again.wait_reachable()
-        assert again.expires_at == sandbox.expires_at
+        assert again.deadline.expires_at == sandbox.deadline.expires_at
         clock.advance(39)
         assert await output(second, sandbox.id, "echo", "yet") == "yet\n"
         clock.advance(2)
@@ -111,7 +111,7 @@ async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver,
         assert again.exit.detail == EXPIRED
 
 
-async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobody_else(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandboxes = [await first.sandboxes.create(BASE, ALICE) for _ in range(2)]
     driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
@@ -120,7 +120,7 @@ async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobod
         assert sorted(type(result).__name__ for result in results) == ["SandboxEndedError", "str"]
 
 
-async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
@@ -128,7 +128,7 @@ async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp
         assert await output(second, sandbox.id, "echo", "hi") == "hi\n"
 
 
-async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detached(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         silent = [await first.sandboxes.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
         speaks = await first.sandboxes.create(BASE, BOB)
@@ -144,7 +144,7 @@ async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(t
         assert await output(third, silent[1].id, "echo", "again") == "again\n"
 
 
-async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
         async with sandbox.connection() as link:
@@ -154,7 +154,7 @@ async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Pa
         assert [call["deadline_s"] for call in driver.booted[0].guest.requests("guest.deadline")] == [1.0, None]
 
 
-async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
         await first.sandboxes.aclose(keep=True)
@@ -167,7 +167,7 @@ async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_pat
         assert await output(second, sandbox.id, "echo", "on") == "on\n"
 
 
-async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_creator_told(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         driver.faults.hold("connect")
         creating = asyncio.create_task(first.sandboxes.create(BASE, ALICE))
@@ -184,7 +184,7 @@ async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_
         assert second.core.registry.list(OPERATOR) == []
 
 
-async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_goes_on(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_running(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
@@ -201,7 +201,7 @@ async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_
         assert await output(second, sandbox.id, "sh", "-c", "sleep 0.6; cat /workspace/proof") == "done\n"
 
 
-async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
         record = await first.store.sandboxes.get(sandbox.id)
@@ -224,7 +224,7 @@ async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_p
         assert ended.spec.env == {}
 
 
-async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_recovered_sandbox_has_the_limits_of_the_drivers_record(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
     driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
@@ -284,7 +284,7 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
     assert state.driver.leftovers() == []
 
 
-async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, ALICE)
     async with serving(tmp_path, driver) as second:
@@ -306,7 +306,9 @@ async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver
         (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
-def test_how_what_does_not_live_is_said_to_have_ended(state: State, reason: str | None, expired: bool, becomes: State, detail: str) -> None:  # noqa: FBT001
+def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state_and_a_reason(
+    state: State, reason: str | None, expired: bool, becomes: State, detail: str  # noqa: FBT001
+) -> None:
     spec = SandboxSpec(id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"))
     record = SandboxRecord(
         spec=spec, node=NodeId("aaaa"), owner=ALICE.owner, name=None, state=state, created_at=START, exit_reason=reason, exit_detail="told"

@@ -1,4 +1,4 @@
-"""The life of one sandbox: every way that it can end, at every step, and that nothing is left of it."""
+"""Supervision of one sandbox: every kind of end, at every step, leaves nothing on the host."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.support.service import Bench
 from tests.support.until import until
 
 PATIENCE_S = 30
-"""For what would otherwise never return."""
+"""Timeout of calls that would otherwise never return."""
 
 
-async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+async def test_timeout_of_a_sandbox_can_be_extended_and_shortened(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(timeout_s=200))
-    assert sandbox.expires_at is not None
-    assert (sandbox.expires_at - clock.now()).total_seconds() == 200
+    assert sandbox.deadline.expires_at is not None
+    assert (sandbox.deadline.expires_at - clock.now()).total_seconds() == 200
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_its_time_can_be_prolonged_and_shortened(at: Bench, sandbox: Sandb
     assert is_in(sandbox, State.STOPPED)
 
 
-async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sandbox) -> None:
+async def test_calls_to_a_sandbox_that_dies_fail_with_the_reason(at: Bench, sandbox: Sandbox) -> None:
     running = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(("sleep", "100"))))
     executing = asyncio.create_task(at.core.code.run(sandbox, CellSpec("import time; time.sleep(100)")))
     await asyncio.sleep(0.2)
@@ -60,22 +60,22 @@ async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, sandbox: Sand
     assert sandbox.exit.detail.startswith("status")
 
 
-async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, sandbox: Sandbox) -> None:
+async def test_guest_that_violates_the_link_protocol_loses_its_sandbox_and_affects_no_other(at: Bench, sandbox: Sandbox) -> None:
     other = await at.sandbox()
     running = asyncio.create_task(at.core.processes.run(sandbox, ProcessSpec(("sleep", "100"))))
     await asyncio.sleep(0.01)
     at.driver.booted[0].guest.send_garbage()
-    with pytest.raises(SandboxEndedError, match="laws of the link"):
+    with pytest.raises(SandboxEndedError, match="violated the link protocol"):
         await running
     await sandbox.ended.wait()
     assert is_in(sandbox, State.FAILED)
     assert sandbox.exit is not None
     assert sandbox.exit.reason is ExitReason.CRASHED
-    assert "laws of the link" in sandbox.exit.detail
+    assert "violated the link protocol" in sandbox.exit.detail
     assert (await at.core.processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
 
 
-async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, sandbox: Sandbox) -> None:
+async def test_sandbox_ends_when_its_guest_closes_the_link(at: Bench, sandbox: Sandbox) -> None:
     assert sandbox.link is not None
     await sandbox.link.shutdown()
     await sandbox.ended.wait()
@@ -86,7 +86,7 @@ async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, sandbox: Sandbox)
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
-async def test_a_step_that_fails_is_told_and_leaves_nothing(at: Bench, step: str) -> None:
+async def test_failed_driver_step_fails_the_create_and_leaves_nothing(at: Bench, step: str) -> None:
     at.driver.faults.raises[step] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY, hint="Free one.")]
     with pytest.raises(HostError, match="no more loop devices"):
         await at.sandbox()
@@ -96,7 +96,7 @@ async def test_a_step_that_fails_is_told_and_leaves_nothing(at: Bench, step: str
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
-async def test_a_defect_in_a_step_tells_nothing_of_itself(at: Bench, step: str) -> None:
+async def test_unexpected_exception_of_a_driver_is_not_disclosed(at: Bench, step: str) -> None:
     at.driver.faults.raises[step] = [KeyError("secret")]
     with pytest.raises(InternalError) as failed, capture_logs():  # which renders no traceback: that takes a second
         await at.sandbox()
@@ -104,13 +104,13 @@ async def test_a_defect_in_a_step_tells_nothing_of_itself(at: Bench, step: str) 
     await _held(at, 0)
 
 
-async def test_an_error_of_the_kernel_names_the_step(at: Bench) -> None:
+async def test_error_of_the_kernel_names_the_step(at: Bench) -> None:
     at.driver.faults.raises["boot"] = [OSError(28, "No space left on device")]
     with pytest.raises(HostError, match="start the sandbox: No space left on device"):
         await at.sandbox()
 
 
-async def test_a_guest_that_ends_at_once_is_told(at: Bench) -> None:
+async def test_create_reports_a_guest_that_ends_at_once(at: Bench) -> None:
     release = at.driver.hold("connect")
     creating = asyncio.create_task(at.sandbox())
     await at.driver.faults.reach("connect")
@@ -123,7 +123,7 @@ async def test_a_guest_that_ends_at_once_is_told(at: Bench) -> None:
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
-async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
+async def test_sandbox_can_be_killed_while_it_is_created(at: Bench, step: str) -> None:
     release = at.driver.faults.hold(step)
     creating = asyncio.create_task(at.sandbox())
     await at.driver.faults.reach(step)
@@ -142,7 +142,7 @@ async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
-async def test_a_creator_that_goes_away_leaves_nothing(at: Bench, step: str) -> None:
+async def test_create_whose_client_disconnects_leaves_nothing(at: Bench, step: str) -> None:
     release = at.driver.faults.hold(step)
     creating = asyncio.create_task(at.sandbox())
     await at.driver.faults.reach(step)
@@ -154,7 +154,7 @@ async def test_a_creator_that_goes_away_leaves_nothing(at: Bench, step: str) -> 
     assert at.driver.leftovers() == []
 
 
-async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -> None:
+async def test_create_whose_client_disconnects_while_it_waits_for_a_start_slot_leaves_nothing(at: Bench) -> None:
     release = at.driver.faults.hold("prepare")
     first = [asyncio.create_task(at.sandbox()) for _ in range(4)]
     await at.driver.faults.reach("prepare")
@@ -168,7 +168,7 @@ async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -
     await asyncio.gather(*first)
 
 
-async def test_a_clean_up_that_fails_is_tried_again(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
+async def test_failed_removal_is_repeated(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     await until(lambda: not at.driver.faults.raises["clean"])
@@ -206,7 +206,7 @@ def broken(at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> It
     repair.set()
 
 
-async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(at: Bench, broken: Repair) -> None:
+async def test_failed_create_gets_its_response_while_its_removal_keeps_failing(at: Bench, broken: Repair) -> None:
     at.driver.faults.raises["boot"] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY)]
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(HostError, match="no more loop devices"):
@@ -217,7 +217,7 @@ async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(a
     await _held(at, 0)
 
 
-async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
+async def test_kill_gets_its_response_if_the_driver_can_neither_report_the_exit_nor_remove_the_sandbox(
     at: Bench, sandbox: Sandbox, broken: Repair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown() -> Exit:
@@ -232,7 +232,7 @@ async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
     await _held(at, 0)
 
 
-async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_waits_for_a_removal_that_hangs_no_longer_than_for_one_driver_step(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandlot.core.lifecycle.supervisor.STEP_TIMEOUT_S", 0.5)
     release = at.driver.faults.hold("destroy")
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
@@ -244,7 +244,7 @@ async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Ben
     await _held(at, 0)
 
 
-def test_a_sandbox_fails_only_by_what_nobody_asked_for() -> None:
+def test_sandbox_counts_as_failed_only_after_an_unrequested_end() -> None:
     assert {reason: state_after(Exit(reason)) for reason in ExitReason} == {
         ExitReason.EXITED: State.STOPPED,
         ExitReason.KILLED: State.STOPPED,

@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
+from sandlot.core.lifecycle.suspend import EXPIRY_RETRY_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
@@ -154,7 +155,20 @@ async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated
         await node.sandboxes.hibernate(sandbox.id, OPERATOR)
 
     assert is_in(sandbox, State.RUNNING)
-    assert sandbox.deadline_monotonic_s == node.clock.monotonic_s() + 100
+    assert sandbox.deadline.monotonic_s == node.clock.monotonic_s() + 100
+
+
+async def test_guest_does_not_end_a_sandbox_that_could_not_be_suspended_at_its_timeout(node: Node) -> None:
+    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100, on_timeout=OnTimeout.PAUSE), OPERATOR)
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+
+    node.clock.advance(100)
+    await settled(lambda: sandbox.deadline.remaining_s() == EXPIRY_RETRY_S)
+    assert is_in(sandbox, State.RUNNING)
+    assert node.guest(sandbox).requests("guest.deadline")[-1]["deadline_s"] > EXPIRY_RETRY_S
+
+    node.clock.advance(EXPIRY_RETRY_S)
+    await settled(lambda: is_in(sandbox, State.PAUSED))
 
 
 @pytest.mark.parametrize("work", ["pause", "hibernate"])

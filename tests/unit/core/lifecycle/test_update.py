@@ -43,20 +43,20 @@ async def test_guest_has_a_minute_more_than_the_service(node: Node, sandbox: San
 
 
 async def test_update_counts_a_new_deadline_once_the_guest_has_it(node: Node, sandbox: Sandbox) -> None:
-    before = sandbox.expires_at
+    before = sandbox.deadline.expires_at
     hold = node.guest(sandbox).hold("guest.deadline")
 
     updating = asyncio.create_task(set_timeout(node, sandbox, 200))
     await hold.reached.wait()
-    assert sandbox.expires_at == before
+    assert sandbox.deadline.expires_at == before
 
     hold.release()
     await updating
-    assert sandbox.expires_at == node.clock.now() + timedelta(seconds=200)
+    assert sandbox.deadline.expires_at == node.clock.now() + timedelta(seconds=200)
 
 
 async def test_failed_update_sets_the_old_deadline_in_the_guest_again(node: Node, sandbox: Sandbox) -> None:
-    before = sandbox.expires_at
+    before = sandbox.deadline.expires_at
     node.state.database.faults.fail_next("sandboxes.save", HostError("The disk is full."))
 
     with pytest.raises(HostError, match="disk is full"):
@@ -64,4 +64,4 @@ async def test_failed_update_sets_the_old_deadline_in_the_guest_again(node: Node
 
     await settled(lambda: len(deadlines(node, sandbox)) == 2)
     assert deadlines(node, sandbox) == [200 + GRACE_S, 100 + GRACE_S]
-    assert sandbox.expires_at == before
+    assert sandbox.deadline.expires_at == before

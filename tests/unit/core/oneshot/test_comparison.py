@@ -123,7 +123,7 @@ async def test_large_output_is_graded_in_a_thread_of_its_own(tmp_path: Path, mon
     monkeypatch.setattr(runner, "graded", observed)
     async with open_node(NodeState(tmp_path)) as node:
         params = OneShotParams("bash", "echo 1", template="base", limits=Limits(), expected_output="1" * 100_000)
-        result = await runner.execute(node.core.manager, node.core.processes, OPERATOR, params)
+        result = await node.core.oneshot.execute(OPERATOR, params)
 
     assert result.status is Status.WRONG_ANSWER
     assert threads == ["grading_0"]

@@ -31,7 +31,7 @@ from sandlot.model.ports import DriverCapability
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
-from tests.support.node import Node, NodeState, open_node, run_pending
+from tests.support.node import Node, NodeState, open_node, run_pending, settled
 
 LIMITS = Limits(memory_bytes=GIB)
 LARGE = replace(LIMITS, memory_bytes=2 * GIB)
@@ -285,6 +285,25 @@ async def test_refill_waits_half_a_second_after_a_request(node: Node) -> None:
     node.clock.advance(0.25)
     await node.pools.run_until_idle()
     assert len(pool.ready) == 1
+
+
+async def test_request_causes_no_pass_over_the_pools_before_its_client_can_use_the_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await filled_pool(node, warm=1)
+    passes = 0
+
+    def counted(*given: Any) -> policy.RefillStep:  # noqa: ANN401 - passed on
+        nonlocal passes
+        passes += 1
+        return next_step(*given)
+
+    next_step = policy.next_step
+    monkeypatch.setattr(policy, "next_step", counted)
+    await create(node)
+    await run_pending()
+    assert passes == 0
+
+    node.clock.advance(policy.QUIET_S)
+    await settled(lambda: passes > 0)
 
 
 async def test_refill_waits_while_creates_wait(state: NodeState) -> None:

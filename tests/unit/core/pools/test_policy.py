@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sandlot.core.pools import policy
 from sandlot.core.pools.models import PoolSizes
-from sandlot.core.pools.policy import MAX_AGE_S, MAX_FILLS, SHRINK_AFTER_S, PoolContents, RefillStep
+from sandlot.core.pools.policy import MAX_AGE_S, MAX_FILLS, MAX_QUIET_WAIT_S, QUIET_S, SHRINK_AFTER_S, PoolContents, RefillStep
 
 OLD_S = MAX_AGE_S + 1
 
@@ -21,8 +21,8 @@ OLD_S = MAX_AGE_S + 1
         (PoolSizes(2, 4), PoolContents(ages_s=()), 0, RefillStep()),
         (PoolSizes(2, 4), PoolContents(ages_s=(), filling=2), MAX_FILLS, RefillStep()),
         (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0)), MAX_FILLS, RefillStep()),
-        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0), growth=1), MAX_FILLS, RefillStep(fill=1)),
-        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0), growth=9), MAX_FILLS, RefillStep(fill=2)),
+        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0), growth=1), MAX_FILLS, RefillStep(fill=1, growth=1)),
+        (PoolSizes(2, 4), PoolContents(ages_s=(5.0, 1.0), growth=9), MAX_FILLS, RefillStep(fill=2, growth=9)),
         (PoolSizes(1, 4), PoolContents(ages_s=(5.0, 4.0, 3.0)), MAX_FILLS, RefillStep(drop=2)),
         (PoolSizes(0, 0), PoolContents(ages_s=(5.0,)), 0, RefillStep(drop=1)),
     ],
@@ -96,4 +96,19 @@ def test_step_fills_no_more_than_the_quota_leaves(ages_s: tuple[float, ...], quo
 
 @pytest.mark.parametrize("quiet_s, growth", [(SHRINK_AFTER_S - 1, 3), (SHRINK_AFTER_S, 2), (10 * SHRINK_AFTER_S, 0)])
 def test_pool_shrinks_by_one_for_each_quiet_minute(quiet_s: float, growth: int) -> None:
-    assert policy.growth_after_quiet(3, quiet_s) == growth
+    step = policy.next_step(PoolSizes(1, 4), PoolContents(ages_s=(1.0,) * 4, growth=3, quiet_s=quiet_s), 0)
+
+    assert (step.growth, step.drop) == (growth, 3 - growth)
+
+
+@pytest.mark.parametrize(
+    "quiet_s, waiting_s, step",
+    [
+        (QUIET_S, QUIET_S, RefillStep(fill=1)),
+        (QUIET_S / 2, QUIET_S, RefillStep(is_early=True)),
+        (0.0, MAX_QUIET_WAIT_S, RefillStep(fill=1)),  # requests come without a pause
+        (float("inf"), 0.0, RefillStep(fill=1)),  # there was no request
+    ],
+)
+def test_fill_waits_for_a_pause_in_the_requests_but_not_forever(quiet_s: float, waiting_s: float, step: RefillStep) -> None:
+    assert policy.next_step(PoolSizes(1, 4), PoolContents(ages_s=(), quiet_s=quiet_s, waiting_s=waiting_s), MAX_FILLS) == step

@@ -155,7 +155,7 @@ async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandbox
         await node.driver.faults.reach("prepare")
         assert await reserved_gib(node) == 3
 
-        assert await node.core.pools.evict_one()
+        assert await node.core.reservations.evict_one()
 
         assert await reserved_gib(node) == 0
         release.set()

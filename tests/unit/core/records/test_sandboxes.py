@@ -154,4 +154,4 @@ async def test_sandbox_read_from_a_record_has_the_same_record(at: Bench, sandbox
     assert await at.service.store.sandboxes.get(sandbox.id) == record
     again = from_record(record, sandbox.buffers, clock)
     assert to_record(again, at.service.node) == record
-    assert again.deadline_monotonic_s == sandbox.deadline_monotonic_s
+    assert again.deadline.monotonic_s == sandbox.deadline.monotonic_s

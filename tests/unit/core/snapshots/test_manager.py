@@ -175,7 +175,7 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
     assert source.state is State.RUNNING
     assert not guest.is_frozen
     assert guest.requests("guest.checkpoint")[-1]["armed"] is False
-    assert source.deadline_monotonic_s == node.clock.monotonic_s() + 100
+    assert source.deadline.monotonic_s == node.clock.monotonic_s() + 100
     record = await node.store.sandboxes.get(source.id)
     assert record is not None
     assert record.state is State.RUNNING

@@ -51,7 +51,7 @@ async def test_sandboxes_of_other_apis_are_visible(http: httpx.AsyncClient, at: 
     assert (listed["sandboxID"], listed["endAt"], listed["metadata"], listed["templateID"]) == (id_, "9999-12-31T00:00:00.000Z", {"x": "y"}, "base")
     assert ok(await http.get(f"{HERE}/sandboxes/{id_}"))["lifecycle"] == {"autoResume": True, "onTimeout": "pause"}
     assert ok(await http.post(f"{HERE}/v2/sandboxes/{id_}/connect", json={"timeout": 10}))["sandboxID"] == id_
-    assert at.sandboxes.find(id_, OPERATOR).expires_at is None  # connecting shortens nothing
+    assert at.sandboxes.find(id_, OPERATOR).deadline.expires_at is None  # connecting shortens nothing
 
 
 async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:

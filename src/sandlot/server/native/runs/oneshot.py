@@ -150,7 +150,7 @@ _BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/s
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = runner.execute(core_of(request).manager, core_of(request).processes, principal_of(request), body.shot())
+    work = core_of(request).oneshot.execute(principal_of(request), body.shot())
     return reply(OneShotAnswer.of(await unless_gone(request, work)))
 
 
@@ -162,9 +162,7 @@ async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     core = core_of(request)
     runner.check(len(body.items), body.concurrency)
-    runs = runner.execute_batch(
-        core.manager, core.processes, principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency
-    )
+    runs = core.oneshot.execute_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):
         return streams.lines(request, _told(runs, request_id), runs.aclose)

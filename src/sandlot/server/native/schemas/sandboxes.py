@@ -232,7 +232,7 @@ class SandboxAnswer(Answer):
             restored=RESTORED.get(spec.restored),
             volumes=[MountAnswer.of(mount) for mount in spec.volumes],
             created_at=sandbox.created_at,
-            expires_at=sandbox.expires_at,
+            expires_at=sandbox.deadline.expires_at,
             ended_at=sandbox.ended_at,
             node=node_of(sandbox.id),
             exit=None if sandbox.exit is None else ExitAnswer(reason=str(sandbox.exit.reason), detail=sandbox.exit.detail),

@@ -147,7 +147,7 @@ async def test_one_that_rests_too_long_is_removed(folder: Path) -> None:
             return await state(http, url) == "stopped"
 
         await until(is_over)
-        assert "rested" in (await http.get(url)).json()["exit"]["detail"]
+        assert "suspended" in (await http.get(url)).json()["exit"]["detail"]
 
 
 VERBS: Mapping[str, object] = {"pause": None, "resume": None, "hibernate": None, "wake": None, "fork": {}, "snapshot": {}}

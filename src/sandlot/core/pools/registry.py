@@ -1,0 +1,56 @@
+"""The pools of a service, and their configuration across restarts.
+
+Invariants:
+- A pool exists while its configuration has sizes. The configuration of a request (``pools.json``) takes precedence over the settings.
+- A request changes a pool only after the new configuration is on disk. A restart therefore keeps every change that got a response.
+- Pools are created, changed and deleted one at a time, under :attr:`PoolRegistry.lock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sandlot.core.admission import AUTO
+from sandlot.core.pools.config_file import PoolConfigFile
+from sandlot.core.pools.models import PoolConfig, PoolId
+from sandlot.core.pools.pool import Pool
+
+
+class PoolRegistry:
+    """All pools of a service.
+
+    Args:
+        file: Configuration that requests have set.
+        settings: Configuration from the settings of the operator.
+        default_isolation: Isolation of pools whose settings say ``auto``.
+
+    Attributes:
+        pools: Id of the API -> pool.
+        lock: Held while a pool is created, changed or deleted.
+    """
+
+    def __init__(self, file: PoolConfigFile, settings: Iterable[PoolConfig], default_isolation: str) -> None:
+        self._file = file
+        self._from_settings: dict[PoolId, PoolConfig] = {}
+        for config in settings:
+            isolation = default_isolation if config.spec.isolation == AUTO else config.spec.isolation
+            resolved = replace(config, spec=replace(config.spec, isolation=isolation))
+            self._from_settings[resolved.pool_id] = resolved
+        self._from_requests = file.read()
+        configs = {**self._from_settings, **self._from_requests}.values()
+        self.pools: dict[str, Pool] = {str(config.pool_id): Pool(config) for config in configs if config.sizes is not None}
+        self.lock = asyncio.Lock()
+
+    async def save(self, config: PoolConfig) -> None:
+        """Write the configuration of one pool to disk, for the next start of the service. The caller holds :attr:`lock`.
+
+        Raises:
+            HostError: The file cannot be written; the old configuration stays.
+        """
+        configs: dict[PoolId, PoolConfig] = {**self._from_requests, config.pool_id: config}
+        if config.sizes is None and config.pool_id not in self._from_settings:
+            del configs[config.pool_id]  # no setting would bring the pool back
+        await asyncio.to_thread(self._file.write, configs.values())
+        self._from_requests = configs
