@@ -15,8 +15,10 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name, rooms
 INSIDE = {
     "protocol": ("sandlot.protocol",),
     "guest": ("sandlot.protocol", "sandlot.guest"),
-    "guest/programs": ("values", "sandlot_kernel", "sandlot.protocol", "sandlot.guest"),
-    "guest/programs/sandlot_kernel": ("IPython", "traitlets"),  # where the image has them
+    "guest/helpers": ("values", "sandlot.protocol", "sandlot.guest"),
+    "guest/kernel_programs/bash": ("values",),
+    "guest/kernel_programs/python": ("sandlot_kernel",),
+    "guest/kernel_programs/python/sandlot_kernel": ("IPython", "traitlets"),  # where the image has them
 }
 
 

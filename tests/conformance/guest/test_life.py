@@ -17,7 +17,7 @@ from tests.conformance.guest.conftest import open_sandbox
 
 DIAL = """
 import socket, sys
-sys.path.insert(0, "/.sandlot/programs")
+sys.path.insert(0, "/.sandlot/helpers")
 import values
 def dial(service, args):
     link = socket.socket(socket.AF_UNIX)

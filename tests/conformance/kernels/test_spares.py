@@ -15,7 +15,7 @@ from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 
-ZYGOTE = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --zygote/ {print $1; exit}'"
+ZYGOTE = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --fork-server/ {print $1; exit}'"
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"
 
 
@@ -47,7 +47,7 @@ async def spare(inside: Inside) -> int:
     while True:
         known = {info.pid for info in await inside.link.kernels()}
         zygote = (await inside.sh(ZYGOTE)).strip()
-        found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --zygote/ && $2 == 1 && $3 == $1 {print $1}'")
+        found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --fork-server/ && $2 == 1 && $3 == $1 {print $1}'")
         free = [int(pid) for pid in found.split() if pid != zygote and int(pid) not in known]
         if zygote and free:
             return free[0]
@@ -101,7 +101,7 @@ async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(inside: In
 async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside) -> None:
     context = await new(inside)
     assert await value(inside, context, "x = 7; x") == "7"
-    await inside.sh("pkill -9 -o -f 'kernel.py --zygote'")
+    await inside.sh("pkill -9 -o -f 'kernel.py --fork-server'")
     assert await value(inside, context, "x") == "7"
     other = await new(inside)
     assert await value(inside, other, "1") == "1"

@@ -39,7 +39,7 @@ from sandlot.model.ports import Change, DriverCapability, Instance
 from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed, slots
 from sandlot.model.states import State
 
-PROGRAM = "attaching"
+PROGRAM = "volumes"
 
 
 def hold(volumes: VolumeManager | None, sandbox: Sandbox) -> None:

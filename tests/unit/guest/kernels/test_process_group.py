@@ -1,0 +1,35 @@
+"""Marks of kernels."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from sandlot.guest.kernels import process_group
+from sandlot.guest.kernels.process_group import FIRST_MARK, ProcessGroups
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The marks of the groups that a test creates."""
+    created: list[int] = []
+    monkeypatch.setattr(process_group, "ProcessGroup", lambda _pid, mark: created.append(mark))
+    return created
+
+
+def test_every_kernel_has_a_mark_of_its_own(marks: list[int]) -> None:
+    groups = ProcessGroups()
+    for _ in range(3):
+        groups.create(1 << 22)
+
+    assert len(set(marks)) == 3
+    assert min(marks) > FIRST_MARK
+
+
+def test_process_and_its_children_have_the_mark() -> None:
+    with subprocess.Popen(["sh", "-c", "read line; ulimit -Hf"], user=1000, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        ProcessGroups().create(process.pid)
+        output, _ = process.communicate("\n")
+
+    assert int(output) == (FIRST_MARK + 1) // 512
