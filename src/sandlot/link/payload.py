@@ -64,11 +64,10 @@ def guest_sources() -> Mapping[str, bytes]:
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
-    for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels", "guest/sockets"):
-        sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root.joinpath(room))})
-    inside = "guest/programs"
-    sources.update({f"sandlot/{inside}/{name}": text for name, text in _modules(root.joinpath(inside)) if name not in _PLAIN})
-    return sources
+    for package in ("protocol", "guest"):
+        sources.update(_modules(root / package, f"sandlot/{package}"))
+    plain = {f"sandlot/guest/programs/{name}" for name in _PLAIN}
+    return {path: source for path, source in sources.items() if path not in plain and f"/{_KERNEL}/" not in path}
 
 
 def programs() -> Mapping[str, bytes]:
@@ -76,7 +75,7 @@ def programs() -> Mapping[str, bytes]:
     root = resources.files("sandlot")
     inside = root / "guest" / "programs"
     files = {name: (inside / name).read_bytes() for name in (*_PLAIN, *_OTHERS)}
-    files.update({f"{_KERNEL}/{name}": text for name, text in _modules(inside / _KERNEL)})
+    files.update(_modules(inside / _KERNEL, _KERNEL))
     for values in ("values.py", f"{_KERNEL}/values.py"):
         files[values] = (root / "protocol" / "values.py").read_bytes()
     return files
@@ -95,5 +94,17 @@ def digest() -> str:
     return total.hexdigest()
 
 
-def _modules(folder: Traversable) -> list[tuple[str, bytes]]:
-    return [(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.is_file() and entry.name.endswith(".py")]
+def _modules(folder: Traversable, path: str) -> dict[str, bytes]:
+    """Return the modules in a folder and below it: path -> source.
+
+    Args:
+        folder: Folder to walk.
+        path: Path of the folder in the result.
+    """
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found.update(_modules(entry, f"{path}/{entry.name}"))
+        elif entry.name.endswith(".py"):
+            found[f"{path}/{entry.name}"] = entry.read_bytes()
+    return found

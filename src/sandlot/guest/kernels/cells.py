@@ -13,8 +13,8 @@ Laws:
 
 from __future__ import annotations
 
-from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.outputs import HOLD_S, Buffer, Outputs
+from sandlot.guest.errors import RpcError
+from sandlot.guest.output import HOLD_S, Buffer, OutputLog
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.fast_imports import deque
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.calls import Call
-    from sandlot.guest.flow.loop import Loop
-    from sandlot.guest.flow.outputs import Reader
+    from sandlot.guest.rpc import Call
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.output import Reader
 
 EVENTS_BYTES = MESSAGE_MAX_BYTES - 65536
 """Results of one cell that are kept."""
@@ -89,7 +89,7 @@ class Noted(Buffer):
         self._order.note(self._channel, self.end)
 
 
-class CellOutputs(Outputs):
+class CellOutputs(OutputLog):
     """Both channels of a cell."""
 
     __slots__ = ("order", "rushes")
@@ -101,9 +101,9 @@ class CellOutputs(Outputs):
         self.rushes = False
         """Whether nobody waits for its followers any more."""
 
-    def wants(self, channel: int) -> bool:
+    def may_read(self, channel: int) -> bool:
         """Whether more should be read now."""
-        return self.rushes or super().wants(channel)
+        return self.rushes or super().may_read(channel)
 
 
 class Cell:
@@ -273,11 +273,11 @@ class Cell:
             wait: Whether until the cell's end.
 
         Raises:
-            Refusal: There is no such offset yet.
+            RpcError: There is no such offset yet.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
-            raise Refusal("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
+            raise RpcError("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
         ends = {channel: buffer.end for channel, buffer in self.outputs.buffers.items()}
         follower = Follower(call, self.outputs.attach(call, wanted), max(0, events_from), None if wait else (ends, len(self.events)))
         self.readers.append(follower)

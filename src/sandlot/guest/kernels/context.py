@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.calls import Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels.cells import epitaph
 from sandlot.guest.kernels.kernel import Kernel, Owner
 from sandlot.guest.kernels.starts import LATE, Starts
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol.fast_imports import deque, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from sandlot.guest.flow.loop import Timer
+    from sandlot.guest.loop import Timer
     from sandlot.guest.kernels.cells import Cell
     from sandlot.guest.kernels.service import Kernels
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.services import KernelServices
 
 AGAIN_S, GRACE_S = 1.0, 2.0
 BELL_S = 0.02
@@ -70,7 +70,7 @@ class Context(Owner):
         "queue",
     )
 
-    def __init__(self, guest: Guest, kernels: Kernels, name: str, language: str, cwd: str, env: dict[str, str]) -> None:
+    def __init__(self, guest: KernelServices, kernels: Kernels, name: str, language: str, cwd: str, env: dict[str, str]) -> None:
         self._guest = guest
         self._kernels = kernels
         self.name = name
@@ -113,7 +113,7 @@ class Context(Owner):
 
     def environment(self) -> dict[str, str]:
         """What its kernel has."""
-        return environment(account("user"), self._guest.env, self.env)
+        return build_environment(lookup_account("user"), self._guest.identity.env, self.env)
 
     # -- what the host asks -------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Context(Owner):
         """See to it that there is a kernel, or will be.
 
         Raises:
-            Refusal: The image has nothing that runs the language, or it does not start.
+            RpcError: The image has nothing that runs the language, or it does not start.
         """
         if self.kernel is None and not self._starts.is_taking:
             self._starts.begin()
@@ -185,7 +185,7 @@ class Context(Owner):
         kernel.serve(self)
 
     def _wake(self, kernel: Kernel, cwd: str) -> None:
-        kernel.wake({**self._guest.env, **self.env}, self._guest.waking.draw(), cwd)
+        kernel.wake({**self._guest.identity.env, **self.env}, self._guest.identity.fresh_entropy(), cwd)
 
     def kill(self, verdict: str) -> None:
         """Kill the kernel and its family; its cell says so by the verdict."""
@@ -244,12 +244,12 @@ class Context(Owner):
 
     # -- cells --------------------------------------------------------------------------------------------------------
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: RpcError) -> None:
         """There is no kernel to be had."""
         self._refuse(refusal)
         self._next()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: RpcError) -> None:
         if self.queue:
             cell = self.queue.popleft()
             cell.fail("KernelError", refusal.message)
@@ -261,7 +261,7 @@ class Context(Owner):
             if self.kernel is None:
                 try:
                     self.boot()
-                except Refusal as refusal:
+                except RpcError as refusal:
                     self._refuse(refusal)
                     continue
             if self.kernel is None or not self._is_up or self._verdict:
@@ -276,11 +276,11 @@ class Context(Owner):
         cell.on_sent = kernel.read_on
         kernel.direct(cell)
         if cell.timeout_s is not None:
-            self._timer = self._guest.loop.after(cell.timeout_s, lambda: self._interrupt("timeout"))
+            self._timer = self._guest.loop.call_later(cell.timeout_s, lambda: self._interrupt("timeout"))
         kernel.send(
             {"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history}
         )
-        self._bell = self._guest.loop.after(BELL_S, kernel.ring)
+        self._bell = self._guest.loop.call_later(BELL_S, kernel.ring)
         self._kernels.memory.watch()
 
     def _interrupt(self, why: str) -> None:
@@ -315,7 +315,7 @@ class Context(Owner):
     def _set_timer(self, delay_s: float, callback: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._guest.loop.after(delay_s, callback)
+        self._timer = self._guest.loop.call_later(delay_s, callback)
 
     def _set_no_timer(self) -> None:
         for timer in (self._timer, self._bell):

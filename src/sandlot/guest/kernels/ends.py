@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.flow.pipes import open_pipe
+from sandlot.guest.pipes import open_pipe
 from sandlot.protocol.fast_imports import socket
 
 

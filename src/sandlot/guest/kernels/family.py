@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import resource
 
-from sandlot.guest.spawn import Taking, account
-from sandlot.guest.tasks import PASSES, send, tasks, tree
+from sandlot.guest.process.accounts import as_process_user, lookup_account
+from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tree
 from sandlot.protocol.fast_imports import signal
 
 MARK = 1 << 61
@@ -29,7 +29,7 @@ def mark(pid: int, number: int) -> None:
         pid: It.
         number: The kernel's, from 1.
     """
-    with Taking(account("user")):  # without CAP_SYS_RESOURCE one may limit those that are the same user
+    with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE one may limit those that are the same user
         for kind in _KINDS:
             try:
                 resource.prlimit(pid, kind, (MARK + number, MARK + number))
@@ -40,7 +40,7 @@ def mark(pid: int, number: int) -> None:
 def marked(number: int, pids: list[int]) -> set[int]:
     """Those processes that have a kernel's mark."""
     found = set()
-    with Taking(account("user")):
+    with as_process_user(lookup_account("user")):
         for pid in pids:
             try:
                 if any(resource.prlimit(pid, kind)[1] == MARK + number for kind in _KINDS):
@@ -57,20 +57,20 @@ def end(root: int, number: int) -> None:
         root: The kernel's process.
         number: Its mark.
     """
-    send(root, signal.SIGKILL)
+    send_signal(root, signal.SIGKILL)
     try:
         os.killpg(root, signal.SIGKILL)  # all that is known where root inside has put something over /proc
     except OSError:
         pass
     members = {root}
     for _ in range(PASSES):
-        alive = tasks()
+        alive = live_processes()
         members = {pid for known in members for pid in tree(known, alive)} | marked(number, [task.pid for task in alive if task.pid != 1])
         members &= {task.pid for task in alive}
         if not members:
             return
         for pid in members:
-            send(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
 
 
 def interrupt(root: int) -> bool:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import select
 
-from sandlot.guest.flow.loop import READ, READ_BYTES, WRITE
-from sandlot.guest.flow.outputs import Outputs
-from sandlot.guest.flow.pipes import DRAIN_READS, OutputPipe
+from sandlot.guest.loop import READ, READ_BYTES, WRITE
+from sandlot.guest.output import OutputLog
+from sandlot.guest.pipes import DRAIN_READS, OutputPipe
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels.messages import checked
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sandlot.guest.kernels.cells import Cell
     from sandlot.guest.kernels.ends import Ends
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.services import KernelServices
 
 AT_ONCE = 64
 REAP_S = 0.2
@@ -97,7 +97,7 @@ class Kernel:
         "pipes",
     )
 
-    def __init__(self, guest: Guest, pid: int, ends: Ends, number: int, env: dict[str, str]) -> None:
+    def __init__(self, guest: KernelServices, pid: int, ends: Ends, number: int, env: dict[str, str]) -> None:
         self._guest = guest
         self.env = env
         self.pid = pid
@@ -118,13 +118,12 @@ class Kernel:
         self._over = False
         self.killed = False
         self._owner: Owner | None = None
-        self._sink = Outputs((STDOUT, STDERR))  # what is printed before the first cell is nobody's
+        self._sink = OutputLog((STDOUT, STDERR))  # what is printed before the first cell is nobody's
         self.pipes = [OutputPipe(guest.loop, fd, channel, self._sink, self._piped) for fd, channel in ((ends.out, STDOUT), (ends.err, STDERR))]
         self._look = select.poll()
         for pipe in self.pipes:
             self._look.register(pipe.fd, select.POLLIN)
         family.mark(pid, number)
-        guest.pids.watch()
 
     @property
     def started_text(self) -> str:
@@ -137,7 +136,7 @@ class Kernel:
         self._owner = owner
         self._guest.loop.watch(self._socket.fileno(), READ, self._ready)
         if self._messages.buffered_bytes:
-            self._guest.loop.soon(self._hand_on)
+            self._guest.loop.call_soon(self._hand_on)
 
     def unread(self) -> int:
         """How many bytes it has said so far to whom it will serve: they are taken in for that."""
@@ -148,7 +147,7 @@ class Kernel:
         """Call back once it has said its first word, or is gone. That is left for whom it will serve; who does so before calls for it."""
         descriptor = self._socket.fileno()
         if self._messages.buffered_bytes:
-            self._guest.loop.soon(callback)
+            self._guest.loop.call_soon(callback)
             return
 
         def heard(_mask: int) -> None:
@@ -172,7 +171,7 @@ class Kernel:
         """
         changed, gone = difference(self.env, env)
         if gone:
-            own = environment(account("user"))
+            own = build_environment(lookup_account("user"))
             changed.update({name: own[name] for name in gone if name in own})
             gone = [name for name in gone if name not in own]
         self.env = env
@@ -197,7 +196,7 @@ class Kernel:
             pipe.refresh()
         if self._stalled:
             self._stalled = False
-            self._guest.loop.soon(self._hand_on)
+            self._guest.loop.call_soon(self._hand_on)
 
     def kill(self) -> None:
         """Kill it and its family. What it has said until now is handed on, then its end is told. Idempotent."""
@@ -219,7 +218,7 @@ class Kernel:
             if not data or self._is_broken:
                 break
             self._messages.feed(data)
-        self._guest.loop.soon(self._hand_on)
+        self._guest.loop.call_soon(self._hand_on)
 
     def discard(self) -> None:
         """Kill it; nobody wants to hear of it any more."""
@@ -247,7 +246,7 @@ class Kernel:
             # About to be reaped, which says how it ended; or closed on purpose, and then it is no kernel any more.
             self._is_closed = True
             self._watch()
-            self._guest.loop.after(REAP_S, self._break)
+            self._guest.loop.call_later(REAP_S, self._break)
             return
         self._messages.feed(data)
         self._hand_on()
@@ -255,7 +254,7 @@ class Kernel:
     def _receive(self) -> bytes | None:
         """What there is; None where nothing is, empty at the end."""
         try:
-            return self._guest.loop.scratch.read(self._socket.fileno())
+            return self._guest.loop.read_buffer.read(self._socket.fileno())
         except BlockingIOError:
             return None
         except OSError:
@@ -275,7 +274,7 @@ class Kernel:
             self._is_broken = True
             self._messages.clear()
             if self._gone:
-                self._guest.loop.soon(self._hand_on)
+                self._guest.loop.call_soon(self._hand_on)
             else:
                 self._break()
             return
@@ -297,7 +296,7 @@ class Kernel:
             if self._owner is None:
                 break
             if number == AT_ONCE:
-                self._guest.loop.soon(self._go_on)
+                self._guest.loop.call_soon(self._go_on)
                 return False
             if not self._pour():
                 return False
@@ -338,7 +337,7 @@ class Kernel:
         """Put what is left of an output where it belongs, as far as that wants it; whether nothing is left."""
         while self._rest is not None:
             cell, channel, data = self._rest
-            if not cell.outputs.wants(channel):
+            if not cell.outputs.may_read(channel):
                 return False
             cell.outputs.buffers[channel].append(bytes(data[:READ_BYTES]))
             self._rest = (cell, channel, data[READ_BYTES:]) if len(data) > READ_BYTES else None

@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 import time
 
-from sandlot.guest.tasks import pids, send
+from sandlot.guest.process.procfs import all_pids, kill_tree, send_signal
 from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sandlot.guest.kernels.service import Kernels
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.services import KernelServices
 
 MIB = 1 << 20
 FLOOR_BYTES = 24 * MIB
@@ -58,7 +58,7 @@ class Memory:
 
     __slots__ = ("_before", "_dying", "_dying_since_s", "_fd", "_guest", "_has_room", "_kernels", "_watching", "limit_bytes")
 
-    def __init__(self, guest: Guest, kernels: Kernels) -> None:
+    def __init__(self, guest: KernelServices, kernels: Kernels) -> None:
         self._guest = guest
         self._kernels = kernels
         self._fd = -1
@@ -97,7 +97,7 @@ class Memory:
             self._watching = True
             self._before = (0.0, 0)
             if self._has_room:
-                self._guest.loop.after(LEAST_S, self._look)
+                self._guest.loop.call_later(LEAST_S, self._look)
             else:
                 self._look()
 
@@ -108,7 +108,7 @@ class Memory:
         """
         if self.is_seen:  # it was not the guest, and there is no other killer
             return explained(self.limit_bytes, peak_bytes, 0)
-        return explained(self.limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in pids() if pid != 1))
+        return explained(self.limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
     def _look(self) -> None:
         found = figures(self._text())
@@ -126,7 +126,7 @@ class Memory:
         rate = max(0.0, (used - before) / max(now_s - then_s, 0.001)) if then_s else 0.0
         if room < rate * HORIZON_S:
             self._end_the_greediest()
-        self._guest.loop.after(pause_s(room, rate), self._look)
+        self._guest.loop.call_later(pause_s(room, rate), self._look)
 
     def _text(self) -> bytes:
         try:
@@ -141,9 +141,10 @@ class Memory:
         pid = self._greediest()
         if pid:
             self._dying, self._dying_since_s = pid, now_s
-            send(pid, signal.SIGKILL)  # at once; what belongs to it follows
-            self._kernels.out_of_memory(pid)
-            self._guest.processes.out_of_memory(pid)
+            send_signal(pid, signal.SIGKILL)  # at once; what belongs to it follows
+            if pid in self._guest.children:
+                kill_tree(pid, signal.SIGKILL)
+            self._guest.children.report_kill(pid, "oom")
 
     def _greediest(self) -> int:
         """Who has most; 0 where nobody has enough. Kernels that run a cell are looked at first: one look, where it is one of them."""
@@ -152,7 +153,7 @@ class Memory:
         worst = max(busy, key=resident_bytes, default=0)
         if worst and resident_bytes(worst) * SHARE > self.limit_bytes:
             return worst
-        worst = max((pid for pid in pids() if pid != 1), key=resident_bytes, default=0)
+        worst = max((pid for pid in all_pids() if pid != 1), key=resident_bytes, default=0)
         return worst if worst and resident_bytes(worst) >= least else 0
 
 

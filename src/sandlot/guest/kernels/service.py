@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.calls import Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.cells import Cell
 from sandlot.guest.kernels.context import Context
 from sandlot.guest.kernels.languages import find_python
 from sandlot.guest.kernels.memory import Memory
 from sandlot.guest.kernels.spares import Spares
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol.fast_imports import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.calls import Call
-    from sandlot.guest.main import Guest
+    from sandlot.guest.rpc import Call
+    from sandlot.guest.kernels.services import KernelServices
 
 __all__ = ["Kernels", "find_python"]
 
@@ -46,7 +46,7 @@ class Kernels:
 
     __slots__ = ("_cells", "_contexts", "_guest", "_is_trimming", "_number", "memory", "spares")
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: KernelServices) -> None:
         self._guest = guest
         self._contexts: OrderedDict[str, Context] = OrderedDict()
         self._cells: OrderedDict[str, Cell] = OrderedDict()
@@ -54,18 +54,6 @@ class Kernels:
         self._is_trimming = False
         self.memory = Memory(guest, self)
         self.spares = Spares(guest, self)
-        guest.calls.handlers.update(
-            {
-                "kernel.create": self.create,
-                "kernel.list": self.list_all,
-                "kernel.remove": self.remove,
-                "kernel.execute": self.execute,
-                "kernel.attach": self.attach,
-                "kernel.interrupt": self.interrupt,
-                "kernel.restart": self.restart,
-                "guest.warm": self.warm,
-            }
-        )
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -106,7 +94,7 @@ class Kernels:
             cell = Cell(self._guest.loop, call.id, call.args)
             size = sum(each.asked_bytes for each in [*waiting, cell])
             if len(context.queue) >= WAITING or (waiting and size > WAITING_BYTES):
-                raise Refusal("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
+                raise RpcError("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
             self.remember(cell)
             cell.attach(call, 0, 0, 0)
             context.submit(cell)
@@ -162,14 +150,14 @@ class Kernels:
         try:
             context = self._context("default", None)
             context.boot()
-        except Refusal:
+        except RpcError:
             call.result()
             return
         self._when_up(call, context)
 
     def _when_up(self, call: Call, context: Context) -> None:
         if context.state == "starting":
-            self._guest.loop.after(LOOK_AGAIN_S, lambda: self._when_up(call, context))
+            self._guest.loop.call_later(LOOK_AGAIN_S, lambda: self._when_up(call, context))
         else:
             call.result()
 
@@ -224,12 +212,6 @@ class Kernels:
         """The kernels that run a cell."""
         return [context.kernel.pid for context in self._contexts.values() if context.cell is not None and context.kernel is not None]
 
-    def knows(self, pid: int) -> bool:
-        """Whether a process is known, as whatever."""
-        mine = [context.kernel.pid for context in self._contexts.values() if context.kernel is not None] + self.spares.pids()
-        others = [process.pid for process in self._guest.processes.running()]
-        return pid in mine or pid in others or pid in self._guest.local.by_pid or pid == self._guest.hooks.pid
-
     def new_number(self) -> int:
         """A mark for a kernel's family."""
         self._number += 1
@@ -250,7 +232,7 @@ class Kernels:
     def _cell(self, id_: str) -> Cell:
         cell = self._cells.get(id_)
         if cell is None:
-            raise Refusal("process_not_found", "There is no such execution.", "It may have been forgotten.")
+            raise RpcError("process_not_found", "There is no such execution.", "It may have been forgotten.")
         return cell
 
     def _context(self, name: str, language: str | None) -> Context:
@@ -265,26 +247,26 @@ class Kernels:
 
     def _make(self, name: str, language: str, cwd: str | None, env: dict[str, str]) -> Context:
         if not 0 < len(name) <= NAME_CHARS:
-            raise Refusal("invalid_request", "That is no id of a context.")
+            raise RpcError("invalid_request", "That is no id of a context.")
         if name in languages.DEFAULTS and language != languages.DEFAULTS[name]:
-            raise Refusal("conflict", f"The context {name!r} is for {languages.DEFAULTS[name]}.", "Use another id.")
+            raise RpcError("conflict", f"The context {name!r} is for {languages.DEFAULTS[name]}.", "Use another id.")
         if sum(known not in languages.DEFAULTS for known in self._contexts) >= CONTEXTS and name not in languages.DEFAULTS:
-            raise Refusal("limit_exceeded", f"The sandbox has {CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
+            raise RpcError("limit_exceeded", f"The sandbox has {CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
         self._check(language, env)
         if cwd is not None and not (cwd.startswith("/") and os.path.isdir(cwd)):
-            raise Refusal("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
-        return Context(self._guest, self, name, language, cwd or self._guest.workspace, env)
+            raise RpcError("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
+        return Context(self._guest, self, name, language, cwd or self._guest.identity.workspace, env)
 
     def _check(self, language: str, env: dict[str, str]) -> None:
         """Refuse a language that the image has nothing for. That is looked up in many folders; where a zygote lives there is a python."""
         if language != "python" or not self.spares.is_up:
-            languages.argv(language, environment(account("user"), self._guest.env, env))
+            languages.argv(language, build_environment(lookup_account("user"), self._guest.identity.env, env))
 
     def _trim_soon(self) -> None:
         """Once what there is to answer has been sent."""
         if not self._is_trimming:
             self._is_trimming = True
-            self._guest.loop.soon(self._trim)
+            self._guest.loop.call_soon(self._trim)
 
     def _trim(self) -> None:
         self._is_trimming = False
@@ -297,12 +279,12 @@ class Kernels:
             kept -= cell.kept_bytes
             count -= 1
             del self._cells[cell.id]
-            self._guest.calls.past(cell.id, "kernel.execute")
+            self._guest.rpc.forget_result(cell.id, "kernel.execute")
 
 
-def _unknown(name: str) -> Refusal:
-    return Refusal("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
+def _unknown(name: str) -> RpcError:
+    return RpcError("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
 
 
-def _other_language(context: Context) -> Refusal:
-    return Refusal("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")
+def _other_language(context: Context) -> RpcError:
+    return RpcError("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.flow.loop import log
+from sandlot.guest.loop import log
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import Kernel
+from sandlot.guest.kernels.services import KernelChild
 from sandlot.guest.kernels.zygote import Zygote, may_be_forked
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol.fast_imports import deque
 
 TYPE_CHECKING = False
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.flow.loop import Timer
+    from sandlot.guest.loop import Timer
     from sandlot.guest.kernels.service import Kernels
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.services import KernelServices
 
     Taker = Callable[[Kernel | None], object]
 
@@ -73,7 +74,7 @@ class Spares:
         "_zygote",
     )
 
-    def __init__(self, guest: Guest, kernels: Kernels) -> None:
+    def __init__(self, guest: KernelServices, kernels: Kernels) -> None:
         self._guest = guest
         self._kernels = kernels
         self._zygote: Zygote | None = None
@@ -104,7 +105,7 @@ class Spares:
             self.drop()
         if self._spare is not None:
             # Its context will say so again. But after a sleep a process takes its time to come to itself, and now nobody waits for it.
-            self._spare.wake(dict(self._guest.env), self._guest.waking.draw(), "")
+            self._spare.wake(dict(self._guest.identity.env), self._guest.identity.fresh_entropy(), "")
         if not self._is_lean and (self._is_affordable if self._zygote is not None or self._spare is not None else self._suits(env)):
             self._later(AHEAD_S)
 
@@ -139,7 +140,7 @@ class Spares:
 
         def look(left: int) -> None:
             if left and spare is self._spare and spare.unread() == before:
-                self._guest.loop.after(LOOK_S, lambda: look(left - 1))
+                self._guest.loop.call_later(LOOK_S, lambda: look(left - 1))
             else:
                 done(spare is self._spare)
 
@@ -163,7 +164,7 @@ class Spares:
         Returns:
             Whether ``taker`` will be called, or was.
         """
-        if languages.early(env) != languages.early(self._guest.env):  # what an account has besides is none of these
+        if languages.early(env) != languages.early(self._guest.identity.env):  # what an account has besides is none of these
             return False
         if self._zygote is None and self._spare is not None and self._origin is not None and self._is_affordable:
             if languages.changed(self._origin.seen) == self._origin.seen:
@@ -179,7 +180,7 @@ class Spares:
         self._waiting.append(taker)
         zygote.hold(still=False)
         if self._patience is None:
-            self._patience = self._guest.loop.after(ANSWER_S if zygote.is_warm else START_S, self._ended)
+            self._patience = self._guest.loop.call_later(ANSWER_S if zygote.is_warm else START_S, self._ended)
         self._go_on()
         return True
 
@@ -238,7 +239,7 @@ class Spares:
 
     def _later(self, delay_s: float) -> None:
         if self._timer is None:
-            self._timer = self._guest.loop.after(delay_s, self._ahead)
+            self._timer = self._guest.loop.call_later(delay_s, self._ahead)
 
     def _ahead(self) -> None:
         """Make ready what somebody may need, where nothing else runs."""
@@ -275,7 +276,7 @@ class Spares:
         return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.site_places(python, env["HOME"]))
 
     def _environment(self) -> dict[str, str]:
-        return environment(account("user"), self._guest.env)
+        return build_environment(lookup_account("user"), self._guest.identity.env)
 
     def _look(self) -> dict[str, int]:
         """When the folders of what is installed last changed."""
@@ -291,7 +292,7 @@ class Spares:
             log(f"no zygote: {error}")
             self._failures = FAILURES
             return None
-        self._guest.pids.watch()
+        self._guest.children.add(self._zygote.pid, KernelChild(self._kernels, self._zygote.pid))
         return self._zygote
 
     def _go_on(self) -> None:
@@ -355,11 +356,12 @@ class Spares:
         elif kind == "forked" and self._forking is not None:
             ends, self._forking = self._forking, None
             pid = message["pid"]
-            if not may_be_forked(pid) or self._kernels.knows(pid):
+            if not may_be_forked(pid) or pid in self._guest.children:
                 ends.close()
                 raise ValueError(pid)
             self._failures = 0
             kernel = Kernel(self._guest, pid, ends, self._kernels.new_number(), zygote.given)
+            self._guest.children.add(pid, KernelChild(self._kernels, pid))
             if self._waiting:
                 self._give(kernel)
             else:

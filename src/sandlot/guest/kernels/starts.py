@@ -9,18 +9,19 @@ Laws:
 
 from __future__ import annotations
 
-from sandlot.guest.calls import Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import Kernel
-from sandlot.guest.spawn import account, environment, start
+from sandlot.guest.kernels.services import KernelChild
+from sandlot.guest.process.accounts import lookup_account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.flow.loop import Timer
+    from sandlot.guest.loop import Timer
     from sandlot.guest.kernels.context import Context
     from sandlot.guest.kernels.service import Kernels
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.services import KernelServices
 
 START_S, LEAST_START_S = 30.0, 10.0
 LATE = "late"
@@ -40,7 +41,7 @@ class Starts:
 
     __slots__ = ("_context", "_failures", "_guest", "_kernels", "_timer", "is_taking")
 
-    def __init__(self, guest: Guest, kernels: Kernels, context: Context) -> None:
+    def __init__(self, guest: KernelServices, kernels: Kernels, context: Context) -> None:
         self._guest = guest
         self._kernels = kernels
         self._context = context
@@ -53,11 +54,11 @@ class Starts:
         """See to it that there will be a kernel.
 
         Raises:
-            Refusal: The image has nothing that runs the language, or it does not start.
+            RpcError: The image has nothing that runs the language, or it does not start.
         """
         if self._context.language == "python" and not self._failures:
             self.is_taking = True
-            if self._kernels.spares.take({**self._guest.env, **self._context.env}, self._given):
+            if self._kernels.spares.take({**self._guest.identity.env, **self._context.env}, self._given):
                 return
             self.is_taking = False
         self._start()
@@ -69,7 +70,7 @@ class Starts:
             timeout_s: Of the cell that waits for it.
         """
         patience_s = max(LEAST_START_S, min(START_S, timeout_s or START_S))
-        self._timer = self._guest.loop.after(patience_s, lambda: self._context.kill(LATE))
+        self._timer = self._guest.loop.call_later(patience_s, lambda: self._context.kill(LATE))
 
     def settle(self) -> None:
         """The kernel has said something, or is gone. Idempotent."""
@@ -106,40 +107,41 @@ class Starts:
             return
         try:
             self._start()
-        except Refusal as refusal:
+        except RpcError as refusal:
             context.refused(refusal)
 
     def _start(self) -> None:
         context = self._context
         plain = 0 < PLAIN_AFTER.get(context.language, 0) <= self._failures
         argv = languages.argv(context.language, context.environment(), plain=plain)
-        env = {**self._guest.env, **context.env}
+        env = {**self._guest.identity.env, **context.env}
         rings = context.language == "python"
-        context.adopt(start_kernel(self._guest, argv, env, context.cwd, self._kernels.new_number(), rings=rings))
+        context.adopt(start_kernel(self._guest, self._kernels, argv, env, context.cwd, rings=rings))
 
 
-def start_kernel(guest: Guest, argv: list[str], env: dict[str, str], cwd: str, number: int, *, rings: bool) -> Kernel:
+def start_kernel(guest: KernelServices, kernels: Kernels, argv: list[str], env: dict[str, str], cwd: str, *, rings: bool) -> Kernel:
     """Start a kernel's program as ``user``.
 
     Args:
-        guest: The guest.
+        guest: Objects of the guest.
+        kernels: All contexts.
         argv: The program; the number of its socket is added, and that of its bell.
         env: As ``Kernel.env``.
         cwd: Its folder.
-        number: Its mark.
         rings: Whether it has a bell.
 
     Raises:
-        Refusal: It cannot be started.
+        RpcError: It cannot be started.
     """
     ends = Ends(rings=rings)
     try:
         theirs = [ends.theirs.fileno(), *([ends.bell_theirs] if rings else [])]
-        who, pipes = account("user"), (guest.dev_null, ends.out_theirs, ends.err_theirs)
-        pid = start([*argv, *map(str, theirs)], environment(who, env), cwd, who, pipes, keep=theirs)
+        pipes = (guest.spawner.dev_null, ends.out_theirs, ends.err_theirs)
+        pid = guest.spawner.spawn([*argv, *map(str, theirs)], lookup_account("user"), pipes, None, env=env, cwd=cwd, keep=theirs)
+        guest.children.add(pid, KernelChild(kernels, pid))
     except BaseException:
         ends.close()
         raise
     finally:
         ends.given()
-    return Kernel(guest, pid, ends, number, env)
+    return Kernel(guest, pid, ends, kernels.new_number(), env)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import struct
 
-from sandlot.guest.flow.loop import READ
+from sandlot.guest.loop import READ
 from sandlot.guest.kernels import languages
-from sandlot.guest.spawn import UID, account, start
-from sandlot.guest.tasks import Task, kill_tree, send
+from sandlot.guest.process.accounts import USER_UID, lookup_account
+from sandlot.guest.process.procfs import ProcStat, kill_tree, send_signal
 from sandlot.protocol import values
 from sandlot.protocol.fast_imports import signal, socket
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.services import KernelServices
 
 WARM, MESSAGE_BYTES = "numpy,pandas,matplotlib", 4096
 FD = struct.Struct("i")
@@ -32,7 +32,7 @@ class Zygote:
     __slots__ = ("_guest", "_messages", "_on_end", "_on_message", "_socket", "env", "given", "is_still", "is_up", "is_warm", "pid", "python", "seen")
 
     def __init__(
-        self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
+        self, guest: KernelServices, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
     ) -> None:
         self._guest = guest
         self._on_message = on_message
@@ -40,7 +40,7 @@ class Zygote:
         self._messages = values.MessageReader(MESSAGE_BYTES)
         self.env = languages.early(env)
         self.python = languages.find_python(env)
-        self.given = guest.env
+        self.given = guest.identity.env
         self.seen = seen
         self.is_up = False
         self.is_warm = False
@@ -48,8 +48,8 @@ class Zygote:
         ours, theirs = socket.socketpair()
         try:
             argv = [*languages.argv("python", env), "--zygote", str(theirs.fileno()), "--warm", WARM]
-            null = guest.dev_null
-            self.pid = start(argv, env, guest.workspace, account("user"), (null, null, null), keep=[theirs.fileno()])
+            null = guest.spawner.dev_null
+            self.pid = guest.spawner.spawn(argv, lookup_account("user"), (null, null, null), None, env=env, keep=[theirs.fileno()])
         except BaseException:
             ours.close()
             raise
@@ -90,7 +90,7 @@ class Zygote:
         """Let it stand still, or go on. Idempotent."""
         if still != self.is_still:
             self.is_still = still
-            send(self.pid, signal.SIGSTOP if still else signal.SIGCONT)
+            send_signal(self.pid, signal.SIGSTOP if still else signal.SIGCONT)
 
     def close(self) -> None:
         """End it; what it has forked lives on. Idempotent."""
@@ -105,13 +105,13 @@ def may_be_forked(pid: Any) -> bool:
     if type(pid) is not int or pid <= 1:
         return False
     try:
-        if os.stat(f"/proc/{pid}").st_uid != UID:
+        if os.stat(f"/proc/{pid}").st_uid != USER_UID:
             return False
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+        task = ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split())
     except (OSError, ValueError, IndexError):
         return False
     finally:

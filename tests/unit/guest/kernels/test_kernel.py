@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
-from sandlot.guest.flow.outputs import Outputs
+from sandlot.guest.loop import Loop
+from sandlot.guest.output import OutputLog
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels import kernel as module
 from sandlot.guest.kernels.ends import Ends
@@ -72,13 +72,13 @@ def test_one_that_says_much_is_heard_in_order_and_takes_nobody_elses_turn(ends: 
             os.close(fd)
         kernel.ended()
     for _ in range(TOLD):
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
         listener.turns.append([])
     assert [number for turn in listener.turns for number in turn] == list(range(TOLD))
     assert max(map(len, listener.turns)) <= 2 * AT_ONCE, "what was read, and what was put off"
     if is_gone:
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
         assert listener.is_over
     else:
@@ -92,7 +92,7 @@ def test_what_was_said_before_is_answered_for_and_who_takes_no_answers_gets_no_m
 
     def say(*messages: dict[str, Any]) -> None:
         ends.theirs.sendall(b"".join(map(values.encode_message, messages)))
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
 
     say({"event": "started", "cell": "c", "count": 7}, {"event": "sync", "number": 1})
@@ -126,7 +126,7 @@ class Follower(Owner):
     """Notes how much of the pipes had been read when a message came."""
 
     def __init__(self) -> None:
-        self.outputs = Outputs((STDOUT, STDERR))
+        self.outputs = OutputLog((STDOUT, STDERR))
         self.heard: list[tuple[str, int]] = []
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
@@ -147,7 +147,7 @@ def piped(ends: Ends) -> Generator[Callable[[dict[str, Any]], Follower]]:
     def send(message: dict[str, Any]) -> Follower:
         ends.theirs.sendall(values.encode_message(message))
         kernel.unread()
-        loop.soon(lambda: os.write(ends.out_theirs, b"piped"))
+        loop.call_soon(lambda: os.write(ends.out_theirs, b"piped"))
         kernel.serve(follower)
         loop.turn()
         return follower

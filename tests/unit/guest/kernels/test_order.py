@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
+from sandlot.guest.loop import Loop
 from sandlot.guest.kernels import cells
 from sandlot.guest.kernels.cells import Cell
 
@@ -95,10 +95,10 @@ def test_one_that_is_over_or_interrupted_stops_nobody() -> None:
     cell, call = made(), Told(0)
     follow(cell, call)
     write(cell, 1, "x" * 1_000_000)
-    assert not cell.outputs.wants(1)
-    assert cell.outputs.wants(2)
+    assert not cell.outputs.may_read(1)
+    assert cell.outputs.may_read(2)
     cell.finish("ok", 1)
-    assert cell.outputs.wants(1)
+    assert cell.outputs.may_read(1)
 
 
 @pytest.mark.parametrize("ends", [False, True])

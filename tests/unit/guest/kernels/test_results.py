@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
+from sandlot.guest.loop import Loop
 from sandlot.guest.kernels import service
 from sandlot.guest.kernels.cells import ERRORS_BYTES, EVENTS_BYTES, EVENTS_MOST, LEFT_OUT, Cell
 from sandlot.guest.kernels.service import Kernels

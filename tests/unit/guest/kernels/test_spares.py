@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
+from sandlot.guest.loop import Loop
 from sandlot.guest.kernels import languages, spares
 from sandlot.guest.kernels.spares import Spares
 
@@ -60,7 +60,7 @@ class Machine:
         end_s = time.monotonic() + 30
         while not until():
             assert time.monotonic() < end_s
-            self.loop.after(0, lambda: None)
+            self.loop.call_later(0, lambda: None)
             self.loop.turn()
 
 
