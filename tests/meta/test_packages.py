@@ -15,6 +15,10 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name, rooms
 INSIDE = {
     "protocol": ("sandlot.protocol",),
     "guest": ("sandlot.protocol", "sandlot.guest"),
+    "guest/fs": ("sandlot.protocol", "sandlot.guest"),
+    "guest/kernels": ("sandlot.protocol", "sandlot.guest"),
+    "guest/net": ("sandlot.protocol", "sandlot.guest"),
+    "guest/process": ("sandlot.protocol", "sandlot.guest"),
     "guest/programs": ("values", "sandlot_kernel", "sandlot.protocol", "sandlot.guest"),
     "guest/programs/sandlot_kernel": ("IPython", "traitlets"),  # where the image has them
 }

@@ -25,8 +25,9 @@ class Link:
         self._fds = (their_in, self._to, self._from, their_out)
         os.set_blocking(self._from, False)
         self.opened: list[int] = []
-        self.wire = LinkConnection(self.loop, their_in, their_out, self._happened)
-        self.wire.connection.asleep = False
+        self.connection = LinkConnection(self.loop, their_in, their_out)
+        self.connection.start(self._happened)
+        self.connection.protocol.asleep = False
         self.host = Connection(HOST)
         self.host.hello(b"n" * greeting.NONCE_BYTES)
         self.exchange()
@@ -71,10 +72,10 @@ def link() -> Generator[Link]:
 def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) -> None:
     """A life that was saved while its output was full may have lost what would tell it of room."""
     (stream,) = link.opened
-    out = link.wire._fd_out  # noqa: SLF001 - the pipe
+    out = link.connection._fd_out  # noqa: SLF001 - the pipe
     filled = os.write(out, bytes(1 << 20))
-    link.wire.connection.send_bytes(stream, 1, b"output")
-    link.wire.flush_soon()
+    link.connection.protocol.send_bytes(stream, 1, b"output")
+    link.connection.flush_soon()
     link.turn()
     link.loop._epoll.unregister(out)  # noqa: SLF001 - as gVisor leaves it
     assert len(link.written()) == filled
@@ -88,11 +89,11 @@ def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) ->
 
 def test_half_written_frame_is_dropped_when_another_host_greets(link: Link) -> None:
     (stream,) = link.opened
-    out = link.wire._fd_out  # noqa: SLF001 - the pipe
+    out = link.connection._fd_out  # noqa: SLF001 - the pipe
     os.write(out, bytes(1 << 20))
     assert len(os.read(link._from, 4096)) == 4096  # noqa: SLF001 - its other end
-    link.wire.connection.send_bytes(stream, 1, b"x" * 10_000)
-    link.wire.flush_soon()
+    link.connection.protocol.send_bytes(stream, 1, b"x" * 10_000)
+    link.connection.flush_soon()
     link.turn()
     assert select.select([], [out], [], 0)[1] == [], "the pipe is full, with a part of the frame"
     link.host = Connection(HOST)

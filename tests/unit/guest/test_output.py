@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.guest.loop import READ_BYTES
-from sandlot.guest.output import Buffer, OutputLog, OutputSink
+from sandlot.guest.output import Buffer, OutputLog
 
 
-class Sink(OutputSink):
+class Sink:
     """A stream that takes ``budget`` bytes and then no more until it is given some."""
 
     def __init__(self, budget: int = 1 << 60) -> None:

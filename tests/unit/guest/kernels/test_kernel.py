@@ -51,7 +51,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Generator[Ends]:
 
 def started(ends: Ends, loop: Loop, env: dict[str, str] | None = None) -> Kernel:
     """A kernel whose process is not there."""
-    return Kernel(SimpleNamespace(loop=loop, pids=SimpleNamespace(watch=lambda: None)), 1 << 22, ends, 1, env or {})  # type: ignore[arg-type]
+    return Kernel(SimpleNamespace(loop=loop), 1 << 22, ends, 1, env or {})  # type: ignore[arg-type]
 
 
 def end(kernel: Kernel, ends: Ends) -> None:

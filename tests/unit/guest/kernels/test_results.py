@@ -83,9 +83,9 @@ def test_many_errors_are_forgotten_for_the_last() -> None:
 
 def test_what_is_told_after_the_end_is_kept_within_the_same_bounds() -> None:
     forgotten: list[str] = []
-    calls = SimpleNamespace(handlers={}, past=lambda id_, _name: forgotten.append(id_))
+    rpc = SimpleNamespace(forget_result=lambda id_, _name: forgotten.append(id_))
     loop = Loop()
-    kernels = Kernels(SimpleNamespace(calls=calls, loop=loop))  # type: ignore[arg-type]
+    kernels = Kernels(SimpleNamespace(rpc=rpc, loop=loop))  # type: ignore[arg-type]
     cells = {f"c{number}": made() for number in range(10)}
     for id_, cell in cells.items():
         cell.id = id_

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from sandlot.guest.loop import Loop
+from sandlot.guest.identity import SandboxIdentity
 from sandlot.guest.kernels import languages, spares
+from sandlot.guest.kernels.services import KernelChild
 from sandlot.guest.kernels.spares import Spares
+from sandlot.guest.process.children import ChildTable
 
 
 class Zygote:
@@ -41,14 +44,14 @@ class Machine:
     def __init__(self) -> None:
         self.loop = Loop()
         self.commands: list[object] = []
+        self.children = ChildTable()
         guest = SimpleNamespace(
             loop=self.loop,
-            env={},
+            identity=SandboxIdentity(self.loop),
             processes=SimpleNamespace(running=lambda: self.commands),
-            pids=SimpleNamespace(watch=lambda: None),
-            waking=SimpleNamespace(draw=lambda: b"fresh"),
+            children=self.children,
         )
-        kernels = SimpleNamespace(memory=SimpleNamespace(limit_bytes=0), is_busy=lambda: False, knows=lambda _pid: False)
+        kernels = SimpleNamespace(memory=SimpleNamespace(limit_bytes=0), is_busy=lambda: False)
         self.spares = Spares(guest, kernels)  # type: ignore[arg-type]
 
     @property
@@ -234,7 +237,7 @@ def test_spare_is_not_given_before_changed_packages_were_checked(machine: Machin
 
 def test_process_that_is_known_already_is_not_taken_for_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spares, "may_be_forked", lambda _pid: True)
-    monkeypatch.setattr(machine.spares._kernels, "knows", lambda pid: pid == Spare.pid)  # noqa: SLF001 - the machine's
+    machine.children.add(Spare.pid, KernelChild(machine.spares._kernels, Spare.pid))  # noqa: SLF001 - the machine's
     given: list[object] = []
     machine.spares.take({}, given.append)
     machine.spares._on_message({"event": "warm"})  # noqa: SLF001 - what the zygote says; it is asked to fork then

@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from sandlot.guest import terminals
 from sandlot.guest.loop import Loop
 from sandlot.guest.output import OutputLog
+from sandlot.guest.process import pty
 from sandlot.guest.process.pty import TerminalOutput
 from sandlot.protocol.schema import STDOUT
 
 
 def test_terminal_that_no_process_holds_open_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminals, "PAUSE_S", 0.001)
+    monkeypatch.setattr(pty, "READ_AGAIN_S", 0.001)
     loop, outputs = Loop(), OutputLog((STDOUT,))
     ours, theirs = os.openpty()
     name = os.ttyname(theirs)

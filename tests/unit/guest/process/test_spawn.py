@@ -8,8 +8,12 @@ import sys
 import pytest
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.process.accounts import Account, build_environment, lookup_account
-from sandlot.guest.process.spawn import search_path, start
+from sandlot.guest.identity import SandboxIdentity
+from sandlot.guest.loop import Loop
+from sandlot.guest.process.accounts import Account
+from sandlot.guest.process.children import ChildTable
+from sandlot.guest.process.pid_limit import PidLimit
+from sandlot.guest.process.spawn import Spawner, search_path, spawn
 from tests.support.children import children
 
 ME = Account("me", os.getuid(), os.getgid(), "/", [os.getgid()])
@@ -20,7 +24,7 @@ def run(argv: list[str], env: dict[str, str], cwd: str = "/", who: Account = ME)
     reading, writing = os.pipe()
     null = os.open("/dev/null", os.O_RDWR)
     try:
-        pid = start(argv, env, cwd, who, (null, writing, writing))
+        pid = spawn(argv, env, cwd, who, (null, writing, writing))
     finally:
         os.close(writing)
         os.close(null)
@@ -78,15 +82,34 @@ def test_the_search_follows_path_and_a_slash_means_no_search() -> None:
     assert search_path("ls", {"PATH": ""}) == [b"./ls"]
 
 
-def test_layers_of_the_environment_override_the_account() -> None:
-    who = Account("user", 1000, 1000, "/home/user", [1000])
-    env = build_environment(who, {"A": "1", "HOME": "/x"}, {"A": "2"})
-    assert (env["A"], env["HOME"], env["USER"]) == ("2", "/x", "user")
-    assert env["PATH"].startswith("/home/user/.local/bin:")
+class Ended:
+    """Owner of a process that keeps its status."""
+
+    status: int | None = None
+
+    def on_exit(self, status: int, _usage: object) -> None:
+        self.status = status
+
+    def on_killed(self, _reason: str) -> None:
+        pass
 
 
-def test_only_two_accounts_can_be_asked_for() -> None:
-    assert lookup_account("root").uid == 0
-    assert lookup_account("user").uid == 1000
-    with pytest.raises(RpcError, match="There is no user"):
-        lookup_account("daemon")
+def test_spawner_adds_the_environment_of_the_sandbox_and_the_owner_of_the_process() -> None:
+    loop, children = Loop(), ChildTable()
+    identity, child = SandboxIdentity(loop), Ended()
+    identity.env, identity.workspace = {"A": "sandbox", "B": "sandbox"}, "/tmp"  # noqa: S108 - any folder
+    reading, writing = os.pipe()
+    null = os.open("/dev/null", os.O_RDWR)
+    try:
+        spawner = Spawner(identity, children, PidLimit(loop, children), null)
+        pid = spawner.spawn(["/bin/sh", "-c", "echo $A $B $PWD $TERM"], ME, (null, writing, null), child, env={"B": "call"})
+    finally:
+        os.close(writing)
+        os.close(null)
+    assert pid in children
+    with os.fdopen(reading, "rb") as output:
+        assert output.read() == b"sandbox call /tmp\n"
+
+    while child.status is None:
+        children.reap()
+    assert pid not in children
