@@ -65,11 +65,10 @@ def guest_sources() -> Mapping[str, bytes]:
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
-    for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels", "guest/sockets"):
-        sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root.joinpath(room))})
-    helpers = _modules(root.joinpath("guest/helpers"))
-    sources.update({f"sandlot/guest/helpers/{name}": text for name, text in helpers if f"helpers/{name}" != _SUDO})
-    return sources
+    for package in ("protocol", "guest"):
+        sources.update(_modules(root / package, f"sandlot/{package}"))
+    files_of_their_own = (f"sandlot/guest/{_SUDO}", f"sandlot/guest/{_KERNEL_PROGRAMS}/")
+    return {path: source for path, source in sources.items() if not path.startswith(files_of_their_own)}
 
 
 def programs() -> Mapping[str, bytes]:
@@ -104,5 +103,17 @@ def digest() -> str:
     return total.hexdigest()
 
 
-def _modules(folder: Traversable) -> list[tuple[str, bytes]]:
-    return [(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.is_file() and entry.name.endswith(".py")]
+def _modules(folder: Traversable, path: str) -> dict[str, bytes]:
+    """Return the modules in a folder and below it: path -> source.
+
+    Args:
+        folder: Folder to walk.
+        path: Path of the folder in the result.
+    """
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found.update(_modules(entry, f"{path}/{entry.name}"))
+        elif entry.name.endswith(".py"):
+            found[f"{path}/{entry.name}"] = entry.read_bytes()
+    return found

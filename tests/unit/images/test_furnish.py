@@ -38,7 +38,7 @@ def test_an_empty_tree_gets_all_that_a_sandbox_needs(tmp_path: Path) -> None:
 def test_sudo_of_an_image_belongs_to_one_generation() -> None:
     """An image that was built before keeps its sudo, beside a guest layer that is newer: whoever changes it raises the generation."""
     assert (recipe.GENERATION, furnish.SUDO) == (
-        2,
+        3,
         '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/helpers/sudo.py "$@"\n',
     )
 

@@ -38,9 +38,9 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
 
 def failed(error: OSError, path: str) -> Refused:
     """What the host is told of a system call that failed."""
-    from sandlot.guest.files.paths import refusal  # noqa: PLC0415 - it brings half of the guest, and is seldom needed
+    from sandlot.guest.fs.paths import path_error  # noqa: PLC0415 - seldom needed
 
-    told = refusal(error, path)
+    told = path_error(error, path)
     return Refused(told.code, told.message, told.hint)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import stat
 
-from sandlot.guest.files.folders import open_folder
+from sandlot.guest.fs.paths import open_folder
 from sandlot.guest.helpers.helper import REQUESTS, Refused, failed, receive, send, serve, tell
 from sandlot.protocol import values
 

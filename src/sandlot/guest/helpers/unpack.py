@@ -14,7 +14,7 @@ import os
 import stat
 import zlib
 
-from sandlot.guest.files.folders import open_folder
+from sandlot.guest.fs.paths import open_folder
 from sandlot.guest.helpers.helper import REQUESTS, Refused, failed, serve
 from sandlot.protocol import tar
 

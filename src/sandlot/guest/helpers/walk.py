@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
-from sandlot.guest.files.folders import open_folder
+from sandlot.guest.fs.paths import open_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

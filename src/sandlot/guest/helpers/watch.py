@@ -18,8 +18,8 @@ import stat
 import time
 
 from sandlot.guest.helpers import inotify
-from sandlot.guest.helpers.inotify import Inotify
 from sandlot.guest.helpers.helper import REQUESTS, Refused, failed, serve, tell
+from sandlot.guest.helpers.inotify import Inotify
 from sandlot.guest.helpers.walk import Unopened, walk
 
 TYPE_CHECKING = False

@@ -13,8 +13,8 @@ Invariants:
 
 from __future__ import annotations
 
-from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.outputs import HOLD_S, Buffer, Outputs
+from sandlot.guest.errors import RpcError
+from sandlot.guest.output import HOLD_S, Buffer, OutputLog
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.fast_imports import deque
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.calls import Call
-    from sandlot.guest.flow.loop import Loop
-    from sandlot.guest.flow.outputs import Reader
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.output import Reader
+    from sandlot.guest.rpc import Call
 
 MAX_RESULTS_BYTES = MESSAGE_MAX_BYTES - 65536
 """Results of one cell that are kept."""
@@ -94,7 +94,7 @@ class CellOutputBuffer(Buffer):
         self._order.note(self._channel, self.end)
 
 
-class CellOutputs(Outputs):
+class CellOutputs(OutputLog):
     """Both channels of a cell.
 
     Attributes:
@@ -110,9 +110,9 @@ class CellOutputs(Outputs):
         self.buffers = {channel: CellOutputBuffer(channel, self.order) for channel in self.buffers}
         self.ignores_backpressure = False
 
-    def wants(self, channel: int) -> bool:
+    def may_read(self, channel: int) -> bool:
         """Return whether more output of the channel should be read now."""
-        return self.ignores_backpressure or super().wants(channel)
+        return self.ignores_backpressure or super().may_read(channel)
 
 
 class Cell:
@@ -300,11 +300,11 @@ class Cell:
             wait: Whether it follows until the end of the cell, or only to what there is now.
 
         Raises:
-            Refusal: The cell has not written that much.
+            RpcError: The cell has not written that much.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
-            raise Refusal("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
+            raise RpcError("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
         ends = {channel: buffer.end for channel, buffer in self.outputs.buffers.items()}
         follower = CellFollower(call, self.outputs.attach(call, wanted), max(0, events_from), None if wait else (ends, len(self.events)))
         self.followers.append(follower)
@@ -332,7 +332,7 @@ class Cell:
         self._remove(follower)
         # Nothing is dropped for a while, in which a service that restarts comes back.
         self.outputs.held = True
-        self._loop.after(HOLD_S, self._release)
+        self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:
             self.on_sent()
 

@@ -6,9 +6,9 @@ from sandlot.protocol.fast_imports import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.calls import Calls
-    from sandlot.guest.flow.loop import Loop
     from sandlot.guest.kernels.cell import Cell
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.rpc import RpcServer
 
 MAX_CELLS = 64
 MAX_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,7 @@ class CellStore:
 
     __slots__ = ("_cells", "_is_trim_scheduled", "_loop", "_rpc")
 
-    def __init__(self, loop: Loop, rpc: Calls) -> None:
+    def __init__(self, loop: Loop, rpc: RpcServer) -> None:
         self._loop = loop
         self._rpc = rpc
         self._cells: OrderedDict[str, Cell] = OrderedDict()
@@ -58,7 +58,7 @@ class CellStore:
         """Forget cells beyond the limits, after what there is to respond was sent."""
         if not self._is_trim_scheduled:
             self._is_trim_scheduled = True
-            self._loop.soon(self._trim)
+            self._loop.call_soon(self._trim)
 
     def _trim(self) -> None:
         self._is_trim_scheduled = False
@@ -71,4 +71,4 @@ class CellStore:
             kept_bytes -= cell.kept_bytes
             count -= 1
             del self._cells[cell.id]
-            self._rpc.past(cell.id, "kernel.execute")
+            self._rpc.forget_result(cell.id, "kernel.execute")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.calls import Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import context_state as states
 from sandlot.guest.kernels.cell import kernel_death_message
 from sandlot.guest.kernels.kernel import KernelEventHandler
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.flow.loop import Loop, Timer
+    from sandlot.guest.identity import SandboxIdentity
     from sandlot.guest.kernels.cell import Cell
     from sandlot.guest.kernels.cell_store import CellStore
     from sandlot.guest.kernels.kernel import KernelProcess
     from sandlot.guest.kernels.oom import OomWatcher
     from sandlot.guest.kernels.starter import KernelStarter
+    from sandlot.guest.loop import Loop, Timer
 
 SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
 FLUSH_REQUEST_S = 0.02
@@ -153,7 +154,7 @@ class CodeContext(KernelEventHandler):
         """Start a kernel if there is none.
 
         Raises:
-            Refusal: The image has nothing that runs the language, or the program cannot be started.
+            RpcError: The image has nothing that runs the language, or the program cannot be started.
         """
         self._apply(states.KERNEL_NEEDED)
 
@@ -241,8 +242,9 @@ class CodeContext(KernelEventHandler):
         self.end_kernel("oom" if was_killed and self._oom.explains(peak_bytes) else "died")
 
     def on_killed(self, reason: str) -> None:
-        """End what is left of a kernel that another part of the guest has killed."""
-        self.end_kernel(reason)
+        """End what is left of a kernel that the guest has killed for its memory. A kernel that was killed for another reason exits."""
+        if reason == "oom":
+            self.end_kernel(reason)
 
     def on_gone(self) -> None:
         """Report the end of the kernel and start the next one if cells wait."""
@@ -259,7 +261,7 @@ class CodeContext(KernelEventHandler):
             detail: Reason for the end of a kernel, or status of a cell.
 
         Raises:
-            Refusal: The kernel that the event demands cannot be started.
+            RpcError: The kernel that the event demands cannot be started.
         """
         before = self.state
         self.state, actions = states.step(before, event)
@@ -278,7 +280,7 @@ class CodeContext(KernelEventHandler):
         while self.queue:
             try:
                 self._apply(states.CELL_QUEUED)
-            except Refusal as error:
+            except RpcError as error:
                 self._refuse_first(error)
             else:
                 return
@@ -286,7 +288,7 @@ class CodeContext(KernelEventHandler):
     def _start_kernel(self) -> None:
         try:
             self._starter.start(self.language, self.env, self.cwd, self._attempt, self._on_created, self._on_refused)
-        except Refusal:
+        except RpcError:
             self._apply(states.START_REFUSED)
             raise
 
@@ -295,12 +297,12 @@ class CodeContext(KernelEventHandler):
         self._attempt = attempt
         self._apply(states.KERNEL_CREATED)
 
-    def _on_refused(self, error: Refusal) -> None:
+    def _on_refused(self, error: RpcError) -> None:
         self._apply(states.START_REFUSED)
         self._refuse_first(error)
         self._run_next()
 
-    def _refuse_first(self, error: Refusal) -> None:
+    def _refuse_first(self, error: RpcError) -> None:
         if self.queue:
             cell = self.queue.popleft()
             cell.fail("KernelError", error.message)
@@ -331,7 +333,7 @@ class CodeContext(KernelEventHandler):
         if cell.timeout_s is not None:
             self._set_timer(cell.timeout_s, lambda: self._interrupt("timeout"))
         self.kernel.execute(cell)
-        self._flush_timer = self._loop.after(FLUSH_REQUEST_S, self.kernel.request_flush)
+        self._flush_timer = self._loop.call_later(FLUSH_REQUEST_S, self.kernel.request_flush)
         self._on_activity()
 
     def _interrupt(self, cause: str) -> None:
@@ -413,7 +415,7 @@ class CodeContext(KernelEventHandler):
     def _set_timer(self, delay_s: float, callback: Callable[[], object]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.after(delay_s, callback)
+        self._timer = self._loop.call_later(delay_s, callback)
 
     def _cancel_timers(self) -> None:
         for timer in (self._timer, self._flush_timer):

@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import select
 
-from sandlot.guest.flow.loop import READ, READ_BYTES, WRITE
-from sandlot.guest.flow.outputs import Outputs
-from sandlot.guest.flow.pipes import DRAIN_READS, OutputPipe, open_pipe
 from sandlot.guest.kernels.kernel_events import parse_event
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.loop import READ, READ_BYTES, WRITE
+from sandlot.guest.output import OutputLog
+from sandlot.guest.pipes import DRAIN_READS, OutputPipe, open_pipe
+from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.fast_imports import socket
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any
 
-    from sandlot.guest.flow.loop import Loop
     from sandlot.guest.kernels.cell import Cell
     from sandlot.guest.kernels.process_group import ProcessGroup
+    from sandlot.guest.loop import Loop
 
 MESSAGES_PER_TURN = 64
 EXIT_S = 0.2
@@ -124,7 +124,7 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def on_killed(self, reason: str) -> None:
-        """Handle a kill by another part of the guest: the kernel has to be ended for that reason."""
+        """Handle a kill by another part of the guest: ``oom`` or ``pids``."""
         raise NotImplementedError
 
     def on_gone(self) -> None:
@@ -194,7 +194,7 @@ class KernelProcess:
         self._channel_closed = False
         """Whether the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
         self._is_done = False
-        self._startup_output = Outputs((STDOUT, STDERR))
+        self._startup_output = OutputLog((STDOUT, STDERR))
         self._output_pipes = [
             OutputPipe(loop, fd, channel, self._startup_output, self._on_output) for fd, channel in ((pipes.out, STDOUT), (pipes.err, STDERR))
         ]
@@ -215,7 +215,7 @@ class KernelProcess:
         self.handler = handler
         self._loop.watch(self._socket.fileno(), READ, self._on_socket)
         if self._reader.buffered_bytes:
-            self._loop.soon(self._deliver)
+            self._loop.call_soon(self._deliver)
 
     def read_ahead(self) -> int:
         """Read what it has sent, for the handler that it will serve, and return the number of bytes that wait for that handler."""
@@ -226,7 +226,7 @@ class KernelProcess:
         """Call back once its first message, or the end of its socket, can be read. The message stays for :meth:`serve`, which must come later."""
         descriptor = self._socket.fileno()
         if self._reader.buffered_bytes:
-            self._loop.soon(callback)
+            self._loop.call_soon(callback)
             return
 
         def heard(_mask: int) -> None:
@@ -258,7 +258,7 @@ class KernelProcess:
         """
         changed, removed = difference(self._env, env)
         if removed:
-            of_account = environment(account("user"))
+            of_account = build_environment(lookup_account("user"))
             changed.update({name: of_account[name] for name in removed if name in of_account})
             removed = [name for name in removed if name not in of_account]
         self._env = env
@@ -289,7 +289,7 @@ class KernelProcess:
             pipe.refresh()
         if self._is_paused:
             self._is_paused = False
-            self._loop.soon(self._deliver)
+            self._loop.call_soon(self._deliver)
 
     def end(self, reason: str) -> None:
         """Kill the process and everything that it started; ``on_gone`` follows when all that it wrote was delivered. Idempotent."""
@@ -303,7 +303,7 @@ class KernelProcess:
             if not data:
                 break
             self._reader.feed(data)
-        self._loop.soon(self._deliver)
+        self._loop.call_soon(self._deliver)
 
     def discard(self) -> None:
         """Kill the process and report nothing more."""
@@ -347,7 +347,7 @@ class KernelProcess:
             # Its process is about to be reaped, which tells how it ended. If it has closed the socket and lives on, it is a kernel no more.
             self._channel_closed = True
             self._watch()
-            self._loop.after(EXIT_S, self._report_violation)
+            self._loop.call_later(EXIT_S, self._report_violation)
             return
         self._reader.feed(data)
         self._deliver()
@@ -357,7 +357,7 @@ class KernelProcess:
         if self._channel_closed:
             return b""
         try:
-            return self._loop.scratch.read(self._socket.fileno())
+            return self._loop.read_buffer.read(self._socket.fileno())
         except BlockingIOError:
             return None
         except OSError:
@@ -377,7 +377,7 @@ class KernelProcess:
             self._channel_closed = True
             self._reader.clear()
             if self.end_reason:
-                self._loop.soon(self._deliver)
+                self._loop.call_soon(self._deliver)
             else:
                 self._report_violation()
             return
@@ -399,7 +399,7 @@ class KernelProcess:
             if self.handler is None:
                 break
             if number == MESSAGES_PER_TURN:
-                self._loop.soon(self._continue_turn)
+                self._loop.call_soon(self._continue_turn)
                 return False
             if not self._deliver_output():
                 return False
@@ -439,7 +439,7 @@ class KernelProcess:
         """Put output into the buffer of its cell as far as there is room; return whether nothing is left."""
         while self._undelivered is not None:
             cell, channel, data = self._undelivered
-            if not cell.outputs.wants(channel):
+            if not cell.outputs.may_read(channel):
                 return False
             cell.outputs.buffers[channel].append(bytes(data[:READ_BYTES]))
             self._undelivered = (cell, channel, data[READ_BYTES:]) if len(data) > READ_BYTES else None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.calls import Refusal
-from sandlot.guest.spawn import SHELL, candidates
+from sandlot.guest.errors import RpcError
+from sandlot.guest.process.accounts import BASH
+from sandlot.guest.process.spawn import search_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ STARTUP_VARIABLES = (
 def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
     """Return the path of the first of some programs that ``PATH`` contains, or None."""
     for name in names:
-        for path in candidates(name, env):
+        for path in search_path(name, env):
             if os.access(path, os.X_OK) and os.path.isfile(path):
                 return os.fsdecode(path)
     return None
@@ -49,27 +50,27 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         plain: Whether to leave out what is not essential: the packages of the image's python, or the processor's randomness for node.
 
     Raises:
-        Refusal: The image has nothing that runs the language.
+        RpcError: The image has nothing that runs the language.
     """
     if language == "python":
         python = find_python(env)
         if python is None:
-            raise Refusal("unsupported", "This image has no python, so it has no kernel.", "Run commands instead, or use a template with python.")
+            raise RpcError("unsupported", "This image has no python, so it has no kernel.", "Run commands instead, or use a template with python.")
         return [python, f"{PROGRAMS}/python/kernel.py", *(["--instead"] if plain else [])]
     if language == "bash":
-        if not os.path.exists(SHELL):
-            raise Refusal("unsupported", "This image has no bash, so it has no bash context.", "Run commands instead, or use a template with bash.")
+        if not os.path.exists(BASH):
+            raise RpcError("unsupported", "This image has no bash, so it has no bash context.", "Run commands instead, or use a template with bash.")
         return [*OWN_PYTHON, f"{PROGRAMS}/bash/kernel.py"]
     if language == "javascript":
         node = find(("node", "nodejs"), env)
         if node is None:
             hint = "Use a template with Node.js, or install it."
-            raise Refusal("unsupported", "This image has no Node.js, so it has no JavaScript context.", hint)
+            raise RpcError("unsupported", "This image has no Node.js, so it has no JavaScript context.", hint)
         # Only if needed: a node that was built without this option does not start with it.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
         # A cell that is terminated leaves node's stack of asynchronous calls unbalanced; without the option, node would abort.
         return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]
-    raise Refusal("invalid_request", f"There is no language {language[:50]!r}.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
+    raise RpcError("invalid_request", f"There is no language {language[:50]!r}.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
 
 
 def _has_randomness() -> bool:
@@ -124,6 +125,3 @@ def modified_times(folders: Iterable[str]) -> dict[str, int]:
         except OSError:
             times[folder] = 0
     return times
-
-
-changed = modified_times

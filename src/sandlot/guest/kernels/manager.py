@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.calls import Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.cell import Cell
 from sandlot.guest.kernels.cell_store import CellStore
 from sandlot.guest.kernels.context import CodeContext
-from sandlot.guest.spawn import account
+from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol.fast_imports import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.calls import Call, Calls
-    from sandlot.guest.flow.loop import Loop
+    from sandlot.guest.identity import SandboxIdentity
     from sandlot.guest.kernels.oom import OomWatcher
     from sandlot.guest.kernels.prefork import Prefork
     from sandlot.guest.kernels.starter import KernelStarter
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.rpc import Call, RpcServer
 
 MAX_CONTEXTS = 32
 MAX_QUEUED_CELLS = 64
@@ -50,7 +51,7 @@ class KernelManager:
 
     __slots__ = ("_cells", "_contexts", "_identity", "_loop", "_oom", "_prefork", "_starter")
 
-    def __init__(self, loop: Loop, identity: SandboxIdentity, starter: KernelStarter, prefork: Prefork, oom: OomWatcher, rpc: Calls) -> None:
+    def __init__(self, loop: Loop, identity: SandboxIdentity, starter: KernelStarter, prefork: Prefork, oom: OomWatcher, rpc: RpcServer) -> None:
         self._loop = loop
         self._identity = identity
         self._starter = starter
@@ -155,14 +156,14 @@ class KernelManager:
         try:
             context = self._find_context("default", None)
             context.start()
-        except Refusal:
+        except RpcError:
             call.result()
             return
         self._respond_when_started(call, context)
 
     def _respond_when_started(self, call: Call, context: CodeContext) -> None:
         if context.reported_state == "starting":
-            self._loop.after(START_POLL_S, lambda: self._respond_when_started(call, context))
+            self._loop.call_later(START_POLL_S, lambda: self._respond_when_started(call, context))
         else:
             call.result()
 
@@ -204,7 +205,7 @@ class KernelManager:
     def _find_cell(self, id_: str) -> Cell:
         cell = self._cells.get(id_)
         if cell is None:
-            raise Refusal("process_not_found", "There is no such execution.", "It may have been forgotten.")
+            raise RpcError("process_not_found", "There is no such execution.", "It may have been forgotten.")
         return cell
 
     def _find_context(self, name: str, language: str | None) -> CodeContext:
@@ -220,14 +221,14 @@ class KernelManager:
 
     def _new_context(self, name: str, language: str, cwd: str | None, env: dict[str, str]) -> CodeContext:
         if not 0 < len(name) <= MAX_NAME_CHARS:
-            raise Refusal("invalid_request", "That is no id of a context.")
+            raise RpcError("invalid_request", "That is no id of a context.")
         if name in languages.DEFAULTS and language != languages.DEFAULTS[name]:
-            raise Refusal("conflict", f"The context {name!r} is for {languages.DEFAULTS[name]}.", "Use another id.")
+            raise RpcError("conflict", f"The context {name!r} is for {languages.DEFAULTS[name]}.", "Use another id.")
         if sum(known not in languages.DEFAULTS for known in self._contexts) >= MAX_CONTEXTS and name not in languages.DEFAULTS:
-            raise Refusal("limit_exceeded", f"The sandbox has {MAX_CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
+            raise RpcError("limit_exceeded", f"The sandbox has {MAX_CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
         self._check_language(language, {**self._identity.env, **env})
         if cwd is not None and not (cwd.startswith("/") and os.path.isdir(cwd)):
-            raise Refusal("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
+            raise RpcError("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
         return CodeContext(
             self._loop,
             self._identity,
@@ -247,19 +248,19 @@ class KernelManager:
         The look takes a while, because the program may be in many directories. Python is there if there is a spare kernel.
         """
         if language != "python" or not self._prefork.is_up:
-            languages.argv(language, self._identity.environment(account("user"), env))
+            languages.argv(language, self._identity.environment(lookup_account("user"), env))
 
     def _check_queue(self, context: CodeContext, cell: Cell) -> None:
         """Refuse a cell if too much waits already."""
         queued = [queued for each in self._contexts.values() for queued in each.queue]
         size = sum(each.request_bytes for each in [*queued, cell])
         if len(context.queue) >= MAX_QUEUED_CELLS or (queued and size > MAX_QUEUED_BYTES):
-            raise Refusal("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
+            raise RpcError("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
 
 
-def _unknown_context(name: str) -> Refusal:
-    return Refusal("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
+def _unknown_context(name: str) -> RpcError:
+    return RpcError("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
 
 
-def _wrong_language(context: CodeContext) -> Refusal:
-    return Refusal("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")
+def _wrong_language(context: CodeContext) -> RpcError:
+    return RpcError("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")

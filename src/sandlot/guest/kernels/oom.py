@@ -15,14 +15,15 @@ from __future__ import annotations
 import os
 import time
 
-from sandlot.guest.tasks import pids, send
+from sandlot.guest.process.procfs import all_pids, kill_tree, send_signal
 from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandlot.guest.flow.loop import Loop
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.process.children import ChildTable
 
 MIB = 1 << 20
 RESERVE_BYTES = 24 * MIB
@@ -59,7 +60,18 @@ class OomWatcher:
         children: Where kills are reported.
     """
 
-    __slots__ = ("_busy_pids", "_children", "_has_room", "_is_watching", "_last_reading", "_limit_bytes", "_loop", "_meminfo_fd", "_victim", "_victim_since_s")
+    __slots__ = (
+        "_busy_pids",
+        "_children",
+        "_has_room",
+        "_is_watching",
+        "_last_reading",
+        "_limit_bytes",
+        "_loop",
+        "_meminfo_fd",
+        "_victim",
+        "_victim_since_s",
+    )
 
     def __init__(self, loop: Loop, children: ChildTable) -> None:
         self._loop = loop
@@ -108,7 +120,7 @@ class OomWatcher:
             self._is_watching = True
             self._last_reading = (0.0, 0)
             if self._has_room:
-                self._loop.after(MIN_PAUSE_S, self._measure)
+                self._loop.call_later(MIN_PAUSE_S, self._measure)
             else:
                 self._measure()
 
@@ -122,7 +134,7 @@ class OomWatcher:
         """
         if self._meminfo_fd >= 0:  # gVisor: there is no OOM killer but this one, and it was not this one
             return explained(self._limit_bytes, peak_bytes, 0)
-        return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in pids() if pid != 1))
+        return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
     def _measure(self) -> None:
         found = read_meminfo(self._read())
@@ -140,7 +152,7 @@ class OomWatcher:
         rate = max(0.0, (used - used_before) / max(now_s - then_s, 0.001)) if then_s else 0.0
         if room < rate * HORIZON_S:
             self._kill_largest()
-        self._loop.after(pause_s(room, rate), self._measure)
+        self._loop.call_later(pause_s(room, rate), self._measure)
 
     def _read(self) -> bytes:
         try:
@@ -155,7 +167,9 @@ class OomWatcher:
         pid = self._find_largest()
         if pid:
             self._victim, self._victim_since_s = pid, now_s
-            send(pid, signal.SIGKILL)  # at once; what belongs to it follows
+            send_signal(pid, signal.SIGKILL)  # at once; what belongs to it follows
+            if pid in self._children:
+                kill_tree(pid, signal.SIGKILL)
             self._children.report_kill(pid, "oom")
 
     def _find_largest(self) -> int:
@@ -163,7 +177,7 @@ class OomWatcher:
         largest = max(self._busy_pids(), key=resident_bytes, default=0)
         if largest and resident_bytes(largest) * LARGE_SHARE > self._limit_bytes:
             return largest
-        largest = max((pid for pid in pids() if pid != 1), key=resident_bytes, default=0)
+        largest = max((pid for pid in all_pids() if pid != 1), key=resident_bytes, default=0)
         return largest if largest and resident_bytes(largest) >= self._limit_bytes // MIN_VICTIM_SHARE else 0
 
 

@@ -23,11 +23,11 @@ from __future__ import annotations
 import os
 import struct
 
-from sandlot.guest.flow.loop import READ, log
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.kernel import KernelPipes, KernelProcess
-from sandlot.guest.spawn import UID, account
-from sandlot.guest.tasks import Task, kill_tree, send
+from sandlot.guest.loop import READ, log
+from sandlot.guest.process.accounts import USER_UID, lookup_account
+from sandlot.guest.process.procfs import ProcStat, kill_tree, send_signal
 from sandlot.protocol import values
 from sandlot.protocol.fast_imports import deque, signal, socket
 
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any
 
-    from sandlot.guest.flow.loop import Loop, Timer
+    from sandlot.guest.identity import SandboxIdentity
     from sandlot.guest.kernels.oom import OomWatcher
     from sandlot.guest.kernels.process_group import ProcessGroups
+    from sandlot.guest.loop import Loop, Timer
+    from sandlot.guest.process.children import ChildTable
+    from sandlot.guest.process.spawn import Spawner
 
     OnKernel = Callable[[KernelProcess | None], object]
 
@@ -63,7 +66,6 @@ class KernelForkServer:
     Args:
         loop: The guest's loop.
         spawner: Starts its program.
-        children: Where its end is reported.
         identity: Environment of the sandbox.
         package_times: When each folder of installed packages last changed.
         on_message: Called with each of its messages.
@@ -99,7 +101,6 @@ class KernelForkServer:
         self,
         loop: Loop,
         spawner: Spawner,
-        children: ChildTable,
         identity: SandboxIdentity,
         package_times: dict[str, int],
         on_message: Callable[[dict[str, Any]], object],
@@ -109,7 +110,7 @@ class KernelForkServer:
         self._on_message = on_message
         self._on_end = on_end
         self._reader = values.MessageReader(MAX_MESSAGE_BYTES)
-        user = account("user")
+        user = lookup_account("user")
         env = identity.environment(user)
         self.startup_variables = languages.startup_variables(env)
         self.python = languages.find_python(env)
@@ -123,13 +124,12 @@ class KernelForkServer:
             fd = server_socket.fileno()
             argv = [*languages.argv("python", env), "--fork-server", str(fd), "--warm", WARM_MODULES]
             null = spawner.dev_null
-            self.pid = spawner.spawn(argv, user, (null, null, null), cwd=identity.workspace, keep=[fd])
+            self.pid = spawner.spawn(argv, user, (null, null, null), self, keep=[fd])
         except BaseException:
             self._socket.close()
             raise
         finally:
             server_socket.close()
-        children.add(self.pid, self)
         self._socket.setblocking(False)
         loop.watch(self._socket.fileno(), READ, lambda _mask: self._read())
 
@@ -146,13 +146,13 @@ class KernelForkServer:
         """Stop the process until :meth:`resume`. Idempotent."""
         if not self._is_stopped:
             self._is_stopped = True
-            send(self.pid, signal.SIGSTOP)
+            send_signal(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a stopped process continue. Idempotent."""
         if self._is_stopped:
             self._is_stopped = False
-            send(self.pid, signal.SIGCONT)
+            send_signal(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End the process; kernels that it has forked live on. Idempotent."""
@@ -286,7 +286,7 @@ class Prefork:
         self._waiting.append(on_kernel)
         server.resume()
         if self._timeout is None:
-            self._timeout = self._loop.after(FORK_TIMEOUT_S if server.is_warm else START_TIMEOUT_S, self._on_server_end)
+            self._timeout = self._loop.call_later(FORK_TIMEOUT_S if server.is_warm else START_TIMEOUT_S, self._on_server_end)
         self._advance()
         return True
 
@@ -391,7 +391,7 @@ class Prefork:
         return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.package_folders(python, env["HOME"]))
 
     def _environment(self) -> dict[str, str]:
-        return self._identity.environment(account("user"))
+        return self._identity.environment(lookup_account("user"))
 
     def _look_at_packages(self) -> dict[str, int]:
         """Return the folders of installed packages, and when each last changed."""
@@ -400,7 +400,7 @@ class Prefork:
 
     def _schedule(self, delay_s: float) -> None:
         if self._timer is None:
-            self._timer = self._loop.after(delay_s, self._make_ahead)
+            self._timer = self._loop.call_later(delay_s, self._make_ahead)
 
     def _make_ahead(self) -> None:
         """Make a spare if nothing else runs; otherwise try again later."""
@@ -422,7 +422,7 @@ class Prefork:
     def _start_server(self) -> KernelForkServer | None:
         try:
             self._server = KernelForkServer(
-                self._loop, self._spawner, self._children, self._identity, self._look_at_packages(), self._on_message, self._on_server_end
+                self._loop, self._spawner, self._identity, self._look_at_packages(), self._on_message, self._on_server_end
             )
         except Exception as error:  # noqa: BLE001 - kernels are started without one then
             log(f"no fork server: {error}")
@@ -520,7 +520,7 @@ class Prefork:
 
         def look(polls_left: int) -> None:
             if polls_left and spare is self._spare and spare.read_ahead() == before:
-                self._loop.after(REHEARSAL_POLL_S, lambda: look(polls_left - 1))
+                self._loop.call_later(REHEARSAL_POLL_S, lambda: look(polls_left - 1))
             else:
                 done(spare is self._spare)
 
@@ -565,13 +565,13 @@ def may_be_forked(pid: Any) -> bool:
     if type(pid) is not int or pid <= 1:
         return False
     try:
-        if os.stat(f"/proc/{pid}").st_uid != UID:
+        if os.stat(f"/proc/{pid}").st_uid != USER_UID:
             return False
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+        task = ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split())
     except (OSError, ValueError, IndexError):
         return False
     finally:

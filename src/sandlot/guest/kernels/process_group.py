@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import resource
 
-from sandlot.guest.spawn import Taking, account
-from sandlot.guest.tasks import PASSES, send, tasks, tree
+from sandlot.guest.process.accounts import as_process_user, lookup_account
+from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tree
 from sandlot.protocol.fast_imports import signal
 
 FIRST_MARK = 1 << 61
@@ -35,7 +35,7 @@ class ProcessGroup:
     def __init__(self, pid: int, mark: int) -> None:
         self._pid = pid
         self._mark = mark
-        with Taking(account("user")):  # without CAP_SYS_RESOURCE, only processes of the same user can be limited
+        with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE, only processes of the same user can be limited
             for kind in _RESOURCES:
                 try:
                     resource.prlimit(pid, kind, (mark, mark))
@@ -44,20 +44,20 @@ class ProcessGroup:
 
     def kill(self) -> None:
         """Kill all of them, in several passes, because they may fork meanwhile."""
-        send(self._pid, signal.SIGKILL)
+        send_signal(self._pid, signal.SIGKILL)
         try:
             os.killpg(self._pid, signal.SIGKILL)  # the only way where root inside has covered /proc
         except OSError:
             pass
         members = {self._pid}
         for _ in range(PASSES):
-            alive = tasks()
+            alive = live_processes()
             members = {pid for known in members for pid in tree(known, alive)} | self._marked([task.pid for task in alive if task.pid != 1])
             members &= {task.pid for task in alive}
             if not members:
                 return
             for pid in members:
-                send(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
 
     def interrupt(self) -> None:
         """Send SIGINT to the process group, as Ctrl-C does."""
@@ -68,7 +68,7 @@ class ProcessGroup:
 
     def _marked(self, pids: list[int]) -> set[int]:
         found = set()
-        with Taking(account("user")):
+        with as_process_user(lookup_account("user")):
             for pid in pids:
                 try:
                     if any(resource.prlimit(pid, kind)[1] == self._mark for kind in _RESOURCES):

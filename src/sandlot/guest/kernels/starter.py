@@ -6,18 +6,21 @@ not essential, because that may have prevented the start: IPython and other pack
 
 from __future__ import annotations
 
-from sandlot.guest.calls import Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.kernel import KernelPipes, KernelProcess
-from sandlot.guest.spawn import account
+from sandlot.guest.process.accounts import lookup_account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandlot.guest.flow.loop import Loop
+    from sandlot.guest.identity import SandboxIdentity
     from sandlot.guest.kernels.prefork import Prefork
     from sandlot.guest.kernels.process_group import ProcessGroups
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.process.children import ChildTable
+    from sandlot.guest.process.spawn import Spawner
 
 SPARE, FULL, PLAIN = "spare", "full", "plain"
 START_ORDER = {"python": (SPARE, FULL, PLAIN), "javascript": (FULL, PLAIN), "bash": (FULL,)}
@@ -49,7 +52,9 @@ class KernelStarter:
 
     __slots__ = ("_children", "_groups", "_identity", "_loop", "_prefork", "_spawner")
 
-    def __init__(self, loop: Loop, spawner: Spawner, children: ChildTable, identity: SandboxIdentity, prefork: Prefork, groups: ProcessGroups) -> None:
+    def __init__(
+        self, loop: Loop, spawner: Spawner, children: ChildTable, identity: SandboxIdentity, prefork: Prefork, groups: ProcessGroups
+    ) -> None:
         self._loop = loop
         self._spawner = spawner
         self._children = children
@@ -64,7 +69,7 @@ class KernelStarter:
         cwd: str,
         attempt: int,
         on_created: Callable[[KernelProcess, int], object],
-        on_refused: Callable[[Refusal], object],
+        on_refused: Callable[[RpcError], object],
     ) -> None:
         """Start a kernel by the first way, from number ``attempt`` of ``START_ORDER`` on, that is available.
 
@@ -77,7 +82,7 @@ class KernelStarter:
             on_refused: Called with the error if the kernel cannot be started, unless this method raises it.
 
         Raises:
-            Refusal: The image has nothing that runs the language, or the program cannot be started.
+            RpcError: The image has nothing that runs the language, or the program cannot be started.
         """
 
         def on_spare(kernel: KernelProcess | None) -> None:
@@ -86,7 +91,7 @@ class KernelStarter:
                 return
             try:
                 self.start(language, env, cwd, attempt + 1, on_created, on_refused)
-            except Refusal as error:
+            except RpcError as error:
                 on_refused(error)
 
         order = START_ORDER[language]
@@ -98,7 +103,7 @@ class KernelStarter:
         on_created(self._spawn(language, env, cwd, plain=order[number] == PLAIN), number)
 
     def _spawn(self, language: str, env: dict[str, str], cwd: str, *, plain: bool) -> KernelProcess:
-        user = account("user")
+        user = lookup_account("user")
         argv = languages.argv(language, self._identity.environment(user, env), plain=plain)
         pipes = KernelPipes(has_flush_pipe=language == "python")
         kernel_ends = pipes.kernel_channel
@@ -107,6 +112,7 @@ class KernelStarter:
                 [*argv, *map(str, kernel_ends)],
                 user,
                 (self._spawner.dev_null, *pipes.kernel_output),
+                None,
                 env=env,
                 cwd=cwd,
                 keep=kernel_ends,

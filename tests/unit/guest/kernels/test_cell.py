@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.guest.calls import Call
-from sandlot.guest.flow.loop import Loop
 from sandlot.guest.kernels.cell import Cell, kernel_death_message
+from sandlot.guest.loop import Loop
+from sandlot.guest.rpc import Call
 from sandlot.protocol.schema import STDERR, STDOUT
 from tests.support.guest import ManualLoop, RecordingCall, flood
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
 from sandlot.guest.kernels import cell as cell_module
 from sandlot.guest.kernels.cell import Cell
+from sandlot.guest.loop import Loop
 
 ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
 
@@ -95,10 +95,10 @@ def test_cell_that_has_ended_is_read_on() -> None:
     cell, call = made(), BoundedCall(0)
     follow(cell, call)
     write(cell, 1, "x" * 1_000_000)
-    assert not cell.outputs.wants(1)
-    assert cell.outputs.wants(2)
+    assert not cell.outputs.may_read(1)
+    assert cell.outputs.may_read(2)
     cell.finish("ok", 1)
-    assert cell.outputs.wants(1)
+    assert cell.outputs.may_read(1)
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
 from sandlot.guest.kernels.cell import LEFT_OUT, MAX_ERRORS_BYTES, MAX_EVENTS, MAX_RESULTS_BYTES, Cell
 from sandlot.guest.kernels.cell_store import MAX_BYTES, CellStore
+from sandlot.guest.loop import Loop
 
 ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
 
@@ -82,7 +82,7 @@ def test_last_error_is_kept_before_earlier_ones() -> None:
 
 def test_output_after_the_end_counts_for_the_limit_of_remembered_cells() -> None:
     forgotten: list[str] = []
-    rpc = SimpleNamespace(past=lambda id_, _name: forgotten.append(id_))
+    rpc = SimpleNamespace(forget_result=lambda id_, _name: forgotten.append(id_))
     loop = Loop()
     store = CellStore(loop, rpc)  # type: ignore[arg-type]
     cells = {f"c{number}": made() for number in range(10)}

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.guest.calls import Call, Refusal
+from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import context_state as states
 from sandlot.guest.kernels.cell import Cell
 from sandlot.guest.kernels.context import CELL_START_S, KILL_AFTER_S, SIGNAL_AGAIN_S, CodeContext
@@ -77,7 +77,7 @@ class ScriptedStarter:
         self.attempts: list[int] = []
         self.kernels: list[ScriptedKernel] = []
         self.is_slow = False
-        self.error: Refusal | None = None
+        self.error: RpcError | None = None
         self._pending: Callable[[], object] = lambda: None
 
     def start(
@@ -364,13 +364,13 @@ def test_kernel_that_sends_nothing_in_time_is_killed_and_reported() -> None:
 
 def test_language_that_cannot_be_started_fails_the_cell() -> None:
     setting = Setting()
-    setting.starter.error = Refusal("unsupported", "There is no python.")
+    setting.starter.error = RpcError("unsupported", "There is no python.")
 
     first, second = setting.submit("1"), setting.submit("2")
 
     assert (status(first), status(second)) == ("died", "died")
     assert errors(first) == ["There is no python."]
-    with pytest.raises(Refusal, match="no python"):
+    with pytest.raises(RpcError, match="no python"):
         setting.context.start()
     assert setting.context.reported_state == "stopped"
 
@@ -388,10 +388,10 @@ def test_copy_of_a_sandbox_aborts_queued_cells_and_runs_on() -> None:
 def test_cell_is_read_on_without_its_client_once_it_is_interrupted() -> None:
     setting = Setting()
     cell = setting.running()
-    cell.follow(cast("Call", RecordingCall(room=0)), 0, 0, 0)
+    cell.follow(cast("Any", RecordingCall(room=0)), 0, 0, 0)
     cell.outputs.buffers[1].append(b"x" * 1_000_000)
-    assert not cell.outputs.wants(1)
+    assert not cell.outputs.may_read(1)
 
     setting.context.interrupt()
 
-    assert cell.outputs.wants(1)
+    assert cell.outputs.may_read(1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
-from sandlot.guest.flow.outputs import Outputs
 from sandlot.guest.kernels import kernel as module
 from sandlot.guest.kernels.kernel import MESSAGES_PER_TURN, KernelEventHandler, KernelPipes, KernelProcess
+from sandlot.guest.loop import Loop
+from sandlot.guest.output import OutputLog
 from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -84,13 +84,13 @@ def test_many_messages_are_handled_in_order_and_in_several_turns(pipes: KernelPi
             os.close(fd)
         kernel.end("died")
     for _ in range(SENT):
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
         listener.turns.append([])
     assert [number for turn in listener.turns for number in turn] == list(range(SENT))
     assert max(map(len, listener.turns)) <= 2 * MESSAGES_PER_TURN, "those that were read, and those that were postponed"
     if is_gone:
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
         assert listener.is_gone
     else:
@@ -104,7 +104,7 @@ def test_kernel_that_does_not_read_confirmations_gets_no_more(pipes: KernelPipes
 
     def send_messages(*messages: dict[str, Any]) -> None:
         socket_of(pipes).sendall(b"".join(map(values.encode_message, messages)))
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
 
     send_messages({"event": "started", "cell": "c", "count": 7}, {"event": "sync", "number": 1})
@@ -119,7 +119,7 @@ def test_kernel_that_does_not_read_confirmations_gets_no_more(pipes: KernelPipes
 
 
 def test_wake_sends_only_variables_that_changed(pipes: KernelPipes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "environment", lambda _account: {"PATH": "/bin"})
+    monkeypatch.setattr(module, "build_environment", lambda _account: {"PATH": "/bin"})
     loop, env = Loop(), {"KEPT": "1", "OTHER": "1", "GONE": "1", "PATH": "/opt"}
     kernel = new_kernel(pipes, loop, env)
 
@@ -138,7 +138,7 @@ class OrderRecorder(KernelEventHandler):
     """Records how much of the pipes had been read when a message came."""
 
     def __init__(self) -> None:
-        self.outputs = Outputs((STDOUT, STDERR))
+        self.outputs = OutputLog((STDOUT, STDERR))
         self.messages: list[tuple[str, int]] = []
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
@@ -159,7 +159,7 @@ def piped(pipes: KernelPipes) -> Generator[Callable[[dict[str, Any]], OrderRecor
     def send(message: dict[str, Any]) -> OrderRecorder:
         socket_of(pipes).sendall(values.encode_message(message))
         kernel.read_ahead()
-        loop.soon(lambda: os.write(pipes.kernel_output[0], b"piped"))
+        loop.call_soon(lambda: os.write(pipes.kernel_output[0], b"piped"))
         kernel.serve(recorder)
         loop.turn()
         return recorder

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
 from sandlot.guest.kernels import languages, prefork
 from sandlot.guest.kernels.prefork import Prefork
+from sandlot.guest.loop import Loop
 
 
 class ForkServer:
@@ -26,7 +26,7 @@ class ForkServer:
 
     created = 0
 
-    def __init__(self, _loop: object, _spawner: object, _children: object, identity: Any, package_times: dict[str, int], *_callbacks: object) -> None:  # noqa: ANN401 - as below
+    def __init__(self, _loop: object, _spawner: object, identity: Any, package_times: dict[str, int], *_callbacks: object) -> None:  # noqa: ANN401 - as below
         type(self).created += 1
         self.startup_variables = languages.startup_variables(identity.environment(None))
         self.env, self.package_times, self.pid = identity.env, package_times, 1 << 22
@@ -65,7 +65,7 @@ class Machine:
         end_s = time.monotonic() + 30
         while not until():
             assert time.monotonic() < end_s
-            self.loop.after(0, lambda: None)
+            self.loop.call_later(0, lambda: None)
             self.loop.turn()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sandlot.guest.kernels import process_group
 from sandlot.guest.kernels.process_group import FIRST_MARK, ProcessGroups
+from sandlot.guest.process.accounts import USER_UID, lookup_account
 
 
 @pytest.fixture
@@ -28,7 +29,8 @@ def test_every_kernel_has_a_mark_of_its_own(marks: list[int]) -> None:
 
 
 def test_process_and_its_children_have_the_mark() -> None:
-    with subprocess.Popen(["sh", "-c", "read line; ulimit -Hf"], user=1000, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    ids = {"user": USER_UID, "group": lookup_account("user").gid}
+    with subprocess.Popen(["sh", "-c", "read line; sh -c 'ulimit -Hf'"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **ids) as process:  # type: ignore[call-overload]
         ProcessGroups().create(process.pid)
         output, _ = process.communicate("\n")
 

@@ -1,4 +1,4 @@
-# The bash of a bash context, as its rcfile: takes cells from shell.py one by one and runs them, in one shell that lives on.
+# The bash of a bash context, as its rcfile: takes cells from kernel.py one by one and runs them, in one shell that lives on.
 #
 # It is an interactive shell without a terminal, whose loop is its PROMPT_COMMAND, because of what bash(1) does with both:
 # - An interactive shell that is interrupted drops what it runs and comes back for the next command; another one ends.

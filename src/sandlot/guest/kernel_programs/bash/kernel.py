@@ -1,7 +1,7 @@
 """The bash kernel: drives one bash that keeps its variables, functions, folder, options and jobs from cell to cell.
 
-Started as ``shell.py FD`` on the guest's own interpreter, so that an image needs bash and nothing else; FD is a socket to the guest.
-What bash itself does is in ``shell.bash``. Its commands write to this program's own standard output and error, which are the
+Started as ``kernel.py FD`` on the guest's own interpreter, so that an image needs bash and nothing else; FD is a socket to the guest.
+What bash itself does is in ``init.bash``. Its commands write to this program's own standard output and error, which are the
 guest's pipes; nothing is copied here.
 
 Laws:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 BASH = "/bin/bash"
-RC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shell.bash")
+RC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "init.bash")
 GO, OVER, ERRORS, TEXTS = 60, 61, 62, 63
-"""Bash's descriptors beside the standard ones; shell.bash has the same numbers."""
+"""Bash's descriptors beside the standard ones; init.bash has the same numbers."""
 STDERR = 2
 AGAIN_MS = 400
 """How long after an interrupt the next one comes while the cell goes on."""

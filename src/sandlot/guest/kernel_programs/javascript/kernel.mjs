@@ -1,6 +1,6 @@
 // The JavaScript kernel: runs cells in one global scope, on the image's node, with nothing but what node brings.
 //
-// Started as `node javascript.mjs FD`; FD is a socket to the guest, with messages as in protocol/values.py, a 4-byte length before each.
+// Started as `node kernel.mjs FD`; FD is a socket to the guest, with messages as in protocol/values.py, a 4-byte length before each.
 //
 // Laws:
 // - A cell is what a line is in node's own REPL and in a browser's console (V8's replMode, by way of node:inspector): const, let and

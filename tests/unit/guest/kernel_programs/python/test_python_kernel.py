@@ -1,4 +1,4 @@
-"""The python kernel's program: what holds for every shell, and the zygote that kernels are forked from."""
+"""The python kernel's program: what holds for every shell, and the server that kernels are forked from."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ def test_byte_code_beside_the_kernels_modules_is_not_used(tmp_path: Path) -> Non
     assert kernel.stop() == b""
 
 
-class Zygote(Peer):
+class ForkServer(Peer):
     def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = [sys.executable, "-W", "error", str(ship(folder / "programs")), "--zygote", str(theirs.fileno()), *flags]
+            argv = [sys.executable, "-W", "error", str(ship(folder / "programs")), "--fork-server", str(theirs.fileno()), *flags]
             self.process = subprocess.Popen(
                 argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=folder, env={**os.environ, **(env or {})}, start_new_session=True
             )
@@ -169,7 +169,7 @@ class Zygote(Peer):
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder of packages as pip fills it, with one that a zygote warms."""
+    """A folder of packages as pip fills it, with one that a server warms."""
     folder = tmp_path / "site-packages"
     (folder / "warmed").mkdir(parents=True)
     (folder / "warmed" / "__init__.py").write_text("import random\ndrawn = random.random()\n")
@@ -177,20 +177,20 @@ def packages(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def zygote(tmp_path: Path, packages: Path) -> Generator[Zygote]:
-    made = Zygote(tmp_path, "--warm", "warmed,there_is_none_of_this_name", env={"PYTHONPATH": str(packages)})
+def server(tmp_path: Path, packages: Path) -> Generator[ForkServer]:
+    made = ForkServer(tmp_path, "--warm", "warmed,there_is_none_of_this_name", env={"PYTHONPATH": str(packages)})
     yield made
     made.close()
 
 
-def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(zygote: Zygote) -> None:
-    kernel, out = zygote.fork()
+def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(server: ForkServer) -> None:
+    kernel, out = server.fork()
     assert kernel.until(kernel.begin("In, Out, _"))[:2] == [
         {"event": "started", "cell": "c1", "count": 1},
         {"event": "display", "cell": "c1", "data": {"text/plain": "(['', 'In, Out, _'], {}, '')"}, "main": True},
     ], "nothing of the rehearsal is left"
     assert kernel.value("import os; os.getpid() == os.getsid(0) == os.getpgid(0)") == "True"
-    assert kernel.value(f"os.getppid() != {zygote.process.pid}") == "True", "it is init's"
+    assert kernel.value(f"os.getppid() != {server.process.pid}") == "True", "it is init's"
     kernel.run("os.write(1, b'raw'); os.write(2, b' and err'); !echo ' child'")
     kernel.run("import os; os.write(1, b'raw'); os.write(2, b' and err')\n!echo ' child'")
     assert kernel.value("'warmed' in __import__('sys').modules") == "True"
@@ -199,8 +199,8 @@ def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(zygote
         assert pipe.read() == b"raw and err child\n"
 
 
-def test_forked_kernels_know_nothing_of_each_other(zygote: Zygote) -> None:
-    (first, out), (second, other) = zygote.fork(), zygote.fork()
+def test_forked_kernels_know_nothing_of_each_other(server: ForkServer) -> None:
+    (first, out), (second, other) = server.fork(), server.fork()
     first.run("x = 1\nimport os; os.environ['MINE'] = '1'\nimport random")
     assert errors_of(second.run("x")) == ["NameError"]
     assert second.value("'MINE' in __import__('os').environ") == "False"
@@ -212,23 +212,23 @@ def test_forked_kernels_know_nothing_of_each_other(zygote: Zygote) -> None:
     os.close(other)
 
 
-def test_a_zygote_is_fresh_until_what_it_imported_changes(zygote: Zygote, packages: Path) -> None:
-    assert zygote.fresh()
+def test_a_server_is_fresh_until_what_it_imported_changes(server: ForkServer, packages: Path) -> None:
+    assert server.fresh()
     (packages / "another.py").write_text("")
-    assert zygote.fresh(), "another package was installed"
+    assert server.fresh(), "another package was installed"
     (packages / "warmed" / "__init__.py").write_text("drawn = 2\n")
     (packages / "one_more.py").write_text("")
-    assert not zygote.fresh()
+    assert not server.fresh()
 
 
-def test_zygote_is_not_fresh_if_a_package_was_repaired_during_its_imports(tmp_path: Path, packages: Path) -> None:
+def test_server_is_not_fresh_if_a_package_was_repaired_during_its_imports(tmp_path: Path, packages: Path) -> None:
     broken, away = packages / "IPython", packages / "away"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise RuntimeError")
     (packages / "warmed" / "__init__.py").write_text(f"import os\nos.rename({str(broken)!r}, {str(away)!r})\n")
-    zygote = Zygote(tmp_path, "--warm", "warmed", env={"PYTHONPATH": str(packages)})
+    server = ForkServer(tmp_path, "--warm", "warmed", env={"PYTHONPATH": str(packages)})
     try:
         assert away.is_dir()
-        assert not zygote.fresh()
+        assert not server.fresh()
     finally:
-        zygote.close()
+        server.close()

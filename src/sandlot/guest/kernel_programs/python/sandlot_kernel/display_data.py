@@ -159,7 +159,8 @@ def _plain(item: Any, depth: int, room: _Room) -> Any:
     """
     if depth and isinstance(item, dict):
         room.take(0)
-        return {room.text(str(key)[:MAX_METADATA_KEY_CHARS]): _plain(value, depth - 1, room) for key, value in list(item.items())[:MAX_METADATA_ITEMS]}
+        items = list(item.items())[:MAX_METADATA_ITEMS]
+        return {room.text(str(key)[:MAX_METADATA_KEY_CHARS]): _plain(value, depth - 1, room) for key, value in items}
     if depth and isinstance(item, (list, tuple)):
         room.take(0)
         return [_plain(value, depth - 1, room) for value in item[:MAX_METADATA_ITEMS]]

@@ -44,5 +44,5 @@ def test_a_matplotlib_that_does_not_import_fails_as_it_would(tmp_path: Path, sit
 
 def test_without_matplotlib_nothing_is_a_figure() -> None:
     assert not figures.is_figure(object())
-    figures.shown(object())
+    figures.remember_shown(object())
     figures.drop_shown()
