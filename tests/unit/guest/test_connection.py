@@ -9,8 +9,8 @@ from collections.abc import Generator
 
 import pytest
 
-from sandlot.guest.loop import READ, Loop
 from sandlot.guest.connection import LinkConnection
+from sandlot.guest.loop import READ, Loop
 from sandlot.protocol import events, greeting
 from sandlot.protocol.connection import GENERATION, HOST, Connection
 

@@ -15,10 +15,9 @@ import stat
 
 from sandlot.guest.errors import RpcError
 from sandlot.guest.fs.paths import describe, open_regular, path_error, stat_path
-from sandlot.guest.process.accounts import as_file_user
 from sandlot.guest.fs.remove import STEP_ENTRIES, remove_tree
 from sandlot.guest.fs.transfers import Download, Upload
-from sandlot.guest.process.accounts import lookup_account
+from sandlot.guest.process.accounts import as_file_user, lookup_account
 from sandlot.protocol.schema import LIMITS
 
 TYPE_CHECKING = False
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import Any
 
-    from sandlot.guest.rpc import Call, RpcServer
     from sandlot.guest.loop import Loop
     from sandlot.guest.process.accounts import Account
+    from sandlot.guest.rpc import Call, RpcServer
 
 
 def _require_absolute(path: str) -> str:

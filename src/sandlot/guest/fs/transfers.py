@@ -13,8 +13,8 @@ from sandlot.protocol.schema import BODY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.rpc import Call, RpcServer
     from sandlot.guest.process.accounts import Account
+    from sandlot.guest.rpc import Call, RpcServer
 
 READ_BYTES = 60000
 

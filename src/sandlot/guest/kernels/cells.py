@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.rpc import Call
     from sandlot.guest.loop import Loop
     from sandlot.guest.output import Reader
+    from sandlot.guest.rpc import Call
 
 EVENTS_BYTES = MESSAGE_MAX_BYTES - 65536
 """Results of one cell that are kept."""
@@ -305,7 +305,7 @@ class Cell:
         self._leave(follower)
         # Nothing is dropped for a moment, in which a service that was restarted comes back.
         self.outputs.held = True
-        self._loop.after(HOLD_S, self._release)
+        self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:
             self.on_sent()
 

@@ -24,10 +24,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from sandlot.guest.loop import Timer
     from sandlot.guest.kernels.cells import Cell
     from sandlot.guest.kernels.service import Kernels
     from sandlot.guest.kernels.services import KernelServices
+    from sandlot.guest.loop import Timer
 
 AGAIN_S, GRACE_S = 1.0, 2.0
 BELL_S = 0.02

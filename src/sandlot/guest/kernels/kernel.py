@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import select
 
+from sandlot.guest.kernels import family
+from sandlot.guest.kernels.messages import checked
 from sandlot.guest.loop import READ, READ_BYTES, WRITE
 from sandlot.guest.output import OutputLog
 from sandlot.guest.pipes import DRAIN_READS, OutputPipe
-from sandlot.guest.kernels import family
-from sandlot.guest.kernels.messages import checked
 from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES

@@ -25,8 +25,8 @@ from sandlot.protocol.fast_imports import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.rpc import Call
     from sandlot.guest.kernels.services import KernelServices
+    from sandlot.guest.rpc import Call
 
 __all__ = ["Kernels", "find_python"]
 

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.loop import log
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import Kernel
 from sandlot.guest.kernels.services import KernelChild
 from sandlot.guest.kernels.zygote import Zygote, may_be_forked
+from sandlot.guest.loop import log
 from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol.fast_imports import deque
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.loop import Timer
     from sandlot.guest.kernels.service import Kernels
     from sandlot.guest.kernels.services import KernelServices
+    from sandlot.guest.loop import Timer
 
     Taker = Callable[[Kernel | None], object]
 

@@ -18,10 +18,10 @@ from sandlot.guest.process.accounts import lookup_account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.loop import Timer
     from sandlot.guest.kernels.context import Context
     from sandlot.guest.kernels.service import Kernels
     from sandlot.guest.kernels.services import KernelServices
+    from sandlot.guest.loop import Timer
 
 START_S, LEAST_START_S = 30.0, 10.0
 LATE = "late"

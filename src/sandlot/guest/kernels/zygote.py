@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import struct
 
-from sandlot.guest.loop import READ
 from sandlot.guest.kernels import languages
+from sandlot.guest.loop import READ
 from sandlot.guest.process.accounts import USER_UID, lookup_account
 from sandlot.guest.process.procfs import ProcStat, kill_tree, send_signal
 from sandlot.protocol import values
@@ -32,7 +32,12 @@ class Zygote:
     __slots__ = ("_guest", "_messages", "_on_end", "_on_message", "_socket", "env", "given", "is_still", "is_up", "is_warm", "pid", "python", "seen")
 
     def __init__(
-        self, guest: KernelServices, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
+        self,
+        guest: KernelServices,
+        env: dict[str, str],
+        seen: dict[str, int],
+        on_message: Callable[[dict[str, Any]], object],
+        on_end: Callable[[], object],
     ) -> None:
         self._guest = guest
         self._on_message = on_message

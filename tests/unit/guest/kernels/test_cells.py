@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.guest.rpc import Call
-from sandlot.guest.loop import Loop
 from sandlot.guest.kernels.cells import Cell, epitaph
+from sandlot.guest.loop import Loop
+from sandlot.guest.rpc import Call
 from sandlot.protocol.schema import STDERR, STDOUT
 from tests.support.guest import ManualLoop, RecordingCall, flood
 

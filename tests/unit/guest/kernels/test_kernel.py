@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.loop import Loop
-from sandlot.guest.output import OutputLog
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels import kernel as module
 from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import AT_ONCE, Kernel, Owner
+from sandlot.guest.loop import Loop
+from sandlot.guest.output import OutputLog
 from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -107,7 +107,7 @@ def test_what_was_said_before_is_answered_for_and_who_takes_no_answers_gets_no_m
 
 
 def test_a_wake_tells_what_is_new_and_what_is_gone_and_leaves_the_rest_to_cells(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "environment", lambda _who: {"PATH": "/bin"})
+    monkeypatch.setattr(module, "build_environment", lambda _who: {"PATH": "/bin"})
     loop, env = Loop(), {"KEPT": "1", "OTHER": "1", "GONE": "1", "PATH": "/opt"}
     kernel = started(ends, loop, env)
 

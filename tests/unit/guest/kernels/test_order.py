@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.loop import Loop
 from sandlot.guest.kernels import cells
 from sandlot.guest.kernels.cells import Cell
+from sandlot.guest.loop import Loop
 
 ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.loop import Loop
 from sandlot.guest.kernels import service
 from sandlot.guest.kernels.cells import ERRORS_BYTES, EVENTS_BYTES, EVENTS_MOST, LEFT_OUT, Cell
 from sandlot.guest.kernels.service import Kernels
+from sandlot.guest.loop import Loop
 
 ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.loop import Loop
 from sandlot.guest.identity import SandboxIdentity
 from sandlot.guest.kernels import languages, spares
 from sandlot.guest.kernels.services import KernelChild
 from sandlot.guest.kernels.spares import Spares
+from sandlot.guest.loop import Loop
 from sandlot.guest.process.children import ChildTable
 
 
@@ -77,6 +77,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(Spares, "_python", lambda _self, _env: "/usr/bin/python3")
     monkeypatch.setattr(Spares, "_environment", lambda _self: {})
     monkeypatch.setattr(Spares, "_look", lambda _self: {})
+    monkeypatch.setattr(SandboxIdentity, "fresh_entropy", lambda _self: b"fresh")
     return Machine()
 
 

@@ -97,7 +97,7 @@ class Ended:
 def test_spawner_adds_the_environment_of_the_sandbox_and_the_owner_of_the_process() -> None:
     loop, children = Loop(), ChildTable()
     identity, child = SandboxIdentity(loop), Ended()
-    identity.env, identity.workspace = {"A": "sandbox", "B": "sandbox"}, "/tmp"  # noqa: S108 - any folder
+    identity.env, identity.workspace = {"A": "sandbox", "B": "sandbox"}, "/tmp"
     reading, writing = os.pipe()
     null = os.open("/dev/null", os.O_RDWR)
     try:
