@@ -191,24 +191,23 @@ class PythonFinder:
 
     def __init__(self, identity: SandboxIdentity) -> None:
         self._identity = identity
-        self._path: str | None = None
-        self._versions: dict[str, int] | None = None
-        """Files and folders that were examined -> time of their last change."""
-        self._account: Account = lookup_account("root")
+        self._account: Account | None = None
         self._python: str | None = None
+        self._path: str | None = None
+        self._versions: dict[str, int] = {}
+        """Files and folders that were examined -> time of their last change."""
 
     def find(self) -> tuple[dict[str, str], str | None]:
         """Return the whole environment of ``user``, and the path of the image's python if it has one."""
         path = self._identity.env.get("PATH")
-        if self._versions is None or self._path != path or modified_times(self._versions) != self._versions:
-            versions = modified_times(("/etc/passwd", "/etc/group"))
-            self._account = lookup_account("user")
-            env = self._identity.environment(self._account)
-            versions.update(modified_times(env["PATH"].split(":")))
-            self._path, self._versions = path, versions
-            self._python = find_python(env)
-            return env, self._python
-        return self._identity.environment(self._account), self._python
+        if self._account is not None and self._path == path and modified_times(self._versions) == self._versions:
+            return self._identity.environment(self._account), self._python
+        versions = modified_times(("/etc/passwd", "/etc/group"))
+        self._account = lookup_account("user")
+        env = self._identity.environment(self._account)
+        versions.update(modified_times(env["PATH"].split(":")))
+        self._path, self._versions, self._python = path, versions, find_python(env)
+        return env, self._python
 
 
 def _make_tmp() -> None:

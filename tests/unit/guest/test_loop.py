@@ -56,7 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
-    machine.call_later(60)
+    machine.after(60)
     machine.clock.now_s += 10
     machine.loop.hold_clock()
     machine.clock.now_s += 3600  # a checkpoint, and what was restored from it an hour later
@@ -70,7 +70,7 @@ def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
 
 
 def test_a_held_loop_is_released_in_the_end_lest_a_deadline_is_missed(machine: Machine) -> None:
-    machine.call_later(60)
+    machine.after(60)
     machine.loop.hold_clock()
     machine.epoll.leap_s = 7200.0  # of which it lived none
     for _ in range(int(module.MAX_HOLD_S / module.HOLD_TICK_S)):
@@ -82,7 +82,7 @@ def test_a_held_loop_is_released_in_the_end_lest_a_deadline_is_missed(machine: M
 
 
 def test_who_was_frozen_in_the_middle_of_a_wait_waits_anew(machine: Machine) -> None:
-    machine.call_later(60)
+    machine.after(60)
     machine.epoll.leap_s = 3600.0
     machine.loop.turn()
     assert machine.rung == []

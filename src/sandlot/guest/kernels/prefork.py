@@ -224,9 +224,7 @@ class Prefork:
         "_warming",
     )
 
-    def __init__(
-        self, loop: Loop, spawner: Spawner, children: ChildTable, identity: SandboxIdentity, oom: OomWatcher, groups: ProcessGroups
-    ) -> None:
+    def __init__(self, loop: Loop, spawner: Spawner, children: ChildTable, identity: SandboxIdentity, oom: OomWatcher, groups: ProcessGroups) -> None:
         self._loop = loop
         self._spawner = spawner
         self._children = children

@@ -130,7 +130,7 @@ class TerminalOutput(OutputPipe):
             if self._watching:
                 self._loop.unwatch(self.fd)
                 self._watching = False
-            self._pause = self._loop.after(READ_AGAIN_S, self._resume)
+            self._pause = self._loop.call_later(READ_AGAIN_S, self._resume)
 
     def _resume(self) -> None:
         if self._pause is not None:

@@ -80,9 +80,7 @@ class ScriptedStarter:
         self.error: RpcError | None = None
         self._pending: Callable[[], object] = lambda: None
 
-    def start(
-        self, _language: str, _env: object, _cwd: str, attempt: int, on_created: Callable[[Any, int], object], _on_refused: object
-    ) -> None:
+    def start(self, _language: str, _env: object, _cwd: str, attempt: int, on_created: Callable[[Any, int], object], _on_refused: object) -> None:
         if self.error is not None:
             raise self.error
         self.attempts.append(attempt)

@@ -185,7 +185,7 @@ def test_what_a_deaf_program_said_is_read_to_its_end_and_what_it_does_not_take_i
     program, _ = listener.accept()
     program.sendall(b"last words")
     program.close()
-    inside.send(stream, *[b"x"] * (MAX_PIECES + 1))  # two writes of one turn: the first finds nobody, so that the second fails before anything is read
+    inside.send(stream, *[b"x"] * (MAX_PIECES + 1))  # two writes of one turn: the second fails before anything is read
     assert inside.answer(stream) == {"result": {}}
     assert inside.said[stream][1:] == [b"last words", {"event": "end"}, {"result": {}}]
     assert not inside.tunnels.open

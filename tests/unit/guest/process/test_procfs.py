@@ -35,7 +35,7 @@ def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
 
 def test_where_nobody_can_be_seen_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Root inside may put a folder of its own over /proc."""
-    monkeypatch.setattr("sandlot.guest.tasks.tasks", list)
+    monkeypatch.setattr("sandlot.guest.process.procfs.live_processes", list)
     with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], start_new_session=True) as shell:
         kill_tree(shell.pid, signal.SIGTERM)
         assert shell.wait() == -signal.SIGTERM

@@ -193,7 +193,7 @@ def test_two_lives_before_one_cell_are_both_heard_and_what_is_gone_is_gone(shell
 
 def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
     ship(tmp_path)
-    kernel = Piped([sys.executable, "-SI", str(tmp_path / "shell.py")], tmp_path)
+    kernel = Piped([sys.executable, "-SI", str(tmp_path / "kernel_programs/bash/kernel.py")], tmp_path)
     kernel.begin("sleep 301 & echo $!; sleep 302")
     assert int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
     kernel.close()

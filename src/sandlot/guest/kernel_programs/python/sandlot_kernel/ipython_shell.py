@@ -95,7 +95,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
     def log_output(self, format_dict: Any) -> None:
         """Store the text for ``%history -o``."""
         if self.shell.cell_stored and "text/plain" in format_dict:
-            self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[: MAX_METADATA_TEXT_CHARS]
+            self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[:MAX_METADATA_TEXT_CHARS]
 
     def finish_displayhook(self) -> None:
         """End the display; nothing was written to a stream."""
@@ -352,4 +352,4 @@ def _long(shown: Any, printer: Any, _cycle: Any) -> None:
     if len(shown) <= MAX_TEXT_CHARS:
         printer.text(repr(shown))
     else:
-        printer.text(f"{shown[: MAX_PART_CHARS]!r} [... of {len(shown):,}]")
+        printer.text(f"{shown[:MAX_PART_CHARS]!r} [... of {len(shown):,}]")

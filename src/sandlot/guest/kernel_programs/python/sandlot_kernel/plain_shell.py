@@ -160,7 +160,7 @@ def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _text(shown: object) -> str:
     if type(shown) in {str, bytes, bytearray} and len(shown) > MAX_TEXT_CHARS:  # type: ignore[arg-type]
-        return repr(shown[: MAX_PART_CHARS]) + f" [... of {len(shown):,}]"  # type: ignore[index,arg-type]
+        return repr(shown[:MAX_PART_CHARS]) + f" [... of {len(shown):,}]"  # type: ignore[index,arg-type]
     try:
         return repr(shown)
     except Exception as broken:  # noqa: BLE001 - repr is code of the user
