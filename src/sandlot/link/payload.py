@@ -73,7 +73,8 @@ def guest_sources() -> Mapping[str, bytes]:
 
 def programs() -> Mapping[str, bytes]:
     """Return the programs that are files of their own: path below ``/.sandlot`` -> source."""
-    guest = resources.files("sandlot") / "guest"
+    root = resources.files("sandlot")
+    guest = root / "guest"
     files = {_SUDO: (guest / _SUDO).read_bytes()}
     pending = [_KERNEL_PROGRAMS]
     while pending:
@@ -85,7 +86,7 @@ def programs() -> Mapping[str, bytes]:
                 files[f"{folder}/{entry.name}"] = entry.read_bytes()
             elif entry.name != "__pycache__":
                 pending.append(f"{folder}/{entry.name}")
-    values = (guest.parent / "protocol" / "values.py").read_bytes()
+    values = (root / "protocol" / "values.py").read_bytes()
     files.update({f"{folder}/values.py": values for folder in _VALUES_BESIDE})
     return files
 

@@ -1,6 +1,5 @@
-"""Programs beside the guest itself, each started by its own interpreter or the image's.
+"""Helpers: programs of the guest that run beside it, as processes, because their work would block the guest's loop.
 
-``kernel.py`` (image's python) and ``sudo.py`` (own interpreter) are shipped as plain sources. The others are modules of the guest's
-zip, started by the host as ordinary processes on the guest's own interpreter, as the user that was asked for: what walks a tree, packs
-or watches one would block the guest's loop.
+The host starts them on the guest's own interpreter, as the user of the request. They are modules of the guest's zip, except ``sudo``, which
+``/usr/bin/sudo`` of the image starts by its path.
 """

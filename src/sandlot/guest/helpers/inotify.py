@@ -1,4 +1,4 @@
-"""The kernel's word on what happens in folders: inotify(7), by ctypes, because python has no module for it."""
+"""inotify(7) by ctypes: Python has no module for it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ _HEAD = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
 
 
-class Told:
-    """One event: of which watch, what, the cookie that joins the two halves of a move, and the name in the folder."""
+class InotifyEvent:
+    """One event.
+
+    Attributes:
+        watch: Number of the watch.
+        mask: Kind of the event.
+        cookie: Number that the two events of a move have in common.
+        name: Name of the entry in the watched folder.
+    """
 
     __slots__ = ("cookie", "mask", "name", "watch")
 
@@ -32,10 +39,10 @@ class Told:
 
 
 class Inotify:
-    """A queue of the kernel's.
+    """A queue of events.
 
     Raises:
-        OSError: There is none to be had: the kernel has no inotify, or its user has too many.
+        OSError: The kernel has no inotify, or the user has too many queues.
     """
 
     __slots__ = ("_libc", "fd")
@@ -47,19 +54,19 @@ class Inotify:
         self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, path: str) -> int:
-        """Watch one folder; the watch's number.
+        """Watch a folder; return the number of the watch.
 
         Raises:
-            OSError: It is no folder, is gone, or there are too many watches (ENOSPC).
+            OSError: The path is no folder or does not exist, or there are too many watches (ENOSPC).
         """
         return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), WANTED))
 
     def remove(self, watch: int) -> None:
-        """Watch it no more."""
-        self._libc.inotify_rm_watch(self.fd, watch)  # it may be gone with its folder
+        """Remove a watch."""
+        self._libc.inotify_rm_watch(self.fd, watch)  # it may have ended with its folder
 
-    def read(self) -> Iterator[Told]:
-        """What has been told by now."""
+    def read(self) -> Iterator[InotifyEvent]:
+        """Return the events so far."""
         while True:
             try:
                 raw = os.read(self.fd, _READ_BYTES)
@@ -69,7 +76,7 @@ class Inotify:
             while at < len(raw):
                 watch, mask, cookie, size = _HEAD.unpack_from(raw, at)
                 at += _HEAD.size
-                yield Told(watch, mask, cookie, os.fsdecode(raw[at : at + size].rstrip(b"\0")))
+                yield InotifyEvent(watch, mask, cookie, os.fsdecode(raw[at : at + size].rstrip(b"\0")))
                 at += size
 
     def _checked(self, outcome: int) -> int:

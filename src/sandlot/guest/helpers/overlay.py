@@ -1,22 +1,22 @@
-"""Packs what a sandbox has that its image has not, and puts such a layer over an image: files without memory.
+"""Packs what a sandbox has in addition to its image as a layer, and applies such a layer: files without memory.
 
-The request says ``{"do": "pack"}`` or ``{"do": "apply"}``. Packing, the program asks the host about folders of the image, because only the
-host can still see it: ``{"folder": path}`` is answered by ``{"names", "ctimes", "more"}`` (more: another message follows), or by
-``{"missing": True}``. The layer goes out, or comes in, as bytes.
+The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host about folders of the image, because only the
+host can still see them: ``{"folder": path}`` is answered by ``{"names", "ctimes", "more"}`` (``more``: another message follows) or by
+``{"missing": True}``. The layer is sent, or received, as bytes.
 
-A layer is a row of records: four bytes of length, big endian, and a map (``protocol/values.py``). After a record of kind ``file`` come its
-pieces: four bytes, whose first bit says that it is a hole of the length in the others, else so many bytes follow; a length of nought
-ends it. The first record has the version, the last is ``end`` with the number of those before.
+A layer is a sequence of records: a length of four bytes, big endian, and a map (``protocol/values.py``). A record of kind ``file`` is followed
+by the chunks of the file: four bytes, whose first bit marks a hole of the length in the other bits; otherwise that many bytes follow. A
+length of zero ends the file. The first record contains the version, the last one is ``end`` with the number of records before.
 
-Laws:
-- An entry is the image's where its ctime is: every change there copies the entry, and each folder above it, into the sandbox's own layer,
-  which gives them another one, and nobody can set it (overlayfs and gVisor's overlay alike). So a folder with the image's ctime needs no
-  look. No moment is compared: an image may be newer on this host than the sandbox.
-- Regular files, folders, symbolic and hard links, pipes; with owner, rights, mtime and the extended attributes that programs set. No
-  sockets, no devices; nothing of other file systems but ``/tmp``, and nothing of Sandlot's own.
-- What is gone of the image is in the layer as well.
-- No link is followed. A layer without its end is not whole, which is found out only after what came before was put in place: whoever
-  applies it to a new sandbox throws that away then.
+Invariants:
+- An entry belongs to the image if its ctime does: every change copies the entry, and each folder above it, into the sandbox's own layer.
+  That gives them another ctime, which no program can set (overlayfs and gVisor's overlay alike). So a folder with the image's ctime is
+  skipped. Times are not compared: an image may be newer on this host than the sandbox.
+- A layer contains regular files, folders, symbolic and hard links, and pipes, with owner, mode, mtime and the extended attributes that programs
+  set. It contains no sockets and devices, nothing of other file systems but ``/tmp``, and nothing of Sandlot.
+- Entries of the image that were removed are in the layer as well.
+- No link is followed. A layer without its end is incomplete. That is found out after its records were applied: the caller applies a layer
+  to a new sandbox and throws that away then.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from __future__ import annotations
 import os
 import stat
 
-from sandlot.guest.fs.paths import open_folder
-from sandlot.guest.helpers.helper import REQUESTS, Refused, failed, receive, send, serve, tell
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import open_folder, path_error
+from sandlot.guest.fs.remove import remove_tree
+from sandlot.guest.helpers.helper import REQUESTS, receive_message, send, send_message, serve
+from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
 
 TYPE_CHECKING = False
@@ -33,17 +36,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 1
-PIECE_BYTES = 256 * 1024
-RECORD_BYTES = 1024 * 1024
+CHUNK_BYTES = 256 * 1024
+MAX_RECORD_BYTES = 1024 * 1024
 HOLE = 1 << 31
-HOLE_BYTES = 4096
-"""The least run of zeros that is left out."""
+MIN_HOLE_BYTES = 4096
+"""Shortest run of zeros that becomes a hole."""
 ATTRIBUTES = (b"user.", b"security.capability")
-ATTRIBUTE_BYTES = 65536
-"""Of all of one entry that are kept."""
+MAX_ATTRIBUTE_BYTES = 65536
+"""Extended attributes of one entry that are kept."""
 OWN = frozenset({b"/proc", b"/sys", b"/dev", b"/.sandlot", b"/run/sandlot"})
 TMP = b"/tmp"
-_ZEROS = bytes(PIECE_BYTES)
+_ZEROS = bytes(CHUNK_BYTES)
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCTAL_DIGITS = 3
@@ -52,8 +55,8 @@ _OCTAL_DIGITS = 3
 # -- out --------------------------------------------------------------------------------------------------------------------
 
 
-class Packing:
-    """One layer on its way out."""
+class LayerWriter:
+    """Sends one layer."""
 
     __slots__ = ("_links", "_mounts", "_pending", "_pending_bytes", "bytes", "records")
 
@@ -61,11 +64,11 @@ class Packing:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._links: dict[tuple[int, int], bytes] = {}
-        self._mounts = mounts()
+        self._mounts = mount_points()
         self.records = self.bytes = 0
 
     def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Send the whole layer."""
         self._record({"kind": "layer", "version": VERSION})
         pending = [b"/"]
         while pending:
@@ -73,16 +76,16 @@ class Packing:
             try:
                 pending += self._folder(path)
             except FileNotFoundError:
-                continue  # gone since its parent was read
+                continue  # removed since its parent was read
             except OSError as error:
-                raise failed(error, os.fsdecode(path)) from None
+                raise path_error(error, os.fsdecode(path)) from None
         self._record({"kind": "end", "records": self.records})
         self._flush()
         return {"records": self.records, "bytes": self.bytes}
 
     def _folder(self, path: bytes) -> list[bytes]:
-        """What is in one folder; the folders in it that need a look."""
-        known = {} if path in self._mounts else image(path)
+        """Send the changes in a folder; return the folders in it that may contain changes."""
+        known = {} if path in self._mounts else image_entries(path)
         fd = open_folder(os.fsdecode(path))
         below = []
         try:
@@ -97,9 +100,9 @@ class Packing:
                     if known.get(name) != found.st_ctime_ns and self._entry(fd, name, inside, found):
                         below.append(inside)
                 except FileNotFoundError:
-                    continue  # gone since the folder was read
+                    continue  # removed since the folder was read
                 except OSError as error:
-                    raise failed(error, os.fsdecode(inside)) from None
+                    raise path_error(error, os.fsdecode(inside)) from None
         finally:
             os.close(fd)
         here = {os.fsencode(text) for text in names}
@@ -110,7 +113,7 @@ class Packing:
         return below
 
     def _entry(self, at: int, name: bytes, path: bytes, found: os.stat_result) -> bool:
-        """One entry that is not as in the image; whether it is a folder."""
+        """Send an entry that differs from the image; return whether it is a folder."""
         about: dict[str, Any] = {
             "path": path,
             "mode": stat.S_IMODE(found.st_mode),
@@ -139,11 +142,11 @@ class Packing:
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != key:
-                raise FileNotFoundError  # another one has its name by now
+                raise FileNotFoundError  # another file has its name now
             self._record(about)
-            left = opened.st_size  # what is written behind that meanwhile is of another moment
+            left = opened.st_size  # what is appended meanwhile belongs to a later state
             while left > 0:
-                piece = os.read(fd, min(left, PIECE_BYTES))
+                piece = os.read(fd, min(left, CHUNK_BYTES))
                 if not piece:
                     break
                 left -= len(piece)
@@ -154,7 +157,7 @@ class Packing:
 
     def _piece(self, piece: bytes) -> None:
         self.bytes += len(piece)
-        if len(piece) >= HOLE_BYTES and piece == _ZEROS[: len(piece)]:
+        if len(piece) >= MIN_HOLE_BYTES and piece == _ZEROS[: len(piece)]:
             self._put((HOLE | len(piece)).to_bytes(4, "big"))
         else:
             self._put(len(piece).to_bytes(4, "big") + piece)
@@ -167,7 +170,7 @@ class Packing:
     def _put(self, data: bytes) -> None:
         self._pending.append(data)
         self._pending_bytes += len(data)
-        if self._pending_bytes >= PIECE_BYTES:
+        if self._pending_bytes >= CHUNK_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -177,21 +180,21 @@ class Packing:
         send(data)
 
 
-def image(path: bytes) -> dict[bytes, int]:
-    """What a folder of the image holds, as the host says: names and their ctimes; nothing where the image has no such folder."""
-    tell({"folder": path})
+def image_entries(path: bytes) -> dict[bytes, int]:
+    """Ask the host for a folder of the image: names and ctimes of its entries; nothing if the image has no such folder."""
+    send_message({"folder": path})
     found: dict[bytes, int] = {}
     while True:
-        answer = receive()
+        answer = receive_message()
         if answer.get("missing"):
             return {}
-        found.update(zip(answer["names"], answer["ctimes"]))  # noqa: B905 - of one length, the host sees to that
+        found.update(zip(answer["names"], answer["ctimes"]))  # noqa: B905 - the host sends as many ctimes as names
         if not answer["more"]:
             return found
 
 
 def attributes(path: bytes) -> dict[str, bytes]:
-    """The extended attributes of an entry that are kept (xattr(7))."""
+    """Return the extended attributes of an entry that are kept (xattr(7))."""
     found: dict[str, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -204,23 +207,23 @@ def attributes(path: bytes) -> dict[str, bytes]:
             value = os.getxattr(path, name, follow_symlinks=False)
         except OSError:
             continue
-        if sum(map(len, found.values())) + len(value) <= ATTRIBUTE_BYTES:
+        if sum(map(len, found.values())) + len(value) <= MAX_ATTRIBUTE_BYTES:
             found[name] = value
     return found
 
 
-def mounts() -> set[bytes]:
-    """Where another file system begins (proc(5), mountinfo), below the root."""
+def mount_points() -> set[bytes]:
+    """Return the mount points below the root (proc(5), mountinfo)."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             rows = file.read().splitlines()
     except OSError:
         return {b"/proc", b"/sys", b"/dev", TMP}
-    return {unescaped(fields[4]) for fields in (row.split(b" ") for row in rows) if len(fields) > 4} - {b"/"}  # noqa: PLR2004 - the place
+    return {unescape(fields[4]) for fields in (row.split(b" ") for row in rows) if len(fields) > 4} - {b"/"}  # noqa: PLR2004 - the mount point
 
 
-def unescaped(text: bytes) -> bytes:
-    """A path of mountinfo, where blanks and the like are octal numbers. Pure."""
+def unescape(text: bytes) -> bytes:
+    """Return a path of mountinfo, which contains spaces and some other characters as octal numbers."""
     first, *rest = text.split(b"\\")
     return first + b"".join(bytes([int(part[:_OCTAL_DIGITS], 8)]) + part[_OCTAL_DIGITS:] for part in rest)
 
@@ -228,8 +231,8 @@ def unescaped(text: bytes) -> bytes:
 # -- in ---------------------------------------------------------------------------------------------------------------------
 
 
-class Source:
-    """The bytes that come."""
+class LayerSource:
+    """The bytes of a layer that is received."""
 
     __slots__ = ("_at", "_data")
 
@@ -238,13 +241,13 @@ class Source:
         self._at = 0
 
     def take(self, size: int) -> bytes:
-        """The next so many.
+        """Return the next ``size`` bytes.
 
         Raises:
-            EOFError: There are fewer.
+            EOFError: The input has ended before.
         """
         while len(self._data) - self._at < size:
-            more = os.read(REQUESTS, PIECE_BYTES)
+            more = os.read(REQUESTS, CHUNK_BYTES)
             if not more:
                 raise EOFError
             self._data = self._data[self._at :] + more
@@ -254,38 +257,38 @@ class Source:
         return found
 
     def number(self) -> int:
-        """The next four as a number."""
+        """Return the next four bytes as a number."""
         return int.from_bytes(self.take(4), "big")
 
     def record(self) -> dict[str, Any]:
-        """The next record."""
+        """Return the next record."""
         size = self.number()
-        if size > RECORD_BYTES:
+        if size > MAX_RECORD_BYTES:
             raise values.BadValue("a record that is too long")
         record: dict[str, Any] = values.decode(self.take(size))
         return record
 
 
-class Applying:
-    """One layer on its way in."""
+class LayerReader:
+    """Applies one layer."""
 
     __slots__ = ("_folders", "_source", "records")
 
     def __init__(self) -> None:
-        self._source = Source()
+        self._source = LayerSource()
         self._folders: list[dict[str, Any]] = []
         self.records = 0
 
     def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Apply the whole layer."""
         try:
             first = self._source.record()
             if first.get("kind") != "layer" or first["version"] != VERSION:
-                raise Refused("unsupported", "The layer of files is of another version of Sandlot.", "Restore it by the version that made it.")
+                raise RpcError("unsupported", "The layer of files is of another version of Sandlot.", "Restore it by the version that made it.")
             while self._next():
                 pass
         except (EOFError, values.BadValue, LookupError, TypeError, ValueError):
-            raise Refused("conflict", "The layer of files is not whole.", "Take another snapshot.") from None
+            raise RpcError("conflict", "The layer of files is not whole.", "Take another snapshot.") from None
         for about in reversed(self._folders):
             self._finish(about)
         return {"records": self.records}
@@ -317,7 +320,7 @@ class Applying:
                 else:
                     raise ValueError(kind)
         except OSError as error:
-            raise failed(error, os.fsdecode(path)) from None
+            raise path_error(error, os.fsdecode(path)) from None
         return True
 
     def _folder(self, path: bytes, about: dict[str, Any]) -> None:
@@ -328,7 +331,7 @@ class Applying:
         if not there:
             make_room(path)
             os.mkdir(path, 0o700)
-        self._folders.append(about)  # its mtime comes after all that is put in it
+        self._folders.append(about)  # its mtime is set after its entries were created
 
     def _file(self, path: bytes, about: dict[str, Any]) -> None:
         fd = os.open(path, _MAKE, 0o600)
@@ -348,7 +351,7 @@ class Applying:
         self._finish(about)
 
     def _finish(self, about: dict[str, Any]) -> None:
-        """Owner, rights, attributes, and last the time; rights after the owner, who loses set-uid bits by chown(2)."""
+        """Set owner, mode, attributes, and mtime, in this order: chown(2) clears set-uid bits."""
         path, is_link = about["path"], about["kind"] == "symlink"
         os.chown(path, about["uid"], about["gid"], follow_symlinks=False)
         if not is_link:
@@ -357,12 +360,12 @@ class Applying:
             try:
                 os.setxattr(path, name, value, follow_symlinks=False)
             except OSError:
-                continue  # a file system that has none
+                continue  # the file system has no extended attributes
         os.utime(path, ns=(about["mtime_ns"], about["mtime_ns"]), follow_symlinks=False)
 
 
 def make_room(path: bytes) -> None:
-    """Nothing is there; the folder above is."""
+    """Remove what is at a path, and create the folder above it."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -372,24 +375,21 @@ def make_room(path: bytes) -> None:
 
 
 def remove(path: bytes) -> None:
-    """Remove an entry with all below it; nothing is there afterwards."""
+    """Remove an entry and everything below it, if it exists."""
     try:
         os.unlink(path)
-        return
     except FileNotFoundError:
         return
     except IsADirectoryError:
-        pass
-    for name in os.listdir(path):
-        remove(path + b"/" + name)
-    os.rmdir(path)
+        for _ in remove_tree(os.fsdecode(path), lookup_account("root")):
+            pass
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what was asked for."""
-    return Packing().run() if request["do"] == "pack" else Applying().run()
+    """Pack or apply a layer."""
+    return LayerWriter().run() if request["do"] == "pack" else LayerReader().run()
 
 
 def main() -> None:
-    """The program."""
+    """Run the helper."""
     serve(work)

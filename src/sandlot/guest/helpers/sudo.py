@@ -1,11 +1,10 @@
-"""``sudo`` of a sandbox: asks the guest to run a program as root, with this program's own standard streams.
+"""``sudo`` of a sandbox: asks the guest to run a program as root, with this program's standard streams.
 
-Runs on the guest's interpreter, started by ``/usr/bin/sudo``. Understood: ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--]
-[NAME=VALUE ...] PROGRAM [ARGUMENT ...]`` and ``-i``/``-s`` for a shell. There is no password, because uids are no boundary
-here: the sandbox is.
+Runs on the guest's interpreter, started by ``/usr/bin/sudo``. It accepts ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--] [NAME=VALUE ...]
+PROGRAM [ARGUMENT ...]``, and ``-i`` or ``-s`` for a shell. There is no password: the boundary is the sandbox, not the user.
 
-Where ``/usr/local`` is the caller's, as in our images, what a program as root installed there is given to the caller afterwards:
-``sudo pip install`` must not be what the next ``pip install --upgrade`` fails at. (Not by S_ISGID: gVisor's overlay loses that bit.)
+If ``/usr/local`` belongs to the caller, as in Sandlot's images, files that root installs there are given to the caller afterwards. Otherwise
+``pip install --upgrade`` would fail after ``sudo pip install``. (S_ISGID does not help: gVisor's overlay loses that bit.)
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ import signal
 import socket
 import sys
 
-sys.path.insert(0, "/.sandlot/programs")
-import values  # type: ignore[import-not-found]  # lies beside this file
+sys.path.insert(0, "/.sandlot/helpers")
+import values  # type: ignore[import-not-found]  # shipped beside this file
 
 SOCKET = "/run/sandlot/guest.sock"
-KEPT = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
-"""What root sees of the caller's environment without ``-E``."""
+KEPT_VARIABLES = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
+"""Variables of the caller that root gets without ``-E``."""
 
-OWNED = "/usr/local"
+INSTALL_PREFIX = "/usr/local"
 
 USAGE = "usage: sudo [-nEHSk] [-u root] [NAME=VALUE ...] PROGRAM [ARGUMENT ...] | sudo -i | sudo -s"
 
 
 class UsageError(Exception):
-    """The command line makes no sense."""
+    """The command line is invalid."""
 
 
-class Wish:
-    """What a command line asks for."""
+class SudoArguments:
+    """A parsed command line."""
 
     def __init__(self) -> None:
         self.argv: list[str] = []
@@ -42,7 +41,7 @@ class Wish:
         self.shell = False
 
     def option(self, word: str, following: list[str]) -> int:
-        """Take one option or assignment; how many words it is, 0 where the program begins."""
+        """Parse an option or assignment; return its number of words, 0 at the program."""
         if word in {"-u", "--user"} and following[:1] not in (["root"], ["0"]):
             raise UsageError("only root can be asked for")
         if word in {"-u", "--user", "-g", "-p"}:
@@ -63,33 +62,33 @@ class Wish:
         return 1
 
 
-def parse(arguments: list[str]) -> Wish:
-    """What the command line asks for.
+def parse(arguments: list[str]) -> SudoArguments:
+    """Parse a command line.
 
     Raises:
-        UsageError: It makes no sense.
+        UsageError: The command line is invalid.
     """
-    wish = Wish()
+    parsed = SudoArguments()
     at = 0
     while at < len(arguments):
         if arguments[at] == "--":
             at += 1
             break
-        words = wish.option(arguments[at], arguments[at + 1 :])
+        words = parsed.option(arguments[at], arguments[at + 1 :])
         if not words:
             break
         at += words
-    wish.argv = arguments[at:]
-    if wish.shell:
+    parsed.argv = arguments[at:]
+    if parsed.shell:
         shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-        wish.argv = [shell, "-c", " ".join(wish.argv)] if wish.argv else [shell]
-    if not wish.argv:
+        parsed.argv = [shell, "-c", " ".join(parsed.argv)] if parsed.argv else [shell]
+    if not parsed.argv:
         raise UsageError(USAGE)
-    return wish
+    return parsed
 
 
-def ask(argv: list[str], env: dict[str, str]) -> int:
-    """Run it; its exit status."""
+def run_as_root(argv: list[str], env: dict[str, str]) -> int:
+    """Run a program as root; return its exit status."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(SOCKET)
@@ -99,53 +98,53 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
     message = memoryview(values.encode_message({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()}))
     descriptors = array.array("i", [0, 1, 2])
     sent = link.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-    if sent < len(message):  # sendall of nothing is a send(2) as well, and what is quick has been answered and closed by then
+    if sent < len(message):  # even an empty sendall calls send(2), which fails if the program has ended by then
         link.sendall(message[sent:])
-    answer = values.MessageReader()
+    reader = values.MessageReader()
     while part := link.recv(65536):
-        answer.feed(part)
-    reply = next(answer.messages(), {"error": "the guest did not answer"})
+        reader.feed(part)
+    reply = next(reader.messages(), {"error": "the guest did not answer"})
     if "error" in reply:
         sys.stderr.write(f"sudo: {reply['error']}\n")
         return 1
     return int(reply["status"])
 
 
-def sites() -> dict[str, int]:
-    """When each of the folders that installers fill was last changed, in nanoseconds; nothing where they are not the caller's."""
+def install_times() -> dict[str, int]:
+    """Return the modification times, in nanoseconds, of the folders that installers change; none if they are not the caller's."""
     found: dict[str, int] = {}
     try:
-        if os.stat(OWNED).st_uid != os.getuid():
+        if os.stat(INSTALL_PREFIX).st_uid != os.getuid():
             return found
-        pythons = [name for name in os.listdir(f"{OWNED}/lib") if name.startswith("python3")]
+        pythons = [name for name in os.listdir(f"{INSTALL_PREFIX}/lib") if name.startswith("python3")]
         folders = ["bin", "lib/node_modules", *(f"lib/{name}/dist-packages" for name in pythons)]
     except OSError:
         return found
     for folder in folders:
         try:
-            found[folder] = os.stat(f"{OWNED}/{folder}").st_mtime_ns
+            found[folder] = os.stat(f"{INSTALL_PREFIX}/{folder}").st_mtime_ns
         except OSError:
             found[folder] = 0
     return found
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     try:
-        wish = parse(sys.argv[1:])
+        parsed = parse(sys.argv[1:])
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    env = {name: value for name, value in os.environ.items() if wish.keep or name in KEPT}
-    env.update(wish.variables)
+    env = {name: value for name, value in os.environ.items() if parsed.keep or name in KEPT_VARIABLES}
+    env.update(parsed.variables)
     env["SUDO_USER"] = os.environ.get("USER", "user")
     env["SUDO_UID"] = str(os.getuid())
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    before = sites()
-    status = ask(wish.argv, env)
-    if sites() != before:
-        ask(["find", OWNED, "-user", "0", "-exec", "chown", "-h", f"{os.getuid()}:{os.getgid()}", "{}", "+"], {})
+    before = install_times()
+    status = run_as_root(parsed.argv, env)
+    if install_times() != before:
+        run_as_root(["find", INSTALL_PREFIX, "-user", "0", "-exec", "chown", "-h", f"{os.getuid()}:{os.getgid()}", "{}", "+"], {})
     return status
 
 

@@ -1,10 +1,10 @@
-"""Unpacks a tar archive, plain or compressed by gzip, that comes as input, into one folder.
+"""Unpacks a tar archive, plain or compressed by gzip, that is received as input, into a folder.
 
-Laws:
+Invariants:
 - Nothing is written outside of the folder: every name is walked from the open folder on, one part at a time, without following a link.
-- A file appears under its name complete or not at all; one that is there already is replaced, and so is a link, never what it points to.
-- Whatever is refused is named. What was unpacked before it stays.
-- The user that runs this owns what comes of it; set-uid bits do not stay.
+- A file appears under its name complete or not at all. An existing file is replaced; so is a link, never its target.
+- An error names the entry that was refused. What was unpacked before stays.
+- The files belong to the user that runs the helper; set-uid bits are cleared.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import os
 import stat
 import zlib
 
-from sandlot.guest.fs.paths import open_folder
-from sandlot.guest.helpers.helper import REQUESTS, Refused, failed, serve
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import open_folder, path_error
+from sandlot.guest.helpers.helper import REQUESTS, serve
 from sandlot.protocol import tar
 
 TYPE_CHECKING = False
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 * 1024
 INFLATED_BYTES = 256 * 1024
-"""At once: what a bomb becomes is written, and the disk's limit stops it."""
-HELD_FOLDERS = 64
-"""Levels whose folders stay open for what follows; deeper ones are opened each time."""
+"""Decompressed bytes at once: a decompression bomb is written piece by piece, until the limit of the disk stops it."""
+MAX_HELD_FOLDERS = 64
+"""Levels whose folders stay open for the next entry; deeper folders are opened each time."""
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GZIP = b"\x1f\x8b"
 MAGIC_BYTES = 6
@@ -37,7 +38,7 @@ _OWN = 0o700
 
 
 class Inflater:
-    """Plain bytes out of what may be compressed by gzip (RFC 1952), one member after the other."""
+    """Decompresses an archive that may be compressed by gzip (RFC 1952), of one or more members."""
 
     __slots__ = ("_begun", "_first", "_inflate", "_padded")
 
@@ -48,10 +49,10 @@ class Inflater:
         self._inflate: Any = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes.
+        """Return the decompressed bytes of the next part.
 
         Raises:
-            TarError: They cannot be decompressed.
+            TarError: The data is broken.
         """
         if not self._begun:
             data = self._first = self._first + data
@@ -64,10 +65,10 @@ class Inflater:
         data, self._first = self._first + data, b""
         while data:
             if self._inflate.eof:
-                if data == _GZIP[:1]:  # a read may end between the two
+                if data == _GZIP[:1]:  # a read may end between the two bytes
                     self._first = data
                     return
-                if self._padded or not data.startswith(_GZIP):  # what follows the end is padding
+                if self._padded or not data.startswith(_GZIP):  # the rest is padding
                     self._padded = True
                     return
                 self._inflate = zlib.decompressobj(31)
@@ -87,20 +88,20 @@ class Inflater:
             self._inflate = zlib.decompressobj(31)
 
 
-class Unpacking:
-    """One archive on its way into a folder.
+class ArchiveExtractor:
+    """Writes the entries of one archive into a folder.
 
     Args:
-        root: The open folder.
-        path: How it is called, for messages.
-        most: Entries that it may have.
+        root: Descriptor of the folder.
+        path: Path of the folder, for messages.
+        max_entries: Number of entries that the archive may have.
     """
 
     __slots__ = (
         "_at",
         "_entries",
         "_held",
-        "_most",
+        "_max_entries",
         "_mtime_s",
         "_names",
         "_path",
@@ -114,9 +115,9 @@ class Unpacking:
         "links",
     )
 
-    def __init__(self, root: int, path: str, most: int) -> None:
+    def __init__(self, root: int, path: str, max_entries: int) -> None:
         self._root = root
-        self._most = most
+        self._max_entries = max_entries
         self._path = path.rstrip("/")
         self._held: list[tuple[str, int]] = []
         self._rights: list[tuple[list[str], int]] = []
@@ -129,11 +130,11 @@ class Unpacking:
         self.files = self.folders = self.links = self.bytes = 0
 
     def take(self, event: tar.Member | memoryview | tar.Finished) -> None:
-        """The next of what a reader gives.
+        """Handle the next event of a tar reader.
 
         Raises:
-            TarError: It leads out of the folder.
-            Refused: It cannot be written.
+            TarError: The entry is outside of the folder.
+            RpcError: The entry cannot be written.
         """
         if isinstance(event, tar.Member):
             self._begin(event)
@@ -146,10 +147,10 @@ class Unpacking:
             else:
                 self._finish()
         except OSError as error:
-            raise failed(error, self._shown()) from None
+            raise path_error(error, self._shown()) from None
 
-    def settle(self) -> None:
-        """All came: give folders the rights that would have been in the way."""
+    def set_folder_modes(self) -> None:
+        """Set the modes of folders that would have prevented writing into them."""
         for names, mode in reversed(self._rights):
             fd = self._folder(names)
             try:
@@ -158,7 +159,7 @@ class Unpacking:
                 os.close(fd)
 
     def close(self) -> None:
-        """Leave nothing that is half written."""
+        """Remove a file that is not complete."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
@@ -166,13 +167,15 @@ class Unpacking:
             try:
                 os.unlink(self._temporary, dir_fd=self._at)
             except OSError:
-                return  # somebody else took it, or its folder
+                return  # another process has removed it, or its folder
 
     def _begin(self, member: tar.Member) -> None:
         self._entries += 1
-        if self._entries > self._most:
-            raise Refused(
-                "too_large", f"The archive has more than {self._most} entries; {tar.shown(member.name)} is one too many.", "Send it in several parts."
+        if self._entries > self._max_entries:
+            raise RpcError(
+                "too_large",
+                f"The archive has more than {self._max_entries} entries; {tar.shown(member.name)} is one too many.",
+                "Send it in several parts.",
             )
         self._names = tar.parts(member.name)
         if not self._names:
@@ -204,7 +207,7 @@ class Unpacking:
         self.folders += 1
 
     def _make_file(self, member: tar.Member) -> None:
-        temporary = _beside()
+        temporary = _temporary_name()
         self._writing = os.open(temporary, _MAKE, 0o600, dir_fd=self._at)
         self._temporary = temporary
         self._mtime_s = member.mtime_s
@@ -218,7 +221,7 @@ class Unpacking:
         self.files += 1
 
     def _make_link(self, member: tar.Member) -> None:
-        temporary = _beside()
+        temporary = _temporary_name()
         if member.kind == tar.SYMLINK:
             tar.check_target(member, len(self._names) - 1)
             os.symlink(member.target, temporary, dir_fd=self._at)
@@ -229,7 +232,7 @@ class Unpacking:
         self.links += 1
 
     def _link(self, member: tar.Member, temporary: str) -> None:
-        """A hard link, to a regular file in the folder: a symbolic one would lead elsewhere from another place."""
+        """Create a hard link to a regular file in the folder; a hard link to a symbolic link would lead elsewhere."""
         *above, name = tar.parts(member.target) or [""]
         source = self._folder(above, make=False)
         try:
@@ -242,14 +245,14 @@ class Unpacking:
             os.close(source)
 
     def _put(self) -> None:
-        """Give what is complete its name."""
+        """Rename a complete file to its name."""
         os.rename(self._temporary, self._names[-1], src_dir_fd=self._at, dst_dir_fd=self._at)
         self._temporary = ""
         os.close(self._at)
         self._at = -1
 
     def _folder(self, names: list[str], *, make: bool = True) -> int:
-        """The folder of that path, open; the caller closes it."""
+        """Return the descriptor of a folder; the caller closes it."""
         same = 0
         while same < min(len(names), len(self._held)) and names[same] == self._held[same][0]:
             same += 1
@@ -262,7 +265,7 @@ class Unpacking:
                 below = _enter(fd, name, make=make)
                 os.close(fd)
                 fd = below
-                if len(self._held) < HELD_FOLDERS:
+                if len(self._held) < MAX_HELD_FOLDERS:
                     self._held.append((name, os.dup(fd)))
         except OSError:
             os.close(fd)
@@ -272,22 +275,22 @@ class Unpacking:
     def _shown(self) -> str:
         return f"{self._path}/{'/'.join(self._names)}"
 
-    def _failed(self, error: OSError, member: tar.Member) -> Refused:
+    def _failed(self, error: OSError, member: tar.Member) -> RpcError:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            return Refused(
+            return RpcError(
                 "path_invalid",
                 f"The archive's entry {tar.shown(member.name)} leads through a link, or through what is no folder.",
                 "Remove that first.",
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
-            return Refused(
+            return RpcError(
                 "path_invalid", f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not in the folder.", ""
             )
-        return failed(error, self._shown())
+        return path_error(error, self._shown())
 
 
 def _enter(fd: int, name: str, *, make: bool) -> int:
-    """A folder in an open one; made where there is none."""
+    """Open a folder in an open one; create it if it does not exist."""
     try:
         return open_folder(name, fd)
     except FileNotFoundError:
@@ -296,45 +299,45 @@ def _enter(fd: int, name: str, *, make: bool) -> int:
     try:
         os.mkdir(name, 0o755, dir_fd=fd)
     except FileExistsError:
-        pass  # somebody else was faster
+        pass  # another process was faster
     return open_folder(name, fd)
 
 
-def _beside() -> str:
-    """A name for what is not complete yet."""
+def _temporary_name() -> str:
+    """Return a name for a file that is not complete."""
     return f".{os.urandom(8).hex()}.part"
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Unpack what comes."""
+    """Unpack the archive."""
     path = request["path"]
     try:
         os.makedirs(path, 0o755, exist_ok=True)
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise failed(error, path) from None
-    unpacking = Unpacking(root, path, request["entries"])
+        raise path_error(error, path) from None
+    extractor = ArchiveExtractor(root, path, request["entries"])
     try:
-        _unpack(unpacking)
-        unpacking.settle()
+        _unpack(extractor)
+        extractor.set_folder_modes()
     except tar.TarError as error:
-        raise Refused("invalid_request", error.message, "What came before it was unpacked.") from None
+        raise RpcError("invalid_request", error.message, "What came before it was unpacked.") from None
     finally:
-        unpacking.close()
-    return {"files": unpacking.files, "folders": unpacking.folders, "links": unpacking.links, "bytes": unpacking.bytes}
+        extractor.close()
+    return {"files": extractor.files, "folders": extractor.folders, "links": extractor.links, "bytes": extractor.bytes}
 
 
-def _unpack(unpacking: Unpacking) -> None:
+def _unpack(extractor: ArchiveExtractor) -> None:
     reader, inflater = tar.Reader(), Inflater()
     while data := os.read(REQUESTS, READ_BYTES):
         if reader.ended:
             continue  # padding
         for piece in inflater.feed(data):
             for event in reader.feed(piece):
-                unpacking.take(event)
+                extractor.take(event)
     reader.close()
 
 
 def main() -> None:
-    """The program."""
+    """Run the helper."""
     serve(work)

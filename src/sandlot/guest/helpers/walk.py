@@ -1,10 +1,10 @@
-"""Folders below a folder, one at a time, in the order of their names, each opened without following a link.
+"""A walk through the folders below a folder, in the order of their names, that follows no link.
 
-Laws:
-- No link is followed below the root: a folder is opened by its path, and it must be the very one that its parent named (device and
-  inode), whatever somebody has put in its place meanwhile.
-- One folder is held open at a time, however deep the tree is.
-- The order is that of the names, a folder before those in it: two walks of the same tree are the same walk.
+Invariants:
+- No link is followed below the root. A folder is opened by its path, and is used only if it is the one that its parent named (device and
+  inode), whatever was put in its place meanwhile.
+- One folder is open at a time, however deep the tree is.
+- A folder comes before those in it, in the order of names: two walks of the same tree are the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAMES = 100_000
-"""Of one folder that are looked at; more would be a memory's worth of names."""
+MAX_NAMES = 100_000
+"""Entries of one folder; more names would take too much memory."""
 
 Identity = tuple[int, int]
 
@@ -28,8 +28,12 @@ class Folder:
     """One folder of a walk.
 
     Args:
-        inside: Its path below the root, without a slash at either end; the root's own is empty.
-        fd: Open while the walk is at it.
+        inside: Its path below the root, without a slash at either end; empty for the root.
+        fd: Its descriptor, open until the next folder is requested.
+
+    Attributes:
+        cut: Whether some of its entries were not seen.
+        error: Why not, if a system call failed.
     """
 
     __slots__ = ("_below", "cut", "error", "fd", "inside")
@@ -38,14 +42,13 @@ class Folder:
         self.inside = inside
         self.fd = fd
         self.cut = False
-        """Whether not all of it was seen."""
         self.error: OSError | None = None
         self._below: list[tuple[str, Identity]] = []
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        """What is in it: names and what lstat(2) says of them. Folders among them come later in the walk, unless :meth:`leave_out` is asked."""
+        """Return names and lstat(2) of its entries. Folders among them are visited later in the walk."""
         names = os.listdir(self.fd)
-        if len(names) > NAMES:
+        if len(names) > MAX_NAMES:
             self.cut = True
             return
         names.sort()
@@ -53,8 +56,8 @@ class Folder:
             try:
                 found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
             except FileNotFoundError:
-                continue  # gone since the folder was read
-            except OSError as error:  # it may be read and not entered (mode r--)
+                continue  # removed since the folder was read
+            except OSError as error:  # the folder may be read and not entered (mode r--)
                 self.cut, self.error = True, error
                 return
             if stat.S_ISDIR(found.st_mode):
@@ -62,20 +65,20 @@ class Folder:
             yield name, found
 
     def path(self, name: str) -> str:
-        """The path of an entry below the root."""
+        """Return the path of an entry below the root."""
         return f"{self.inside}/{name}" if self.inside else name
 
     def below(self) -> list[tuple[str, Identity]]:
-        """The folders that were seen in it, last name first."""
+        """Return the folders that were seen in it, last name first."""
         return self._below[::-1]
 
 
 def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
-    """Every folder from a root on; each is to be looked through before the next is asked for.
+    """Return a folder and all folders below it; the entries of each must be read before the next is requested.
 
     Args:
-        root: Absolute.
-        follow: Whether links on the way to it are followed.
+        root: Absolute path.
+        follow: Whether links in that path are followed.
 
     Raises:
         OSError: The root cannot be opened.
@@ -91,25 +94,25 @@ def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
         except OSError as error:
             if not inside:
                 raise
-            yield Unopened(inside, error)
+            yield UnreadableFolder(inside, error)
             continue
         folder = Folder(inside, fd)
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != identity:
-                continue  # another one has its name by now
+                continue  # another folder has its name now
             yield folder
             pending += folder.below()
         finally:
             os.close(fd)
 
 
-class Unopened(Folder):
-    """A folder that could not be looked through.
+class UnreadableFolder(Folder):
+    """A folder that could not be opened.
 
     Args:
         inside: Its path below the root.
-        error: Why.
+        error: The failed system call.
     """
 
     __slots__ = ()
@@ -119,5 +122,5 @@ class Unopened(Folder):
         self.error = error
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Nothing."""
+        """Return no entries."""
         return iter(())

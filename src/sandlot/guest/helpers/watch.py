@@ -1,12 +1,12 @@
-"""Watches a folder, and tells what is created, modified, removed and moved in it.
+"""Watches a folder and reports what is created, modified, removed and moved in it.
 
-By inotify(7) where there is one, otherwise by looking again every second: then what comes and goes between two looks goes unseen.
+It uses inotify(7) if the kernel has it. Otherwise it scans the folder every second; what comes and goes between two scans is missed.
 
-Laws:
-- What happens after ``{"watching": ...}`` was told is told; where something may have been missed, ``overflow`` says so.
-- No link is followed, and at most so many folders are watched as the request says.
-- Changes to one file within a moment are one event: whoever writes a gigabyte is told of a few times.
-- When the folder itself is removed, moved or unmounted, that is the last thing told.
+Invariants:
+- Everything after ``{"watching": ...}`` is reported; if something may have been missed, ``overflow`` is reported.
+- No link is followed, and at most as many folders are watched as the request allows.
+- Changes of one file within a short time are one event: a program that writes a gigabyte causes few events.
+- If the folder itself is removed, moved or unmounted, that is the last report.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ import select
 import stat
 import time
 
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import path_error
 from sandlot.guest.helpers import inotify
-from sandlot.guest.helpers.helper import REQUESTS, Refused, failed, serve, tell
+from sandlot.guest.helpers.helper import REQUESTS, send_message, serve
 from sandlot.guest.helpers.inotify import Inotify
-from sandlot.guest.helpers.walk import Unopened, walk
+from sandlot.guest.helpers.walk import UnreadableFolder, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from sandlot.guest.helpers.inotify import Told
+    from sandlot.guest.helpers.inotify import InotifyEvent
 
-MOMENT_S = 0.03
-LOOK_S = 1.0
-SCANNED = 20_000
-"""Entries that are looked at where there is no inotify."""
-BATCH = 100
+BATCH_DELAY_S = 0.03
+SCAN_INTERVAL_S = 1.0
+MAX_SCANNED = 20_000
+"""Entries of a scan."""
+MAX_EVENTS = 100
 _GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNORED
 
 
-class Full(Exception):  # noqa: N818 - not an error: some of it is not watched
+class TooManyFoldersError(Exception):
     """There are more folders than may be watched."""
 
 
 class Batch:
-    """What one moment brought, each thing once."""
+    """Events that are reported together, without repetitions."""
 
     __slots__ = ("_events", "_known")
 
@@ -51,7 +53,7 @@ class Batch:
         self._known: set[tuple[str, str]] = set()
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
-        """One event. That what was just created is modified as well goes without saying."""
+        """Add an event. A modification of an entry that was just created is left out."""
         if kind in {"created", "modified", "overflow"}:
             if (kind, path) in self._known or (kind == "modified" and ("created", path) in self._known):
                 return
@@ -61,29 +63,29 @@ class Batch:
         self._events.append({"kind": kind, "path": path, "folder": folder, "from": source})
 
     def send(self) -> None:
-        """Tell it."""
-        for at in range(0, len(self._events), BATCH):
-            tell({"events": self._events[at : at + BATCH]})
+        """Report the events."""
+        for at in range(0, len(self._events), MAX_EVENTS):
+            send_message({"events": self._events[at : at + MAX_EVENTS]})
 
 
-class ByInotify:
-    """A folder that the kernel watches.
+class InotifyWatcher:
+    """Watches a folder by inotify.
 
     Args:
-        root: Absolute, no link.
-        recursive: Whether the folders in it are watched too.
-        most: Folders at most.
+        root: Absolute path that contains no link.
+        recursive: Whether to watch the folders in it as well.
+        max_folders: Number of folders that may be watched.
 
     Raises:
-        OSError: There is no inotify to be had.
+        OSError: inotify cannot be used.
     """
 
-    __slots__ = ("_folders", "_most", "_queue", "_recursive", "_root", "_watch", "fd")
+    __slots__ = ("_folders", "_max_folders", "_queue", "_recursive", "_root", "_watch", "fd")
 
-    def __init__(self, root: str, *, recursive: bool, most: int) -> None:
+    def __init__(self, root: str, *, recursive: bool, max_folders: int) -> None:
         self._root = root
         self._recursive = recursive
-        self._most = most
+        self._max_folders = max_folders
         self._folders: dict[int, str] = {}
         self._queue = Inotify()
         self.fd = self._queue.fd
@@ -92,14 +94,14 @@ class ByInotify:
         if recursive:
             self._enter("", None)
 
-    def look(self) -> bool:
-        """Tell what has happened; False once the folder is gone."""
+    def report(self) -> bool:
+        """Report events; return False once the folder is gone."""
         batch = Batch()
-        told = list(self._queue.read())
-        arrived = {event.cookie: event for event in told if event.mask & inotify.MOVED_TO}
-        left = {event.cookie for event in told if event.mask & inotify.MOVED_FROM}
+        events = list(self._queue.read())
+        arrived = {event.cookie: event for event in events if event.mask & inotify.MOVED_TO}
+        left = {event.cookie for event in events if event.mask & inotify.MOVED_FROM}
         alive = True
-        for event in told:
+        for event in events:
             if event.mask & inotify.OVERFLOW:
                 batch.add("overflow")
                 self._entered("", batch)
@@ -112,7 +114,7 @@ class ByInotify:
         batch.send()
         return alive
 
-    def _take(self, event: Told, arrived: dict[int, Told], left: set[int], batch: Batch) -> None:
+    def _take(self, event: InotifyEvent, arrived: dict[int, InotifyEvent], left: set[int], batch: Batch) -> None:
         inside, folder = self._path(event), bool(event.mask & inotify.ISDIR)
         path = f"{self._root.rstrip('/')}/{inside}"
         if event.mask & inotify.MOVED_FROM:
@@ -127,50 +129,50 @@ class ByInotify:
             batch.add("removed", path, folder=folder)
         elif event.mask & (inotify.CREATE | inotify.MOVED_TO):
             if event.mask & inotify.MOVED_TO and event.cookie in left:
-                return  # told when it left
+                return  # reported together with MOVED_FROM
             batch.add("created", path, folder=folder)
             if folder:
                 self._entered(inside, batch)
         elif event.mask & (inotify.MODIFY | inotify.ATTRIB):
             batch.add("modified", path, folder=folder)
 
-    def _path(self, event: Told) -> str:
+    def _path(self, event: InotifyEvent) -> str:
         above = self._folders[event.watch]
         return f"{above}/{event.name}" if above else event.name
 
     def _entered(self, inside: str, batch: Batch) -> None:
-        """A folder is new: watch it, and tell what came into it before that."""
+        """Watch a new folder, and report what was created in it before that."""
         if not self._recursive:
             return
         try:
             self._enter(inside, batch)
-        except Full:
+        except TooManyFoldersError:
             batch.add("overflow")
         except OSError:
-            return  # gone again
+            return  # removed meanwhile
 
     def _enter(self, start: str, batch: Batch | None) -> None:
         root = self._root.rstrip("/")
         known = set(self._folders.values())
         for folder in walk(f"{root}/{start}" if start else self._root, follow=False):
             inside = "/".join(filter(None, (start, folder.inside)))
-            if isinstance(folder, Unopened):
+            if isinstance(folder, UnreadableFolder):
                 continue
             if inside not in known:
-                if len(self._folders) >= self._most:
-                    raise Full
+                if len(self._folders) >= self._max_folders:
+                    raise TooManyFoldersError
                 try:
                     self._folders[self._queue.add(f"{root}/{inside}" if inside else self._root)] = inside
                 except OSError as error:
                     if error.errno == errno.ENOSPC:
-                        raise Full from None
+                        raise TooManyFoldersError from None
                     continue
             for name, found in folder.entries():
                 if batch is not None and inside not in known:
                     batch.add("created", f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
 
     def _leave(self, inside: str) -> None:
-        """A folder was moved away, with all that is in it."""
+        """Remove the watches of a folder that was moved away, and of the folders in it."""
         for watch, known in list(self._folders.items()):
             if known == inside or known.startswith(f"{inside}/"):
                 del self._folders[watch]
@@ -182,12 +184,12 @@ class ByInotify:
                 self._folders[watch] = target + known[len(source) :]
 
 
-class ByLooking:
-    """A folder that is looked at again and again.
+class PollingWatcher:
+    """Watches a folder by scanning it.
 
     Args:
-        root: Absolute, no link.
-        recursive: Whether the folders in it are looked at too.
+        root: Absolute path that contains no link.
+        recursive: Whether to scan the folders in it as well.
     """
 
     __slots__ = ("_known", "_recursive", "_root", "fd")
@@ -196,13 +198,13 @@ class ByLooking:
         self._root = root
         self._recursive = recursive
         self.fd = -1
-        self._known, _ = self._seen()
+        self._known, _ = self._scan()
 
-    def look(self) -> bool:
-        """Tell what is otherwise than before; False once the folder is gone."""
+    def report(self) -> bool:
+        """Report differences from the last scan; return False once the folder is gone."""
         batch = Batch()
         try:
-            now, whole = self._seen()
+            now, whole = self._scan()
         except OSError:
             return False
         before, self._known = self._known, now
@@ -223,12 +225,12 @@ class ByLooking:
         batch.send()
         return True
 
-    def _seen(self) -> tuple[dict[str, Any], bool]:
+    def _scan(self) -> tuple[dict[str, Any], bool]:
         seen: dict[str, Any] = {}
         root = self._root.rstrip("/")
         for folder in walk(self._root):
             for name, found in folder.entries():
-                if len(seen) == SCANNED:
+                if len(seen) == MAX_SCANNED:
                     return seen, False
                 folds = stat.S_ISDIR(found.st_mode)
                 seen[f"{root}/{folder.path(name)}"] = (found.st_dev, found.st_ino, folds, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -238,31 +240,31 @@ class ByLooking:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch until it is gone."""
+    """Watch until the folder is gone or the host ends the input."""
     root = os.path.realpath(request["path"])
     try:
         found = os.stat(root)
         os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        watched = _watched(root, recursive=request["recursive"], most=request["folders"], by=request["by"])
+        watched = _watched(root, recursive=request["recursive"], max_folders=request["folders"], by=request["by"])
     except OSError as error:
-        raise failed(error, request["path"]) from None
-    tell({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan", "root": root.encode("utf-8", "replace").decode()})
+        raise path_error(error, request["path"]) from None
+    send_message({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan", "root": root.encode("utf-8", "replace").decode()})
     poll = select.poll()
     poll.register(REQUESTS, select.POLLIN | select.POLLHUP)
     if watched.fd >= 0:
         poll.register(watched.fd, select.POLLIN)
     while True:
-        ready = poll.poll(LOOK_S * 1000)
+        ready = poll.poll(SCAN_INTERVAL_S * 1000)
         if _ended(ready):
             return {"gone": False}
         if ready:
-            time.sleep(MOMENT_S)
-        if not watched.look() or not _same(root, found):
+            time.sleep(BATCH_DELAY_S)
+        if not watched.report() or not _same(root, found):
             return {"gone": True}
 
 
 def _ended(ready: Iterable[tuple[int, int]]) -> bool:
-    """Whether the host wants no more: nothing else comes on that descriptor."""
+    """Return whether the host has ended the input."""
     return any(fd == REQUESTS for fd, _ in ready)
 
 
@@ -274,20 +276,20 @@ def _same(root: str, found: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino)
 
 
-def _watched(root: str, *, recursive: bool, most: int, by: str) -> ByInotify | ByLooking:
+def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> InotifyWatcher | PollingWatcher:
     if by != "scan":
         try:
-            return ByInotify(root, recursive=recursive, most=most)
-        except Full:
-            raise Refused(
-                "limit_exceeded", f"There are more than {most} folders below it, or more than may be watched.", "Watch a smaller folder."
+            return InotifyWatcher(root, recursive=recursive, max_folders=max_folders)
+        except TooManyFoldersError:
+            raise RpcError(
+                "limit_exceeded", f"There are more than {max_folders} folders below it, or more than may be watched.", "Watch a smaller folder."
             ) from None
         except OSError as error:
             if error.errno not in {errno.ENOSYS, errno.EMFILE, errno.ENOSPC}:
                 raise
-    return ByLooking(root, recursive=recursive)
+    return PollingWatcher(root, recursive=recursive)
 
 
 def main() -> None:
-    """The program."""
+    """Run the helper."""
     serve(work)

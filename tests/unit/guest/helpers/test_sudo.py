@@ -18,7 +18,7 @@ from sandlot.protocol import values
 def sudo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "values", values)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    source = resources.files("sandlot") / "guest" / "programs" / "sudo.py"
+    source = resources.files("sandlot") / "guest" / "helpers" / "sudo.py"
     with resources.as_file(source) as path:
         spec = importlib.util.spec_from_file_location("sandlot_sudo", path)
         assert spec is not None
@@ -59,14 +59,14 @@ def test_what_installers_fill_is_watched_where_it_is_the_callers(sudo: ModuleTyp
     site = tmp_path / "lib/python3.11/dist-packages"
     site.mkdir(parents=True)
     (tmp_path / "lib/python3.11").joinpath("other").touch()
-    monkeypatch.setattr(sudo, "OWNED", str(tmp_path))
-    before = sudo.sites()
-    assert before == sudo.sites()
+    monkeypatch.setattr(sudo, "INSTALL_PREFIX", str(tmp_path))
+    before = sudo.install_times()
+    assert before == sudo.install_times()
     assert set(before) == {"bin", "lib/node_modules", "lib/python3.11/dist-packages"}
     os.utime(site, ns=(1, 1))
-    assert sudo.sites() != before
+    assert sudo.install_times() != before
     if os.getuid() == 0:
         os.chown(tmp_path, 1000, 1000)
-        assert sudo.sites() == {}
-    monkeypatch.setattr(sudo, "OWNED", str(tmp_path / "none"))
-    assert sudo.sites() == {}
+        assert sudo.install_times() == {}
+    monkeypatch.setattr(sudo, "INSTALL_PREFIX", str(tmp_path / "none"))
+    assert sudo.install_times() == {}

@@ -121,12 +121,12 @@ class Setting:
     def kernel(self) -> ScriptedKernel:
         return self.starter.kernels[-1]
 
-    def submit(self, id_: str = "1", **args: object) -> Cell:
+    def submit(self, id_: str = "1", **args: Any) -> Cell:  # noqa: ANN401 - any argument of kernel.execute
         cell = self.cells[id_] = Cell(cast("Any", self.loop), id_, {**ARGS, **args})
         self.context.submit(cell)
         return cell
 
-    def running(self, **args: object) -> Cell:
+    def running(self, **args: Any) -> Cell:  # noqa: ANN401 - as above
         """Submit a cell that the kernel has started."""
         cell = self.submit(**args)
         self.kernel.say("ready")
@@ -187,9 +187,10 @@ def test_kernel_that_ignores_interrupts_is_killed() -> None:
     assert setting.context.interrupt()
     setting.loop.advance(SIGNAL_AGAIN_S + 0.1)
     assert setting.kernel.calls.count("interrupt") == 2
-    assert not setting.kernel.end_reason
+    assert setting.kernel.end_reason == ""
+    kernel = setting.kernel
     setting.loop.advance(KILL_AFTER_S)
-    assert setting.kernel.end_reason == "killed"
+    assert [kernel.end_reason] == ["killed"]
     setting.kernel.handler.on_gone()
 
     assert status(cell) == "killed"

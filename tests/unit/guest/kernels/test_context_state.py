@@ -17,7 +17,8 @@ HAS_PROCESS = [states.STARTING, states.IDLE, *CELL_RUNS]
 
 def run(*events: str, start: str = states.STOPPED) -> tuple[str, list[str]]:
     """Return the state after some events, and all their actions."""
-    state, performed = start, []
+    state = start
+    performed: list[str] = []
     for event in events:
         state, actions = step(state, event)
         performed.extend(actions)
