@@ -66,7 +66,7 @@ class Look:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was examined."""
+        """True if everything was examined."""
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:

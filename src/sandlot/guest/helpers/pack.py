@@ -36,7 +36,7 @@ class ArchiveWriter:
     """Sends one archive.
 
     Args:
-        compress: Whether to compress it by gzip.
+        compress: True to compress it by gzip.
     """
 
     __slots__ = ("_deflate", "_pending", "_pending_bytes", "bytes", "files", "folders", "left_out", "links")

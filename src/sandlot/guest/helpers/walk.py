@@ -32,7 +32,7 @@ class Folder:
         fd: Its descriptor, open until the next folder is requested.
 
     Attributes:
-        cut: Whether some of its entries were not seen.
+        cut: True if some of its entries were not seen.
         error: Why not, if a system call failed.
     """
 
@@ -78,7 +78,7 @@ def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
 
     Args:
         root: Absolute path.
-        follow: Whether links in that path are followed.
+        follow: True if links in that path are followed.
 
     Raises:
         OSError: The root cannot be opened.

@@ -73,7 +73,7 @@ class InotifyWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: Whether to watch the folders in it as well.
+        recursive: True to watch the folders in it as well.
         max_folders: Number of folders that may be watched.
 
     Raises:
@@ -189,7 +189,7 @@ class PollingWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: Whether to scan the folders in it as well.
+        recursive: True to scan the folders in it as well.
     """
 
     __slots__ = ("_known", "_recursive", "_root", "fd")

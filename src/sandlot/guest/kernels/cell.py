@@ -99,7 +99,7 @@ class CellOutputs(OutputLog):
 
     Attributes:
         order: Order of output and events.
-        ignores_backpressure: Whether output is read although followers do not read it.
+        ignores_backpressure: True if output is read although followers do not read it.
     """
 
     __slots__ = ("ignores_backpressure", "order")
@@ -297,7 +297,7 @@ class Cell:
             events_from: Number of events that it has received.
             stdout_from: Offset in standard output; None for the oldest byte that is kept.
             stderr_from: Offset in standard error; None for the oldest byte that is kept.
-            wait: Whether it follows until the end of the cell, or only to what there is now.
+            wait: True if it follows until the end of the cell, or only to what there is now.
 
         Raises:
             RpcError: The cell has not written that much.
@@ -368,7 +368,7 @@ class CellFollower:
 
     @property
     def has_enough(self) -> bool:
-        """Whether it is done before the end of the cell."""
+        """True if it is done before the end of the cell."""
         if self._until is None:
             return False
         ends, events = self._until
@@ -409,8 +409,8 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
     Args:
         status: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
-        began: Whether the cell was sent to the kernel.
-        late: Whether the cell was interrupted before, or the kernel took too long to start.
+        began: True if the cell was sent to the kernel.
+        late: True if the cell was interrupted before, or the kernel took too long to start.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox had no memory left; its variables are gone."

@@ -44,7 +44,7 @@ class KernelPipes:
     """The descriptors of a kernel: a socket, two output pipes, and for kernels that delay output a pipe that requests a flush.
 
     Args:
-        has_flush_pipe: Whether the kernel delays output.
+        has_flush_pipe: True if the kernel delays output.
 
     Attributes:
         socket: The guest's end of the socket.
@@ -190,9 +190,9 @@ class KernelProcess:
         self._undelivered: tuple[Cell, int, memoryview] | None = None
         """Output for which the buffer of its cell had no room."""
         self._is_paused = False
-        """Whether reading was stopped until there is room, or until other work had its turn."""
+        """True if reading was stopped until there is room, or until other work had its turn."""
         self._channel_closed = False
-        """Whether the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
+        """True if the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
         self._is_done = False
         self._startup_output = OutputLog((STDOUT, STDERR))
         self._output_pipes = [
@@ -277,7 +277,7 @@ class KernelProcess:
 
         Args:
             cell: The running cell.
-            by_message: Whether a message tells the kernel as well.
+            by_message: True if a message tells the kernel as well.
         """
         if by_message:
             self.send({"op": "interrupt", "cell": cell.id})

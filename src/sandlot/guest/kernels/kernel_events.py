@@ -36,9 +36,9 @@ def parse_event(message: Any) -> dict[str, Any]:
 
     Raises:
         ValueError: The value is no message of a kernel.
-        TypeError: The same.
-        LookupError: The same.
-        AttributeError: The same.
+        TypeError: A field has another type.
+        LookupError: A field is missing.
+        AttributeError: A field is no map.
     """
     kind = message["event"]
     event: dict[str, Any] = {"event": kind, "cell": _maybe_text(message.get("cell"))}

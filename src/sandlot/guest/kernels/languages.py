@@ -47,7 +47,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
     Args:
         language: ``python``, ``bash`` or ``javascript``.
         env: Complete environment that it will have.
-        plain: Whether to leave out what is not essential: the packages of the image's python, or the processor's randomness for node.
+        plain: True to leave out what is not essential: the packages of the image's python, or the processor's randomness for node.
 
     Raises:
         RpcError: The image has nothing that runs the language.

@@ -89,7 +89,7 @@ class OomWatcher:
 
     @property
     def allows_spare(self) -> bool:
-        """Whether there is enough memory for a kernel that may never be used."""
+        """True if there is enough memory for a kernel that may never be used."""
         return not self._limit_bytes or self._limit_bytes >= MIN_SPARE_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int | None) -> None:

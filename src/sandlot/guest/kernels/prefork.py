@@ -76,8 +76,8 @@ class KernelForkServer:
         python: The image's python that it runs on.
         env: The sandbox's variables at its start.
         package_times: As the argument; what it has imported is not older.
-        is_ready: Whether it can fork kernels.
-        is_warm: Whether it has imported everything.
+        is_ready: True if it can fork kernels.
+        is_warm: True if it has imported everything.
         pid: The process.
     """
 
@@ -246,14 +246,14 @@ class Prefork:
         self._postponements = 0
         self._failures = 0
         self._is_postponed = False
-        """Whether a fork server would have been started if no command had run."""
+        """True if a fork server would have been started if no command had run."""
         self._is_lean = False
         self._commands_run = False
         self._cells_run = False
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a fork server or a spare, so that the image has a python."""
+        """True if there is a fork server or a spare, so that the image has a python."""
         return self._spare is not None or (self._server is not None and self._server.is_ready)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Prefork:
             on_kernel: Called with the kernel, now or later; with None if there will be none.
 
         Returns:
-            Whether ``on_kernel`` is called.
+            True if ``on_kernel`` is called.
         """
         if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # the account has none of these
             return False
@@ -293,7 +293,7 @@ class Prefork:
 
         Args:
             done: Called once, with whether the spare is ready and at rest.
-            lean: Whether the fork server ends then.
+            lean: True if the fork server ends then.
         """
         self._is_lean = lean
         if self._server is None and self._spare is not None and lean:
@@ -335,7 +335,7 @@ class Prefork:
         """Refill when no cell runs any more.
 
         Args:
-            running: Whether a cell runs.
+            running: True if a cell runs.
         """
         self._cells_run = running
         if not running and self._server is not None and self._spare is None and self._timer is None:

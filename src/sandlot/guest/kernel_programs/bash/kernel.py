@@ -34,7 +34,7 @@ STDERR = 2
 AGAIN_MS = 400
 """How long after an interrupt the next one comes while the cell goes on."""
 LEADS = os.getpgrp() == os.getpid()
-"""Whether the group is the kernel's own: the guest's start makes it so."""
+"""True if the group is the kernel's own: the guest's start makes it so."""
 SIGNALLED = 128
 """What a shell adds to the number of the signal that ended a command."""
 
@@ -272,7 +272,7 @@ class Kernel:
 
 
 def is_name(text: str) -> bool:
-    """Whether bash can have a variable of that name."""
+    """True if bash can have a variable of that name."""
     return text.isascii() and text.isidentifier()
 
 

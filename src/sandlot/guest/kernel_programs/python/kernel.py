@@ -57,7 +57,7 @@ def create_engine(*, plain: bool) -> Any:
     """Return a kernel that has no guest yet.
 
     Args:
-        plain: Whether to use the plain shell even if IPython works.
+        plain: True to use the plain shell even if IPython works.
     """
     from sandlot_kernel.engine import Engine  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
 

@@ -115,7 +115,7 @@ class Channel:
         """Messages that arrived while a confirmation was awaited."""
         self._sync_number = 0
         self.is_synced = True
-        """Whether the guest has confirmed all messages, or its confirmation is awaited."""
+        """True if the guest has confirmed all messages, or its confirmation is awaited."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -128,7 +128,7 @@ class Channel:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message was received and not yet taken."""
+        """True if a message was received and not yet taken."""
         return bool(self._received) or bool(self._in.has_message)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Channel:
             give_up: Returns whether to stop waiting for room.
 
         Returns:
-            Whether everything was sent.
+            True if everything was sent.
 
         Raises:
             OSError: The guest is gone, or a cell closed the socket.

@@ -1,13 +1,13 @@
-"""What a Matplotlib figure shows, as data, so that a program can read a plot.
+"""Data of Matplotlib figures, so that a program can read a plot.
 
 The shape is that of the package e2b-charts, which clients know: ``type`` (line, scatter, bar, pie, box_and_whisker, superchart,
 unknown), ``title``, ``elements``, and for those with axes ``x_label``, ``y_label``, ``x_unit``, ``y_unit``, ``x_ticks``,
-``x_tick_labels``, ``x_scale`` (and ``y_...``). Beyond it: ``orientation`` of bars and boxes, ``fraction`` of a pie's wedge, and
+``x_tick_labels``, ``x_scale`` (and ``y_...``). In addition: ``orientation`` of bars and boxes, ``fraction`` of a pie's wedge, and
 ``series`` of axes that mix kinds.
 
-Laws:
-- Reads, and changes nothing of the figure. A figure that cannot be read has no data, and never fails the cell.
-- At most ``POINTS_MAX`` points of a series and ``ELEMENTS_MAX`` elements of a chart; what is left out is said by ``omitted``.
+Invariants:
+- The figure is read and never changed. A figure that cannot be read has no data and does not fail the cell.
+- At most ``POINTS_MAX`` points of a series and ``ELEMENTS_MAX`` elements of a chart; ``omitted`` has the number of what is left out.
 - Numbers are finite or None; dates are ISO 8601.
 """
 
@@ -27,20 +27,20 @@ POINTS_MAX = 5000
 ELEMENTS_MAX = 1000
 CHARTS_MAX = 64
 UNIT = re.compile(r"\s\((.*?)\)|\[(.*?)\]")
-"""As e2b-charts reads a unit from a label: "Speed (m/s)" or "Speed [m/s]"."""
+"""A unit in a label, as e2b-charts reads it: "Speed (m/s)" or "Speed [m/s]"."""
 
 
 def describe(figure: Any) -> str | None:
-    """A figure's data as JSON, or None where there is none."""
+    """Return the data of a figure as JSON; None if it has none."""
     try:
         chart = of_figure(figure)
         return None if chart is None else json.dumps(chart, allow_nan=False)
-    except Exception:  # noqa: BLE001 - figures have parts from anywhere
+    except Exception:  # noqa: BLE001 - parts of a figure may be of any class
         return None
 
 
 def of_figure(figure: Any) -> dict[str, Any] | None:
-    """A figure's data; of one with several axes, theirs.
+    """Return the data of a figure, or of each of its axes if it has several.
 
     Args:
         figure: A ``matplotlib.figure.Figure``.
@@ -57,7 +57,7 @@ def of_figure(figure: Any) -> dict[str, Any] | None:
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
-    """The data of one pair of axes."""
+    """Return the data of one pair of axes."""
     series = []
     for kind, read in (("pie", _pie), ("box_and_whisker", _boxes), ("bar", _bars), ("scatter", _scatter), ("line", _lines)):
         elements, extra = read(ax)
@@ -153,7 +153,7 @@ def _pie(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _boxes(ax: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Box plots: closed boxes as patches, or as lines of five or more points, with their whiskers, caps, medians and outliers beside."""
+    """Return box plots: closed boxes as patches or as lines of five or more points, with whiskers, caps, medians and outliers."""
     patches = _module("patches")
     outlines = [patch.get_path().vertices for patch in ax.patches if isinstance(patch, patches.PathPatch)]
     lines = []
@@ -178,19 +178,19 @@ def _boxes(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 class _Box:
-    """The box of a box plot: where it lies."""
+    """The position of a box of a box plot."""
 
     def __init__(self, outline: Any) -> None:
         self.low = [float(min(outline[:, at])) for at in (0, 1)]
         self.high = [float(max(outline[:, at])) for at in (0, 1)]
 
     def middle(self, *, flat: bool) -> float:
-        """Where its name stands."""
+        """Position of its name."""
         at = 1 if flat else 0
         return (self.low[at] + self.high[at]) / 2
 
     def is_median(self, xy: Any, *, flat: bool) -> bool:
-        """Whether a line of two points crosses the box from side to side."""
+        """Return whether a line of two points crosses the box from side to side."""
         across, along = (1, 0) if flat else (0, 1)
         ends = sorted(float(value) for value in xy[:, across])
         level = float(xy[0, along])
@@ -202,7 +202,7 @@ class _Box:
         )
 
     def read(self, lines: list[Any], *, flat: bool) -> dict[str, Any] | None:
-        """Its figures, from the lines around it; None where some are missing."""
+        """Return its values, from the lines around it; None if one is missing."""
         across, along = (1, 0) if flat else (0, 1)
         middle = self.middle(flat=flat)
         median = None
@@ -252,17 +252,17 @@ def _omitted(whole: Any, kept: int) -> dict[str, int]:
 
 
 def _is_rule(line: Any) -> bool:
-    """Whether a line is one of axhline() and axvline(): no data, they span the axes."""
+    """Return whether a line was drawn by axhline() or axvline(): such a line is no data."""
     return bool(line.get_transform() != line.axes.transData)
 
 
 def _names(axis: Any) -> dict[float, str]:
-    """The labels of ticks, by where they stand."""
+    """Return the labels of ticks by their positions."""
     return {round(float(at), 6): text.get_text() for at, text in zip(axis.get_ticklocs(), axis.get_ticklabels()) if text.get_text()}
 
 
 def _name_at(names: dict[float, str], place: Any, axis: Any) -> str:
-    """The name of what stands at a place: of a group of bars, of the nearest tick."""
+    """Return the name at a position: of a group of bars, or of the nearest tick."""
     if names and any(_number(name) is None for name in names.values()):
         at = min(names, key=lambda tick: abs(tick - float(place)))
         if abs(at - float(place)) <= 0.5:  # noqa: PLR2004 - half of the way to the next category
@@ -278,7 +278,7 @@ def _is_dates(axis: Any) -> bool:
 
 
 def _value(value: Any, axis: Any) -> Any:
-    """A number of an axis, as what it means there."""
+    """Return a number of an axis as the value that it stands for."""
     if _is_dates(axis):
         date = _module("dates").num2date(value)
         return date.date().isoformat() if date.time() == type(date.time())() else date.replace(tzinfo=None).isoformat()
@@ -308,7 +308,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """Without what computing left behind the ninth digit."""
+    """Return a number rounded to nine digits, without errors of computation."""
     return float(f"{value:.9g}")
 
 

@@ -132,7 +132,7 @@ class _NoRoomError(Exception):
 
 
 class _Room:
-    """What is left of the bounds of metadata."""
+    """Remaining bytes and values of metadata."""
 
     def __init__(self) -> None:
         self.bytes = MAX_METADATA_BYTES

@@ -46,7 +46,7 @@ class StdinNotImplementedError(EOFError):
 
 
 class KernelFacade:
-    """What a shell may use of the kernel.
+    """The part of the kernel that a shell uses.
 
     Args:
         output: Everything that is sent.
@@ -55,7 +55,7 @@ class KernelFacade:
         forks: Tells whether this process is a forked child.
 
     Attributes:
-        failed: Whether the running cell has reported its error.
+        failed: True if the running cell has reported its error.
     """
 
     def __init__(self, output: Output, interrupts: Interrupts, guard: KernelGuard, forks: ForkHooks) -> None:
@@ -148,7 +148,7 @@ class Engine:
 
     Attributes:
         warning: Text on the stderr of the first cell.
-        has_ipython: Whether the shell is IPython.
+        has_ipython: True if the shell is IPython.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -162,7 +162,7 @@ class Engine:
         self._cell_count = 0
         self._was_flush_requested = False
         self._is_forked = False
-        """Whether a fork server has forked this process: no context waits for it yet."""
+        """True if a fork server has forked this process: no context waits for it yet."""
         self.warning = ""
         self.has_ipython = True
 

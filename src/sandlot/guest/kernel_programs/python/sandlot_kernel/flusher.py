@@ -26,7 +26,7 @@ class Flusher:
 
     Attributes:
         request_fd: As the argument; -1 once a cell has closed the pipe.
-        is_over: Whether the thread has ended by itself, because a cell has closed its pipe or the guest is gone.
+        is_over: True if the thread has ended by itself, because a cell has closed its pipe or the guest is gone.
 
     Raises:
         RuntimeError: No further thread can be started.
@@ -57,7 +57,7 @@ class Flusher:
 
     @property
     def is_requested_by_guest(self) -> bool:
-        """Whether the guest requests flushes: output need not be flushed by a delay then."""
+        """True if the guest requests flushes: output need not be flushed by a delay then."""
         return self.request_fd >= 0 and not self.is_over
 
     def wake(self) -> None:

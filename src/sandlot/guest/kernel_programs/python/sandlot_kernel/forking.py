@@ -23,7 +23,7 @@ SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class ForkHooks:
-    """What is done around forks and starts of programs.
+    """Hooks around forks and starts of programs.
 
     Args:
         output: What was written and not yet sent.

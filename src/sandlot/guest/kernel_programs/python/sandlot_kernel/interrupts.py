@@ -35,12 +35,12 @@ class Interrupts:
     """The handler of SIGINT. Its attributes belong to the main thread.
 
     Attributes:
-        in_cell: Whether a cell runs.
-        in_user_code: Whether code of the user runs, in which an interrupt may raise.
+        in_cell: True if a cell runs.
+        in_user_code: True if code of the user runs, in which an interrupt may raise.
         depth: Nesting of kernel code, called by user code, that an interrupt must not break off.
-        pending: Whether an interrupt is_waiting until it may raise.
-        cancel: Cancels a cell that ais_waiting something; returns whether it was still running. None if the cell does not run in the event loop.
-        cancelled: Whether the running cell was cancelled.
+        pending: True if an interrupt waits until it may raise.
+        cancel: Cancels a cell that awaits something; returns whether it was still running. None if the cell does not run in the event loop.
+        cancelled: True if the running cell was cancelled.
     """
 
     __slots__ = ("_known", "_unraisable", "cancel", "cancelled", "depth", "in_cell", "in_user_code", "pending")
@@ -59,7 +59,7 @@ class Interrupts:
         """Handle SIGINT, also after user code has installed another handler.
 
         Args:
-            anew: Whether to do so even if Python knows of no other handler: C code may have installed one. New imports have the same effect.
+            anew: True to do so even if Python knows of no other handler: C code may have installed one. New imports have the same effect.
         """
         known = len(sys.modules)
         if anew or known != self._known or signal.getsignal(signal.SIGINT) != self._on_sigint:

@@ -219,7 +219,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             manager.cleanup_transforms = cleanup
 
     def after(self, *, silent: bool) -> None:
-        """A cell is over: figures are shown, and whoever registered for it is called."""
+        """Show figures at the end of a cell, and call the registered callbacks."""
         figures.drop_shown()
         self.events.trigger("post_execute")
         if not silent:

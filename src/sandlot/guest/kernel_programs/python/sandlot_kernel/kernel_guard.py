@@ -1,4 +1,4 @@
-"""What a cell must not take away for good: builtins, modules, streams, descriptors, the stack.
+"""Restores what a cell must not take away for good: builtins, modules, streams, descriptors, the stack.
 
 - A cell's changes of builtins apply while cells run, not while kernel code does. Builtins that it deleted, or replaced by something that
   cannot be called, are back in the next cell.

@@ -48,10 +48,10 @@ class Output:
     Attributes:
         parts: What was not sent yet: (cell, channel, text or bytes), or (None, 0, message).
         size: Number of characters and bytes among them, about.
-        is_flush_scheduled: Whether something will flush what is delayed.
-        needs_attention: Whether the next write has to call :meth:`on_write`.
-        is_muted: Whether nothing is sent.
-        was_flush_requested: Whether the guest has requested a flush since the last cell ended.
+        is_flush_scheduled: True if something will flush what is delayed.
+        needs_attention: True if the next write has to call :meth:`on_write`.
+        is_muted: True if nothing is sent.
+        was_flush_requested: True if the guest has requested a flush since the last cell ended.
     """
 
     def __init__(self, interrupts: Interrupts) -> None:

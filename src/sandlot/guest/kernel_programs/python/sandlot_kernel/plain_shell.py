@@ -70,8 +70,8 @@ class PlainShell:
         Args:
             code: Its text.
             name: Its name in tracebacks.
-            silent: Whether nothing is shown, stored or counted.
-            stored: Whether it is stored and counted.
+            silent: True if nothing is shown, stored or counted.
+            stored: True if it is stored and counted.
 
         Returns:
             A coroutine that runs it, and whether that needs the event loop.

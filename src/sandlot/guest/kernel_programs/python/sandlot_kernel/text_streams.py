@@ -78,7 +78,7 @@ class Stream(io.TextIOBase):
 
     @property
     def closed(self) -> bool:
-        """Whether a cell has closed the stream."""
+        """True if a cell has closed the stream."""
         return self._closed
 
     def isatty(self) -> bool:
@@ -147,7 +147,7 @@ class Buffer(io.BufferedIOBase):
 
     @property
     def closed(self) -> bool:
-        """Whether the stream is closed."""
+        """True if the stream is closed."""
         return self._stream.closed
 
     def writable(self) -> bool:
