@@ -21,7 +21,10 @@ for _name in [name for name in sys.modules if name.partition(".")[0] == "sandlot
 sys.path[0] = REAL
 
 from sandlot.guest import main as real  # noqa: E402
-from sandlot.guest.rpc import Call  # noqa: E402
+from sandlot.guest.connection import LinkConnection  # noqa: E402
+from sandlot.guest.loop import Loop  # noqa: E402
+from sandlot.guest.rpc import Call, RpcServer  # noqa: E402
+from sandlot.guest.streams import StreamRouter  # noqa: E402
 from sandlot.protocol import events, frames, greeting, schema, values  # noqa: E402
 
 LINK_OUT = 1
@@ -112,16 +115,16 @@ class Impostor:
         rpc: Its calls.
     """
 
-    def __init__(self, loop: real.Loop, link: real.LinkConnection, rpc: real.RpcServer) -> None:
+    def __init__(self, loop: Loop, link: LinkConnection, rpc: RpcServer) -> None:
         self.loop = loop
         self.link = link
         self.rpc = rpc
 
 
-class LyingRpcServer(real.RpcServer):
+class LyingRpcServer(RpcServer):
     """Calls that can be handled in another way, and a wake that is followed by the misdeed."""
 
-    def __init__(self, router: real.StreamRouter, is_asleep: Callable[[], bool]) -> None:
+    def __init__(self, router: StreamRouter, is_asleep: Callable[[], bool]) -> None:
         super().__init__(router, is_asleep)
         link = router._link  # noqa: SLF001 - an impostor has no manners
         GUESTS.append(Impostor(link._loop, link, self))  # noqa: SLF001 - likewise
@@ -151,7 +154,7 @@ def quiesces(how: Callable[[Impostor], object]) -> None:
     real.LinkEventDispatcher.on_event = on_event  # type: ignore[method-assign]
 
 
-real.RpcServer = LyingRpcServer  # type: ignore[misc]
+real.RpcServer = LyingRpcServer  # type: ignore[attr-defined,misc]
 __all__ = ["ENTRY", "answers", "events", "greeting", "quiesces", "runs", "schema", "time"]
 
 with open("/.sandlot/before.py") as _before:  # noqa: PTH123 - the guest's interpreter has no pathlib

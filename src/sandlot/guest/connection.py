@@ -70,7 +70,7 @@ class LinkConnection:
             self._loop.call_soon(self._flush)
 
     def flush_later(self) -> None:
-        """Write what is queued in a moment, together with what is queued until then."""
+        """Write the queued frames in a moment, together with frames that are queued until then."""
         if not self._is_flush_due and not self._is_flush_timed:
             self._is_flush_timed = True
             self._loop.call_later(FLUSH_LATER_S, self._on_flush_timer)

@@ -236,7 +236,7 @@ class RpcServer:
         self._keep(id_, name, RpcError("process_not_found", "That was done before, and its result is no longer kept.", "Use a fresh id."))
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that ended without an outcome, so that it begins anew if it is repeated."""
+        """Forget a call that ended without an outcome, so that a repetition of its id begins again."""
         self._running.pop(call.id, None)
 
     def _begin(self, call: Call) -> None:

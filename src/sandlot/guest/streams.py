@@ -4,7 +4,7 @@ Invariants:
 - An event of a stream reaches the handler of that stream and nothing else.
 - Every send schedules the flush of the link.
 - A stream that is over (reset, or ended by both sides) is not in the table, and sending on it does nothing. When the host
-  connects anew, all streams are over, because their ids may be used again.
+  connects again, all streams are over, because their ids may be used again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
             """Handle bytes of the host. Return the credit by ``Stream.consumed`` once they are dealt with."""
 
         def on_end(self) -> None:
-            """Handle the end of what the host sends."""
+            """Handle the end of the host's bytes."""
 
         def on_writable(self) -> None:
             """Handle new room after ``Stream.room`` was 0."""
@@ -82,7 +82,7 @@ class Stream:
             self._link.flush_soon()
 
     def end(self) -> None:
-        """Queue the end of what the guest sends. Idempotent."""
+        """Queue the end of the guest's bytes and messages. Idempotent."""
         if self.is_open:
             self._sent_end = True
             self._link.protocol.end(self.id)
@@ -119,7 +119,7 @@ class Stream:
             handler.on_writable()
 
     def drop(self) -> None:
-        """Take the stream for gone, without a word to the host. For :class:`StreamRouter`. Idempotent."""
+        """Report the stream as gone, without a frame to the host. For :class:`StreamRouter`. Idempotent."""
         if self.is_open:
             self._close()
             if self.handler is not None:
@@ -188,7 +188,7 @@ class StreamRouter:
             stream.dispatch(event)
 
     def drop_all(self) -> None:
-        """Take all streams for gone: the host has connected anew, or the guest has come to rest."""
+        """Report all streams as gone: the host has connected again, or the guest has come to rest."""
         for stream in list(self._streams.values()):
             stream.drop()
 

@@ -14,7 +14,8 @@ import pytest
 
 from sandlot.guest import main as module
 from sandlot.guest.loop import Loop
-from sandlot.guest.main import HANDLED_SIGNALS, RpcServer, start
+from sandlot.guest.main import HANDLED_SIGNALS, start
+from sandlot.guest.rpc import RpcServer
 from sandlot.protocol import schema
 
 STARTED = """

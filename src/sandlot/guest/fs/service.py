@@ -41,7 +41,7 @@ class FileService:
 
     Args:
         loop: The guest's loop.
-        rpc: Lets a broken upload begin anew when its call is repeated.
+        rpc: Forgets a broken upload, so that a repetition of its call begins again.
     """
 
     __slots__ = ("_loop", "_rpc")

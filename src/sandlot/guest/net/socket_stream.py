@@ -112,7 +112,7 @@ class SocketStream:
             self._owner.consumed(self._output.popleft()[1])
 
     def resume(self) -> None:
-        """Watch the socket for what can be done now."""
+        """Watch the socket for reading and writing, as far as either is possible now."""
         if self._socket is None:
             return
         mask = (READ if self._can_read() else 0) | (WRITE if self._output else 0)

@@ -1,6 +1,6 @@
 """Child processes of PID 1: the table of their owners, and reaping.
 
-PID 1 is also the parent of every orphan of the sandbox. Orphans are reaped and belong to nobody.
+PID 1 is also the parent of every orphan of the sandbox. Orphans are reaped, and their end is not reported.
 """
 
 from __future__ import annotations
