@@ -1,15 +1,15 @@
-// The JavaScript kernel: runs cells in one global scope, on the image's node, with nothing but what node brings.
+// The JavaScript kernel: runs cells in one global scope, on the image's node, without further packages.
 //
 // Started as `node kernel.mjs FD`; FD is a socket to the guest, with messages as in protocol/values.py, a 4-byte length before each.
 //
-// Laws:
-// - A cell is what a line is in node's own REPL and in a browser's console (V8's replMode, by way of node:inspector): const, let and
-//   class stay and may be declared again, await works at the top, the value of the last expression is the result.
-// - An error, also one that nobody catches later, ends at most the cell. process.exit() ends the cell and leaves the kernel.
-// - Timers, servers and pending promises live on between cells; what they print goes to the cell that started them.
-// - An interrupt ends a cell, also one that loops without end. It comes as a message as well as by SIGINT, which is for the cell's
-//   children: node hears of signals only between turns of its event loop. So a thread of its own reads what the guest says.
-//   Not one that loops in a later turn, after a timer for example: to terminate node there leaves its timers in disorder. The guest
+// Invariants:
+// - A cell is like a line in node's own REPL and in a browser's console (replMode of V8, by node:inspector): const, let and class stay and
+//   may be declared again, await works at the top level, and the value of the last expression is the result.
+// - An error, also one that is never caught, ends at most the cell. process.exit() ends the cell and leaves the kernel.
+// - Timers, servers and pending promises continue between cells; what they print belongs to the cell that started them.
+// - An interrupt ends a cell, also one in an endless loop. It arrives as a message and as SIGINT; the signal is for children of the cell,
+//   because node handles signals only between turns of its event loop. So a thread of its own reads the messages of the guest.
+//   A loop in a later turn, after a timer for example, cannot be ended: terminating node there would leave its timers inconsistent. The guest
 //   kills the kernel then.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
@@ -26,27 +26,27 @@ import vm from 'node:vm';
 import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads';
 
 const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
-const INSIST_MS = 250; // how long the main thread may take to hear of an interrupt before what it runs is terminated
+const INSIST_MS = 250; // milliseconds that the main thread has for an interrupt before its code is terminated
 const TEXT_LIMIT = 1024 * 1024; // characters of one textual representation that are sent
 const { stringify } = JSON;
 const { entries } = Object;
 const JSON_LIMIT = 64 * 1024;
 const PIECE = 256 * 1024; // bytes of one output message
-const DISPLAY = Symbol.for('sandlot.display'); // a method of this name gives a bundle: MIME type -> text or bytes
-const LINES = 500; // the last ones of a traceback
+const DISPLAY = Symbol.for('sandlot.display'); // a method of this name returns a bundle: MIME type -> text or bytes
+const LINES = 500; // last lines of a traceback that are kept
 const LINE_CHARS = 2000;
-const MESSAGE_LIMIT = 8 * 1024 * 1024; // bytes; the guest takes no longer message (protocol/connection.py)
-const ITEMS_LIMIT = 100000; // values in one, in all (protocol/values.py)
+const MESSAGE_LIMIT = 8 * 1024 * 1024; // bytes of the longest message that the guest accepts (protocol/connection.py)
+const ITEMS_LIMIT = 100000; // values in a message, however they are nested (protocol/values.py)
 const ITEM_LIMIT = 6 * 1024 * 1024; // bytes of one representation
 const BUNDLE_LIMIT = 7 * 1024 * 1024; // bytes of all representations of one display
-const MIME_TYPES = 64; // representations of one display; protocol/schema.py's number
+const MIME_TYPES = 64; // representations of one display (protocol/schema.py)
 const MIME_CHARS = 201;
 const TOO_LARGE = '[left out: it is too large to be told]';
-const UUIDS_AHEAD = 128; // what node's crypto draws at once (lib/internal/crypto/random.js)
+const UUIDS_AHEAD = 128; // UUIDs that node's crypto generates at once (lib/internal/crypto/random.js)
 const INTEGERS_AHEAD = 1024;
-const slice = Function.prototype.call.bind(String.prototype.slice); // whatever cells make of it
+const slice = Function.prototype.call.bind(String.prototype.slice); // a copy that cells cannot change
 
-// -- values, as protocol/values.py has them ------------------------------------------------------------------------------------------
+// -- values, encoded as in protocol/values.py ------------------------------------------------------------------------------------------
 
 function encode(value, parts = []) {
   if (value === null || value === undefined) parts.push(Buffer.of(0xc0));
@@ -82,7 +82,7 @@ function head(size, code) {
   return raw;
 }
 
-// What the guest sends: maps, texts, bytes, booleans and small numbers.
+// Decodes what the guest sends: maps, texts, bytes, booleans and small numbers.
 function decode(raw) {
   let at = 0;
   const take = (size) => raw.subarray(at, (at += size));
@@ -121,18 +121,18 @@ function decode(raw) {
   return value();
 }
 
-// -- out: in order and at once, however busy this thread is ----------------------------------------------------------------------------
+// -- sending: in order and at once, however busy this thread is ----------------------------------------------------------------------------
 
 const pause = new Int32Array(new SharedArrayBuffer(4));
 const { writeSync } = fs;
 
-// What is being sent; a cell that is terminated in the middle leaves the rest of a message to whoever sends next.
+// The message that is being sent. If a cell is terminated meanwhile, the rest is sent before the next message.
 let raw = null;
 let at = 0;
 
 function send(message) {
   let made = framed(message);
-  // A value has a byte at least: few bytes are few values.
+  // A value takes at least a byte: few bytes are few values.
   if (made.length - 4 > MESSAGE_LIMIT || (made.length > ITEMS_LIMIT && items(message) > ITEMS_LIMIT)) made = framed(shortened(message));
   flush();
   at = 0;
@@ -146,7 +146,7 @@ function framed(message) {
   return made;
 }
 
-// How many values a value has, as the guest counts them.
+// Returns the number of values in a value, as the guest counts them.
 function items(value) {
   if (value === null || typeof value !== 'object' || value instanceof Uint8Array) return 0;
   const pairs = entries(value);
@@ -155,7 +155,7 @@ function items(value) {
   return number;
 }
 
-// The last check: the guest ends a kernel that says more than it takes. All that a message must have, and little of the rest.
+// Shortens a message that the guest would refuse, and end the kernel for: keeps the required fields and little of the rest.
 function shortened(message) {
   const told = {};
   for (const [name, item] of entries(message)) {
@@ -174,7 +174,7 @@ function flush() {
       at += writeSync(FD, raw, at);
     } catch (error) {
       if (error.code !== 'EAGAIN') process.kill(process.pid, 'SIGKILL'); // the guest is gone
-      Atomics.wait(pause, 0, 0, 2); // the socket does not block, because it is read from an event loop
+      Atomics.wait(pause, 0, 0, 2); // the socket is non-blocking, because an event loop reads it
     }
   }
   raw = null;
@@ -182,16 +182,16 @@ function flush() {
 
 // -- cells ------------------------------------------------------------------------------------------------------------------------------
 
-const owner = new AsyncLocalStorage(); // the cell that something belongs to, whenever it happens
+const owner = new AsyncLocalStorage(); // the cell that output and errors belong to, whenever they happen
 const session = new inspector.Session();
 const waiting = [];
 let running = null;
-let last = null; // the id of the last cell that began
+let last = null; // id of the last cell that was started
 let count = 0;
 
 class Exit extends Error {}
 
-// Begin a cell. A thread that was told to terminate too late may end here; the cell is said again then, as long as it is not heard.
+// Starts a cell. A termination that came too late for the last cell may end this code; the cell is then sent again, until it is acknowledged.
 function begin({ number, cell, code, env, silent, store_history: keeps }) {
   if (cell !== last && keeps !== false && !silent) count += 1;
   const current = { id: cell, silent, before: [] };
@@ -204,16 +204,16 @@ function begin({ number, cell, code, env, silent, store_history: keeps }) {
     hear(number);
     heard[1] = 1;
     owner.run(current, () => evaluate(current, expression));
-    process._tickCallback?.(); // what the cell awaits and has already: `for (;;) await null` never gives another turn
+    process._tickCallback?.(); // what the cell awaits and already has: `for (;;) await null` never ends its turn
     heard[1] = 0;
   } catch (error) {
     hear(number);
-    fail(current, error); // cells have broken what this program is made of
+    fail(current, error); // cells have broken parts of this program
   }
 }
 
-// A cell's promise that is collected before it is settled would end the process: the inspector then tells so from the middle of a
-// garbage collection. So it is kept, for good where it never settles. It is the first promise that comes into being.
+// If a cell's promise were collected before it is settled, the inspector would report that in the middle of a garbage collection and end the
+// process. So the promise is kept, forever if it never settles. It is the first promise that the cell creates.
 const kept = new Set();
 
 function evaluate(current, expression) {
@@ -233,7 +233,7 @@ function evaluate(current, expression) {
   }
 }
 
-// What the inspector speaks of: the thing itself.
+// Returns the object that the inspector refers to.
 function taken(remote) {
   if (remote.objectId === undefined) {
     if (remote.subtype === 'null') return null;
@@ -252,7 +252,7 @@ function taken(remote) {
 }
 
 function over(current, { result, exceptionDetails }) {
-  if (running !== current) return; // it was interrupted, and went on for itself
+  if (running !== current) return; // it was interrupted and continued
   if (exceptionDetails !== undefined) {
     fail(current, taken(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
     return;
@@ -269,7 +269,7 @@ function done(current, ok) {
   if (waiting.length > 0) setImmediate(() => begin(waiting.shift()));
 }
 
-// An error may quote megabytes; the guest refuses a message that is too long, and takes its kernel for broken.
+// An error may quote megabytes, and the guest ends a kernel that sends a message that is too long.
 function tellError(cell, name, value, traceback) {
   const lines = [];
   for (let at = Math.max(0, traceback.length - LINES); at < traceback.length; at += 1) lines[lines.length] = traceback[at].slice(0, LINE_CHARS);
@@ -278,7 +278,7 @@ function tellError(cell, name, value, traceback) {
 
 function interrupted(current) {
   heard[1] = 0;
-  owner.enterWith(undefined); // what was terminated restored nothing
+  owner.enterWith(undefined); // terminated code has not restored it
   tellError(current.id, 'KeyboardInterrupt', '', ['KeyboardInterrupt']);
   done(current, false);
 }
@@ -291,7 +291,7 @@ function fail(current, thrown, details) {
   done(current, false);
 }
 
-// Whatever was thrown, which need not be an error nor let itself be looked at.
+// Describes what was thrown: any value, whose properties may throw themselves.
 function described(thrown) {
   try {
     if (util.types.isNativeError(thrown) || thrown instanceof Error) {
@@ -333,7 +333,7 @@ function show(cell, value, main) {
   send({ event: 'display', cell, data: told, main, ...(entries(metadata).length > 0 ? { metadata } : {}) });
 }
 
-// What of the representations is told: text is cut, half an image is none. Together they fit one message.
+// Returns the representations that fit into one message: text is cut, anything else is kept or left out as a whole.
 function bundle(data) {
   const told = {};
   const metadata = {};
@@ -358,14 +358,14 @@ function bundle(data) {
   return { told, metadata };
 }
 
-// A text or bytes; null where there is none.
+// Returns a representation as text or bytes; null if it is invalid.
 function representation(mime, item) {
   try {
     const made = typeof item === 'string' || item instanceof Uint8Array ? item : (stringify(item) ?? 'null');
     if (mime !== 'text/plain' || typeof made !== 'string' || made.length <= TEXT_LIMIT) return made;
     return `${slice(made, 0, TEXT_LIMIT)}\n[... cut after ${TEXT_LIMIT} of ${made.length} characters]`;
   } catch {
-    return null; // it refers to itself, for example
+    return null; // for example because it refers to itself
   }
 }
 
@@ -373,7 +373,7 @@ function isPlain(value) {
   return Array.isArray(value) || (value !== null && typeof value === 'object' && [Object.prototype, null].includes(Object.getPrototypeOf(value)));
 }
 
-// A cell's environment is lent to it; what was there before.
+// Sets the environment of a cell; returns what was there before.
 function lend(env, before) {
   for (const name in env) {
     before[before.length] = [name, process.env[name]];
@@ -390,12 +390,12 @@ function restore(before) {
 
 // -- imports ------------------------------------------------------------------------------------------------------------------------------
 
-// A cell as V8 takes it: with imports as calls of ours, because it is no module and has no loader.
+// Returns a cell as V8 runs it: with calls in the place of imports, because a cell is no module and has no loader.
 function prepare(code, name) {
   const bare = masked(code);
   let expression = code;
   if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
-  // As in a console, what looks like an object is one.
+  // As in a console, text that looks like an object is an object.
   if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
   return `${expression}\n//# sourceURL=${name}`;
 }
@@ -426,7 +426,7 @@ function replaced(code, bare) {
   return text;
 }
 
-// The clause of an import statement as declarations.
+// Returns the declarations for the clause of an import statement.
 function bound(clause, call) {
   if (clause === undefined) return call;
   const [, standard, star, names] = /^\s*([\w$]+)?\s*,?\s*(?:\*\s*as\s+([\w$]+))?\s*(?:\{([^}]*)\})?\s*from$/.exec(clause) ?? [];
@@ -436,7 +436,7 @@ function bound(clause, call) {
   return `const { ${bindings.join(', ')} } = ${call}`;
 }
 
-// The code with what is in strings, comments and regular expressions blanked, every character at its place.
+// Returns the code with the contents of strings, comments and regular expressions replaced by blanks of the same length.
 function masked(code) {
   const token = /\/\/[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|"(?:\\[\s\S]|[^"\\\n])*"?|'(?:\\[\s\S]|[^'\\\n])*'?|`(?:\\[\s\S]|[^`\\])*`?|(?<=(?:^|[(,=:[!&|?{};+\-*%<>~^]|\breturn|\btypeof)\s*)\/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n[])+\//g;
   return code.replace(token, (text) => (text.length < 2 ? text : text[0] + text.slice(1, -1).replace(/[^\n]/g, ' ') + text.at(-1)));
@@ -445,7 +445,7 @@ function masked(code) {
 const here = () => path.join(process.cwd(), 'cell.js');
 const everybodys = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
 
-// Relative to where the cell is, then what is installed for everybody.
+// Looks from the working directory of the cell on, then among globally installed packages.
 if (isMainThread && typeof module.registerHooks === 'function') {
   module.registerHooks({
     resolve(specifier, context, nextResolve) {
@@ -475,7 +475,7 @@ Object.defineProperties(requireHere, {
   main: { value: undefined },
 });
 
-// -- the world that cells see ---------------------------------------------------------------------------------------------------------------
+// -- the globals of cells ---------------------------------------------------------------------------------------------------------------
 
 function stream(target, channel) {
   target.write = (chunk, encoding, callback) => {
@@ -511,7 +511,7 @@ function world() {
   process.argv.length = 1;
   if (!process.env.NODE_PATH) {
     process.env.NODE_PATH = path.join(path.dirname(everybodys), 'node_modules');
-    module._initPaths?.(); // deprecated nowhere, documented nowhere: node reads NODE_PATH when it starts
+    module._initPaths?.(); // undocumented: node reads NODE_PATH only when it starts
     delete process.env.NODE_PATH;
   }
   hidden('require', requireHere);
@@ -524,8 +524,8 @@ function world() {
 
 // -- another life of the same process ------------------------------------------------------------------------------------------------------
 
-// V8's generator cannot be given another seed: one of ours takes its place, unless a cell has put its own there. What node has drawn ahead
-// is thrown away. OpenSSL's generator in node cannot be reached either; where it can be helped, the guest has node take the processor's
+// V8's generator cannot be reseeded: one of this program replaces it, unless a cell has replaced it before. Numbers that node has generated in
+// advance are thrown away. OpenSSL's generator in node cannot be reached either; if the processor has one, the guest makes node use that
 // (guest/kernels/languages.py).
 function renew(entropy) {
   if (Math.random === random) {
@@ -543,7 +543,7 @@ function renew(entropy) {
 
 let { random } = Math;
 
-// xoshiro128** by David Blackman and Sebastiano Vigna, of which two words make one number.
+// xoshiro128** by David Blackman and Sebastiano Vigna; two words make one number.
 function xoshiro(entropy) {
   const words = new DataView(entropy.buffer, entropy.byteOffset, entropy.byteLength);
   const state = Uint32Array.from({ length: 4 }, (_, number) => words.getUint32(4 * number));
@@ -562,9 +562,9 @@ function xoshiro(entropy) {
   return { random: () => ((next() >>> 5) * 2 ** 26 + (next() >>> 6)) / 2 ** 53 }.random;
 }
 
-// -- in -----------------------------------------------------------------------------------------------------------------------------------
+// -- receiving -----------------------------------------------------------------------------------------------------------------------------------
 
-// Between the threads: the number of the last message that was heard, and whether a cell has its first turn.
+// Shared by the threads: the number of the last message that was handled, and whether a cell is in its first turn.
 const heard = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.heard;
 
 let began = false;
@@ -574,7 +574,7 @@ function hear(number) {
 }
 
 function take(message) {
-  if (message.number <= heard[0]) return; // said again
+  if (message.number <= heard[0]) return; // sent again
   if (message.op === 'execute' && (running === null || running.id === message.cell)) {
     begin(message);
     return;
@@ -591,12 +591,12 @@ function take(message) {
   hear(message.number);
 }
 
-// The thread that reads.
+// The thread that reads messages.
 function listen() {
   let number = 0;
   let inspected = null;
   let unheard = [];
-  let newest = null; // the cell
+  let newest = null; // the last cell
   const pass = (message) => {
     message.number = number += 1;
     if (message.op === 'execute') newest = message.cell;
@@ -605,7 +605,7 @@ function listen() {
     parentPort.postMessage(message);
     if (message.op === 'interrupt') setTimeout(insist, INSIST_MS);
   };
-  // A thread that is not busy any more when it is told to terminate loses what it is told next: so all that is said again.
+  // A thread that is idle when it is terminated loses the next message: so messages are sent again until they are handled.
   const insist = () => {
     unheard = unheard.filter((message) => message.number > heard[0]);
     if (unheard.length === 0) return;
