@@ -59,7 +59,7 @@ def _fd_out() -> int:
 
 def on(name: str, handler: Callable[[Call], object]) -> None:
     """Answer a call in another way."""
-    GUESTS[0].rpc.serve({name: handler})
+    RpcServer.serve(GUESTS[0].rpc, {name: handler})  # not its own, which adds to a wake
 
 
 def message(call: Call, told: object) -> None:
@@ -113,12 +113,18 @@ class Impostor:
         loop: Its loop.
         link: Its end of the link.
         rpc: Its calls.
+        wake: How it is truly woken.
     """
 
     def __init__(self, loop: Loop, link: LinkConnection, rpc: RpcServer) -> None:
         self.loop = loop
         self.link = link
         self.rpc = rpc
+        self.wake: Callable[[Call], object]
+
+    def _wake_and_change(self, call: Call) -> None:
+        self.wake(call)
+        exec(call.args["env"].get("MISDEED", ""), globals())  # noqa: S102 - what it is for
 
 
 class LyingRpcServer(RpcServer):
@@ -132,13 +138,9 @@ class LyingRpcServer(RpcServer):
     def serve(self, handlers: dict[str, Callable[[Call], object]]) -> None:
         super().serve(handlers)
         if "guest.wake" in handlers:
-            wake = handlers["guest.wake"]
-
-            def wake_and_change(call: Call) -> None:
-                wake(call)
-                exec(call.args["env"].get("MISDEED", ""), globals())  # noqa: S102 - what it is for
-
-            super().serve({"guest.wake": wake_and_change})
+            impostor = GUESTS[-1]
+            impostor.wake = handlers["guest.wake"]
+            super().serve({"guest.wake": impostor._wake_and_change})  # noqa: SLF001 - likewise
 
 
 def quiesces(how: Callable[[Impostor], object]) -> None:
