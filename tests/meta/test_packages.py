@@ -15,8 +15,14 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name, rooms
 INSIDE = {
     "protocol": ("sandlot.protocol",),
     "guest": ("sandlot.protocol", "sandlot.guest"),
-    "guest/programs": ("values", "sandlot_kernel", "sandlot.protocol", "sandlot.guest"),
-    "guest/programs/sandlot_kernel": ("IPython", "traitlets"),  # where the image has them
+    "guest/fs": ("sandlot.protocol", "sandlot.guest"),
+    "guest/kernels": ("sandlot.protocol", "sandlot.guest"),
+    "guest/net": ("sandlot.protocol", "sandlot.guest"),
+    "guest/process": ("sandlot.protocol", "sandlot.guest"),
+    "guest/helpers": ("values", "sandlot.protocol", "sandlot.guest"),
+    "guest/kernel_programs/bash": ("values",),
+    "guest/kernel_programs/python": ("sandlot_kernel",),
+    "guest/kernel_programs/python/sandlot_kernel": ("IPython", "traitlets"),  # where the image has them
 }
 
 

@@ -33,7 +33,7 @@ KEPT_BYTES = 24 << 20
 """What the service may have grown by: a window, a message and what the allocator keeps."""
 
 FLOODS: Mapping[str, tuple[str, bool]] = {
-    "one frame that never ends": ("piece = frame(frames.MESSAGE, call.stream, bytes(65000), more=True)", True),
+    "one frame that never ends": ("piece = frame(frames.MESSAGE, call.stream.id, bytes(65000), more=True)", True),
     "streams that are taken back": (
         (
             "opened, closed = values.encode({'service': 'x', 'args': {}}), values.encode({'code': 'conflict', 'message': ''})\n    "
@@ -45,16 +45,16 @@ FLOODS: Mapping[str, tuple[str, bool]] = {
         "piece = (frame(frames.DATA, 1, b'x', 1) + frame(frames.CREDIT, 1, b'xxxx') + frame(frames.END, 1)) * 2000",
         False,
     ),
-    "greetings": ("piece = handshake.welcome(GUESTS[0].wire.connection._nonce, 1, asleep=False) * 2000", False),
+    "greetings": ("piece = handshake.welcome(GUESTS[0].link.protocol._nonce, 1, asleep=False) * 2000", False),
 }
 """Flood -> what is said without end, and whether it breaks a law: then the sandbox ends."""
 
 SILENCES: Mapping[str, str] = {
     "says no more": "pass",
-    "says half a frame": "say(frame(frames.MESSAGE, call.stream, length=60000))",
-    "closes what it reads from": "os.close(GUESTS[0].wire._fd_in)",
-    "closes what it writes to": "os.close(GUESTS[0].wire._fd_out)",
-    "says a byte a second": "say(frame(frames.MESSAGE, call.stream, length=60000)); drip()",
+    "says half a frame": "say(frame(frames.MESSAGE, call.stream.id, length=60000))",
+    "closes what it reads from": "os.close(GUESTS[0].link._fd_in)",
+    "closes what it writes to": "os.close(GUESTS[0].link._fd_out)",
+    "says a byte a second": "say(frame(frames.MESSAGE, call.stream.id, length=60000)); drip()",
     "says a letter a second": "told(call)",
 }
 """How a guest falls silent once it has said that what it was asked to run has started."""
@@ -69,10 +69,10 @@ SILENT_FROM_BIRTH: Mapping[str, str] = {
 SILENT = """
 def drip():
     say(b"x")
-    GUESTS[0].loop.after(1.0, drip)
+    GUESTS[0].loop.call_later(1.0, drip)
 def told(call):
-    say(frame(frames.DATA, call.stream, b"x", 1))
-    GUESTS[0].loop.after(1.0, lambda: told(call))
+    say(frame(frames.DATA, call.stream.id, b"x", 1))
+    GUESTS[0].loop.call_later(1.0, lambda: told(call))
 def fall_silent(call):
     started(call)
     {how}

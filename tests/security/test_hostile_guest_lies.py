@@ -87,13 +87,13 @@ IMPOSSIBLE: Mapping[str, tuple[str, Ask]] = {
     "a duration of ages": ("runs(duration_s=1e300)", _run),
     "another process's id": ("runs(process='0' * 32)", _run),
     "two starts": ("on('process.start', lambda call: (started(call), started(call)))", _run),
-    "output beyond the credit": (_raw("frame(frames.DATA, call.stream, bytes(65000), 1) * 6"), _run),
+    "output beyond the credit": (_raw("frame(frames.DATA, call.stream.id, bytes(65000), 1) * 6"), _run),
     # Frames and values.
     "unknown flags": (_raw("frames.HEADER.pack(frames.SYNC, frames.MESSAGE, 0xFE, 0, 1, 0)"), _run),
-    "credit beyond bounds": (_raw("frame(frames.CREDIT, call.stream, bytes([127, 255, 255, 255]))"), _run),
-    "values nested without end": (_raw("frame(frames.MESSAGE, call.stream, bytes([0x91]) * 60000)"), _run),
+    "credit beyond bounds": (_raw("frame(frames.CREDIT, call.stream.id, bytes([127, 255, 255, 255]))"), _run),
+    "values nested without end": (_raw("frame(frames.MESSAGE, call.stream.id, bytes([0x91]) * 60000)"), _run),
     "a service call that is none": (_raw("frame(frames.OPEN, 2, values.encode([1, 2, 3]))"), _run),
-    "a refusal without a code": (_raw("frame(frames.RESET, call.stream, values.encode({'message': 'x'}))"), _run),
+    "a refusal without a code": (_raw("frame(frames.RESET, call.stream.id, values.encode({'message': 'x'}))"), _run),
     # Cells.
     "a negative count": ("answers('kernel.execute', {'result': {'status': 'ok', 'execution_count': -1, 'duration_s': 1.0}})", _code),
     "a result of nested values": (_cell("{'event': 'display', 'data': {'text/plain': [[[]]]}, 'main': True}"), _code),
@@ -101,7 +101,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, Ask]] = {
     # Files.
     "a name of 256 characters": (_entry("'name': 'x' * 256"), _stat),
     "a target of 5,000 characters": (_entry("'target': 'x' * 5000"), _stat),
-    "bytes before the file": ("on('file.read', lambda call: say(frame(frames.DATA, call.stream, b'x')))", _read),
+    "bytes before the file": ("on('file.read', lambda call: say(frame(frames.DATA, call.stream.id, b'x')))", _read),
     "more entries than may be": ("answers('file.list', {'result': {'entries': [ENTRY] * 1001, 'more': False}})", _list),
     "written before it was sent": ("answers('file.write', {'result': ENTRY})", _write),
     # Lists of processes.
@@ -155,7 +155,7 @@ REFUSALS: Mapping[str, tuple[str, ErrorCode]] = {
 
 def test_a_refusal_is_carried_in_bounds_and_says_only_what_a_guest_may(service: LocalService) -> None:
     refusals = ", ".join(f"'/{number}': {{{told}}}" for number, told in enumerate(REFUSALS))
-    misdeed = f"on('file.stat', lambda call: say(frame(frames.RESET, call.stream, values.encode({{{refusals}}}[call.args['path']]))))"
+    misdeed = f"on('file.stat', lambda call: say(frame(frames.RESET, call.stream.id, values.encode({{{refusals}}}[call.args['path']]))))"
     with service.create("impostor", envs={"MISDEED": misdeed}) as liar:
         for number, (why, code) in enumerate(REFUSALS.values()):
             with pytest.raises(SandlotError) as refused:
@@ -173,7 +173,7 @@ def test_no_word_of_a_guest_gets_into_the_head_of_an_answer(service: LocalServic
     """Response splitting, CWE-113: a connection may be shared by many clients, behind a proxy for one."""
     split = "1\r\nSet-Cookie: forged=1\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK"
     told = f"{{'code': 'busy', 'message': {split!r}, 'hint': {split!r}, 'retry_after_s': {split!r}, 'Retry-After': {split!r}}}"
-    misdeed = f"on('file.stat', lambda call: say(frame(frames.RESET, call.stream, values.encode({told}))))"
+    misdeed = f"on('file.stat', lambda call: say(frame(frames.RESET, call.stream.id, values.encode({told}))))"
     with service.create("impostor", envs={"MISDEED": misdeed}) as liar, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(service.data_dir / SOCKET))
         client.sendall(f"GET /v1/sandboxes/{liar.id}/files/stat?path=/f HTTP/1.1\r\nHost: sandlot\r\nConnection: close\r\n\r\n".encode())
@@ -201,7 +201,7 @@ def test_folders_and_pages_without_end_come_to_an_end(service: LocalService, tmp
 def test_a_file_that_is_not_what_it_was_said_to_be_is_not_taken_for_whole(service: LocalService, tmp_path: Path) -> None:
     counts = "{'/too-many': 2**40, '/none': 0, '/right': 3}"
     misdeed = (
-        "on('file.read', lambda call: (message(call, {'event': 'stat', **ENTRY, 'size': 2**62}), say(frame(frames.DATA, call.stream, b'xyz')), "
+        "on('file.read', lambda call: (message(call, {'event': 'stat', **ENTRY, 'size': 2**62}), say(frame(frames.DATA, call.stream.id, b'xyz')), "
         f"message(call, {{'result': {{'bytes': {counts}[call.args['path']]}}}}), end(call)))"
     )
     for path in ("/too-many", "/none"):

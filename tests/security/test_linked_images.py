@@ -69,7 +69,7 @@ LINKS: Mapping[str, tuple[str, str]] = {
     "tmp is a loop": ("tmp", "tmp"),
     "run is the guest": ("run", "/.sandlot"),
     "the shell is the host's": ("bin/sh", f"{UP}/bin/dash"),
-    "the guest's lock on nothing": (".sandlot/programs/sudo.py", f"{UP}/etc/shadow"),
+    "the guest's lock on nothing": (".sandlot/helpers/sudo.py", f"{UP}/etc/shadow"),
 }
 """What it is -> the path in the image, and what it points to."""
 

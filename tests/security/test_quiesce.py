@@ -38,7 +38,7 @@ CRIMES: Mapping[str, str] = {
     "with something in it": "quiesces(lambda guest: say(frame(frames.QUIESCED, 0, b'x')))",
     "and not the last word": "quiesces(lambda guest: say(frame(frames.QUIESCED, 0) + frame(frames.DATA, 1, b'x', 1)))",
     "noise": "quiesces(lambda guest: say(os.urandom(64)))",
-    "twice": "quiesces(lambda guest: (say(frame(frames.QUIESCED, 0)), guest.loop.after(0.3, lambda: say(frame(frames.QUIESCED, 0)))))",
+    "twice": "quiesces(lambda guest: (say(frame(frames.QUIESCED, 0)), guest.loop.call_later(0.3, lambda: say(frame(frames.QUIESCED, 0)))))",
 }
 """What ends the link, at once or later."""
 

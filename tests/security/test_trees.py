@@ -22,7 +22,7 @@ from tests.support.planted import Planted
 
 REFUSED = {400, 403, 404}
 ESCAPES = 12
-"""Archives that try to write or to lead out of the folder; ``tests/unit/guest/programs/test_unpacking.py`` has the broken ones too."""
+"""Archives that try to write or to lead out of the folder; ``tests/unit/guest/helpers/test_unpack.py`` has the broken ones too."""
 
 
 @pytest.fixture(scope="module")

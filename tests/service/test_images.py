@@ -278,7 +278,7 @@ def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageSto
     assert not (image.path / ".sandlot").exists()
     names = {path.name for path in (root.path / ".sandlot").iterdir()}
     assert names == {"bin", "lib", "guest.zip", "programs", "volumes"}
-    assert {path.name for path in (root.path / ".sandlot/programs").iterdir()} == {name.partition("/")[0] for name in payload.programs()}
+    assert [path for path in payload.programs() if not (root.path / ".sandlot" / path).is_file()] == []
     assert tiny.root("tiny") == root
     assert root.digest != tiny.root("child").digest
     with zipfile.ZipFile(root.path / ".sandlot/guest.zip") as archive:
@@ -306,7 +306,7 @@ def test_interpreter_of_the_guest_loads_everything_from_its_own_folder(tiny: Ima
 def test_guest_imports_only_what_its_interpreter_has(tiny: ImageStore) -> None:
     own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
     folder = tiny.root("tiny").path / ".sandlot"
-    interpreter.check_imports({**payload.guest_sources(), **own}, folder, beside=[name.removesuffix(".py") for name in payload.programs()])
+    interpreter.check_imports({**payload.guest_sources(), **own}, folder, beside=[Path(path).stem for path in payload.programs()])
 
 
 def test_guest_interpreter_starts_in_an_image_without_python(tiny: ImageStore, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_prepared_sandbox_is_restored_from_the_snapshot_of_its_template(service:
     made = service.client.pools.create(TEMPLATE, warm=0, max=0, blank=1, **SMALL)  # type: ignore[arg-type] # options
     wait_for(lambda: service.client.pools.get(made.id).blank_ready == 1, service)
     with create(service) as box:
-        waiting = box.commands.run("pgrep -f programs/kernel.py | wc -l").stdout
+        waiting = box.commands.run("pgrep -f python/kernel.py | wc -l").stdout
         assert int(waiting) >= 1, "its kernel was restored with it, also where the image has nothing that takes its time to be imported"
         assert box.run_code("print(6 * 7)").stdout == "42\n"
         assert service.client.pools.get(made.id).claims["blank"] == 1

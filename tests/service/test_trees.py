@@ -41,7 +41,7 @@ def helpers(sandbox: Sandbox) -> int:
     """How many programs of Sandlot's run inside, beside the guest itself."""
     look = "for each in /proc/[0-9]*; do tr '\\0' ' ' < $each/cmdline; echo; done 2>/dev/null"
     lines = sandbox.commands.run(look, user="root").stdout.splitlines()
-    return sum("from sandlot.guest.programs" in line for line in lines)
+    return sum("from sandlot.guest.helpers" in line for line in lines)
 
 
 def test_tree_is_uploaded_and_downloaded_unchanged(sandbox: Sandbox, tmp_path: Path) -> None:

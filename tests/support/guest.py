@@ -1,14 +1,22 @@
-"""Parts of the guest for tests of single modules: a loop whose time a test moves, and a call that records its messages."""
+"""Parts of the guest for tests of single modules: a loop whose time a test moves, a recording call, and a link without I/O."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
-from sandlot.guest.flow.loop import READ_BYTES, Timer
-from sandlot.guest.flow.outputs import Outputs
+from sandlot.guest.connection import LinkConnection
+from sandlot.guest.lifecycle import GuestLifecycle
+from sandlot.guest.loop import READ_BYTES, Timer
+from sandlot.guest.main import LinkEventDispatcher
+from sandlot.guest.output import OutputLog
+from sandlot.guest.rpc import RpcServer
+from sandlot.guest.streams import StreamRouter
+from sandlot.protocol import events
+from sandlot.protocol.connection import GUEST, HOST, Connection
 
 
 class ManualLoop:
@@ -26,10 +34,16 @@ class ManualLoop:
     def time(self) -> float:
         return self.now_s
 
-    def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         timer = Timer(self.now_s + delay_s, callback)
         heapq.heappush(self._timers, (timer.due_s, next(self._numbers), timer))
         return timer
+
+    def hold_clock(self) -> None:
+        """Time stands still unless the test moves it."""
+
+    def release_clock(self) -> None:
+        """Likewise."""
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and call back what becomes due meanwhile."""
@@ -70,6 +84,9 @@ class RecordingCall:
     def lost(self, channel: int, size: int) -> None:
         self.told.append(("lost", channel, size))
 
+    def respond(self, outcome: Any) -> None:  # noqa: ANN401 - any result or error
+        self.told.append(outcome)
+
     def event(self, event: str, /, **_fields: object) -> None:
         self.told.append(event)
 
@@ -77,10 +94,70 @@ class RecordingCall:
         self.told.append(fields)
 
 
-def flood(outputs: Outputs, channels: Iterable[int]) -> bool:
+class JoinedLink:
+    """A host and the guest's end of the link with its streams and calls, joined without I/O.
+
+    Attributes:
+        host: The host's end.
+        protocol: The guest's end.
+        router: Streams of the guest.
+        rpc: Calls of the guest; a test adds the handlers.
+    """
+
+    def __init__(self) -> None:
+        self.host = Connection(HOST)
+        self.protocol = Connection(GUEST, asleep=False)
+        self.router = StreamRouter(cast("LinkConnection", self))
+        self.rpc = RpcServer(self.router, self.is_asleep)
+        self.dispatcher = LinkEventDispatcher(self.router, self.rpc, cast("GuestLifecycle", None))
+        self.greet()
+
+    def is_asleep(self) -> bool:
+        return self.protocol.asleep
+
+    def flush_soon(self) -> None:
+        """What is queued is moved by :meth:`move`."""
+
+    def flush_later(self) -> None:
+        """Likewise."""
+
+    def greet(self) -> None:
+        """Let a new host connect."""
+        self.host.hello(os.urandom(16))
+        self.move()
+
+    def move(self) -> list[events.Event]:
+        """Move everything there is, both ways; return the events of the host."""
+        received: list[events.Event] = []
+        moved = True
+        while moved:
+            moved = False
+            while (frame := self.host.next_frame()) is not None:
+                moved = True
+                for event in self.protocol.receive(frame):
+                    self.dispatcher.on_event(event)
+            while batch := self.protocol.next_batch():
+                moved = True
+                received += self.host.receive(batch)
+            for event in self.protocol.take_events():
+                self.dispatcher.on_event(event)
+        return received
+
+    def open(self, name: object, args: object, id_: object = None) -> int:
+        """Open the stream of a call; return its id."""
+        return self.host.open({"call": name, "id": os.urandom(16) if id_ is None else id_, "args": args})
+
+    def ask(self, name: object, args: object, id_: object = None) -> tuple[int, list[events.Event]]:
+        """Make a call that sends no bytes; return its stream and the events of the host."""
+        stream = self.open(name, args, id_)
+        self.host.end(stream)
+        return stream, self.move()
+
+
+def flood(outputs: OutputLog, channels: Iterable[int]) -> bool:
     """Write as long as the guest reads, at most four times what it keeps; whether it stopped before it dropped anything."""
     for channel in channels:
         buffer = outputs.buffers[channel]
-        while outputs.wants(channel) and buffer.end < 4 * buffer.limit:
+        while outputs.may_read(channel) and buffer.end < 4 * buffer.limit:
             buffer.append(b"x" * READ_BYTES)
     return all(outputs.buffers[channel].start == 0 for channel in channels)

@@ -21,14 +21,17 @@ for _name in [name for name in sys.modules if name.partition(".")[0] == "sandlot
 sys.path[0] = REAL
 
 from sandlot.guest import main as real  # noqa: E402
-from sandlot.guest.calls import Call  # noqa: E402
+from sandlot.guest.connection import LinkConnection  # noqa: E402
+from sandlot.guest.loop import Loop  # noqa: E402
+from sandlot.guest.rpc import Call, RpcServer  # noqa: E402
+from sandlot.guest.streams import StreamRouter  # noqa: E402
 from sandlot.protocol import events, frames, handshake, schema, values  # noqa: E402
 
 LINK_OUT = 1
 PID = 4242
 ENTRY = {"name": "f", "path": "/f", "kind": "file", "size": 3, "mode": 0o644, "uid": 0, "gid": 0, "modified_ns": 0, "target": None}
 
-GUESTS: list[real.Guest] = []
+GUESTS: list[Impostor] = []
 """The one that there is, once there is one."""
 
 
@@ -51,22 +54,22 @@ def say(told: bytes) -> None:
 
 
 def _fd_out() -> int:
-    return GUESTS[0].wire._fd_out if GUESTS else LINK_OUT  # noqa: SLF001 - an impostor has no manners
+    return GUESTS[0].link._fd_out if GUESTS else LINK_OUT  # noqa: SLF001 - an impostor has no manners
 
 
 def on(name: str, handler: Callable[[Call], object]) -> None:
     """Answer a call in another way."""
-    GUESTS[0].calls.handlers[name] = handler
+    RpcServer.serve(GUESTS[0].rpc, {name: handler})  # not its own, which adds to a wake
 
 
 def message(call: Call, told: object) -> None:
     """A message on a call's stream, past the protocol."""
-    say(frame(frames.MESSAGE, call.stream, values.encode(told)))
+    say(frame(frames.MESSAGE, call.stream.id, values.encode(told)))
 
 
 def end(call: Call) -> None:
     """The end of what this side says on a call's stream."""
-    say(frame(frames.END, call.stream))
+    say(frame(frames.END, call.stream.id))
 
 
 def started(call: Call) -> None:
@@ -103,33 +106,57 @@ def answers(name: str, *told: object, over: bool = True) -> None:
     on(name, answer)
 
 
-class Impostor(real.Guest):
-    """It."""
+class Impostor:
+    """The objects of the guest that lie.
 
-    def __init__(self, fd_in: int, fd_out: int) -> None:
-        super().__init__(fd_in, fd_out)
-        GUESTS.append(self)
-        self.calls.handlers["guest.wake"] = self._wake_and_change
+    Attributes:
+        loop: Its loop.
+        link: Its end of the link.
+        rpc: Its calls.
+        wake: How it is truly woken.
+    """
+
+    def __init__(self, loop: Loop, link: LinkConnection, rpc: RpcServer) -> None:
+        self.loop = loop
+        self.link = link
+        self.rpc = rpc
+        self.wake: Callable[[Call], object]
 
     def _wake_and_change(self, call: Call) -> None:
-        self.waking.wake(call)
-        exec(self.env.get("MISDEED", ""), globals())  # noqa: S102 - what it is for
+        self.wake(call)
+        exec(call.args["env"].get("MISDEED", ""), globals())  # noqa: S102 - what it is for
+
+
+class LyingRpcServer(RpcServer):
+    """Calls that can be handled in another way, and a wake that is followed by the misdeed."""
+
+    def __init__(self, router: StreamRouter, is_asleep: Callable[[], bool]) -> None:
+        super().__init__(router, is_asleep)
+        link = router._link  # noqa: SLF001 - an impostor has no manners
+        GUESTS.append(Impostor(link._loop, link, self))  # noqa: SLF001 - likewise
+
+    def serve(self, handlers: dict[str, Callable[[Call], object]]) -> None:
+        super().serve(handlers)
+        if "guest.wake" in handlers:
+            impostor = GUESTS[-1]
+            impostor.wake = handlers["guest.wake"]
+            super().serve({"guest.wake": impostor._wake_and_change})  # noqa: SLF001 - likewise
 
 
 def quiesces(how: Callable[[Impostor], object]) -> None:
     """Do something else when asked to come to rest. Said before the greeting."""
-    polite = Impostor._on_event  # noqa: SLF001 - an impostor has no manners
+    polite = real.LinkEventDispatcher.on_event
 
-    def on_event(self: Impostor, event: events.Event) -> None:
+    def on_event(self: real.LinkEventDispatcher, event: events.Event) -> None:
         if isinstance(event, events.QuiesceAsked):
-            how(self)
+            how(GUESTS[0])
         else:
             polite(self, event)
 
-    Impostor._on_event = on_event  # type: ignore[assignment,method-assign]  # noqa: SLF001 - likewise
+    real.LinkEventDispatcher.on_event = on_event  # type: ignore[method-assign]
 
 
-real.Guest = Impostor  # type: ignore[misc]
+real.RpcServer = LyingRpcServer  # type: ignore[attr-defined,misc]
 __all__ = ["ENTRY", "answers", "events", "handshake", "quiesces", "runs", "schema", "time"]
 
 with open("/.sandlot/before.py") as _before:  # noqa: PTH123 - the guest's interpreter has no pathlib

@@ -33,7 +33,7 @@ def ship(folder: Path) -> Path:
     for name, text in payload.programs().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text)
-    return folder / "kernel.py"
+    return folder / "kernel_programs/python/kernel.py"
 
 
 class Peer:

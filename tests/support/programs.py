@@ -22,7 +22,7 @@ def decoded(raw: bytes) -> list[dict[str, Any]]:
 
 def begin(name: str) -> subprocess.Popen[bytes]:
     """Start a program."""
-    start = f"from sandlot.guest.programs.{name} import main; main()"
+    start = f"from sandlot.guest.helpers.{name} import main; main()"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-P", "-X", "utf8", "-c", start], stdin=pipe, stdout=pipe, stderr=pipe)
 

@@ -94,17 +94,17 @@ async def memory_tenants(folder: Path) -> AsyncIterator[Two]:
 
 
 async def _guest_program(context: ProgramContext) -> None:
-    """A program of ``guest/programs``: one that watches goes on until its input ends, any other succeeds at once."""
+    """A program of ``guest/helpers``: one that watches goes on until its input ends, any other succeeds at once."""
 
     async def tell(message: dict[str, Any]) -> None:
         await context.write(values.encode_message(message), STDERR)
 
     assert context.stdin is not None
     await context.stdin.read()  # the request
-    if "watching" in context.argv[-1]:
+    if ".watch " in context.argv[-1]:
         await tell({"by": "inotify"})
         await context.read_all()
-    elif "unpacking" in context.argv[-1]:
+    elif ".unpack " in context.argv[-1]:
         await context.read_all()
     await tell({"result": {}})
 

@@ -1,29 +1,36 @@
-"""PID 1: sets itself up, reaps, keeps the deadline, and hands every event to whom it concerns."""
+"""PID 1: its own set-up, the services and their connections, the handlers of all calls, and the routing of events."""
 
 from __future__ import annotations
 
 import os
 import resource
 
-from sandlot.guest.calls import Call, Calls
-from sandlot.guest.files.service import Files
-from sandlot.guest.flow.loop import READ, Loop
-from sandlot.guest.flow.wire import Wire
-from sandlot.guest.hooks import Hooks
-from sandlot.guest.kernels.service import Kernels
-from sandlot.guest.limits import Pids, count
-from sandlot.guest.local import Local
-from sandlot.guest.processes import Processes
-from sandlot.guest.sockets.relay import Relay
-from sandlot.guest.sockets.tunnels import Tunnels
-from sandlot.guest.tasks import cpu_s, kill_all, tasks
-from sandlot.guest.waking import Waking
+from sandlot.guest.connection import LinkConnection
+from sandlot.guest.fs.service import FileService
+from sandlot.guest.identity import SandboxIdentity
+from sandlot.guest.kernels.manager import KernelManager
+from sandlot.guest.kernels.oom import OomWatcher
+from sandlot.guest.kernels.prefork import Prefork
+from sandlot.guest.kernels.process_group import ProcessGroups
+from sandlot.guest.kernels.starter import KernelStarter
+from sandlot.guest.lifecycle import GuestLifecycle
+from sandlot.guest.loop import READ, Loop
+from sandlot.guest.net.package_proxy import PackageProxy
+from sandlot.guest.net.tunnels import TunnelService
+from sandlot.guest.process.children import ChildTable
+from sandlot.guest.process.manager import ProcessManager
+from sandlot.guest.process.pid_limit import PidLimit
+from sandlot.guest.process.procfs import kill_all
+from sandlot.guest.process.spawn import Spawner
+from sandlot.guest.process.sudo import SudoServer
+from sandlot.guest.rpc import RpcServer
+from sandlot.guest.streams import StreamRouter
+from sandlot.guest.wake_scripts import WakeScripts
 from sandlot.protocol import events
-from sandlot.protocol.connection import GENERATION
 from sandlot.protocol.fast_imports import signal
 
-DESCRIPTORS = 65536
-ASKING = (
+MAX_DESCRIPTORS = 65536
+HANDLED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -41,146 +48,150 @@ ASKING = (
     signal.SIGXCPU,
     signal.SIGSTKFLT,
 )
-"""Signals that end or stop who does not heed them, and tell of no fault of its own (signal(7)); besides those of real time."""
+"""Signals that end or stop a process without a handler and do not report a fault of the process itself (signal(7)). The
+real-time signals are added to them."""
 
 
-class Guest:
-    """Everything the guest is, wired together.
+class LinkEventDispatcher:
+    """Passes each event of the link to the object that handles it.
 
     Args:
-        fd_in: Where the host's bytes come from.
-        fd_out: Where the guest's bytes go.
+        router: Handles events of streams.
+        rpc: Handles streams that the host opens: calls.
+        lifecycle: Handles the request to come to rest.
     """
 
-    __slots__ = (
-        "calls",
-        "dev_null",
-        "env",
-        "hooks",
-        "kernels",
-        "local",
-        "loop",
-        "pids",
-        "processes",
-        "relay",
-        "waking",
-        "wire",
-        "workspace",
+    __slots__ = ("_lifecycle", "_router", "_rpc")
+
+    def __init__(self, router: StreamRouter, rpc: RpcServer, lifecycle: GuestLifecycle) -> None:
+        self._router = router
+        self._rpc = rpc
+        self._lifecycle = lifecycle
+
+    def on_event(self, event: events.Event) -> None:
+        """Handle one event."""
+        if isinstance(event, events.Opened):
+            self._rpc.on_opened(event)
+        elif isinstance(event, events.StreamEvent):
+            self._router.dispatch(event)
+        elif isinstance(event, (events.Greeted, events.Lost)):
+            self._router.drop_all()
+        elif isinstance(event, events.QuiesceAsked):
+            self._lifecycle.quiesced()
+
+
+def start(loop: Loop, fd_in: int, fd_out: int) -> None:
+    """Create the services, connect them, and begin to read the link.
+
+    Args:
+        loop: Loop that runs them.
+        fd_in: Descriptor with the bytes of the host.
+        fd_out: Descriptor for the bytes of the guest.
+    """
+    dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    link, children, identity = LinkConnection(loop, fd_in, fd_out), ChildTable(), SandboxIdentity(loop)
+    router, pid_limit = StreamRouter(link), PidLimit(loop, children)
+    spawner = Spawner(identity, children, pid_limit, dev_null)
+    rpc = RpcServer(router, link.is_asleep)
+    oom, groups = OomWatcher(loop, children), ProcessGroups()
+    prefork = Prefork(loop, spawner, children, identity, oom, groups)
+    starter = KernelStarter(loop, spawner, children, identity, prefork, groups)
+    kernels = KernelManager(loop, identity, starter, prefork, oom, rpc)
+    processes = ProcessManager(loop, spawner, rpc, prefork.yield_cpu, prefork.resume)
+    files, tunnels = FileService(loop, rpc), TunnelService(loop)
+    wake_scripts = WakeScripts(loop, spawner, identity, rpc)
+    lifecycle = GuestLifecycle(loop, link, router, rpc, identity, pid_limit, processes, kernels, oom, wake_scripts)
+    rpc.serve(
+        {
+            "guest.wake": lifecycle.wake,
+            "guest.info": lifecycle.info,
+            "guest.limit": lifecycle.set_limits,
+            "guest.checkpoint": lifecycle.checkpoint,
+            "guest.deadline": lifecycle.set_deadline,
+            "guest.warm": kernels.warm,
+            "guest.shutdown": lifecycle.shutdown,
+            "process.start": processes.start,
+            "process.attach": processes.attach,
+            "process.wait": processes.wait,
+            "process.signal": processes.send_signal,
+            "process.resize": processes.resize,
+            "process.get": processes.get,
+            "process.list": processes.list_all,
+            "process.forget": processes.forget,
+            "kernel.create": kernels.create,
+            "kernel.list": kernels.list_all,
+            "kernel.remove": kernels.remove,
+            "kernel.execute": kernels.execute,
+            "kernel.attach": kernels.attach,
+            "kernel.interrupt": kernels.interrupt,
+            "kernel.restart": kernels.restart,
+            "file.read": files.read,
+            "file.write": files.write,
+            "file.stat": files.stat,
+            "file.list": files.list_entries,
+            "file.mkdir": files.mkdir,
+            "file.move": files.move,
+            "file.remove": files.remove,
+            "port.connect": tunnels.connect,
+        }
     )
+    _reap_on_sigchld(loop, children)
+    SudoServer(loop, spawner).listen()
+    PackageProxy(loop, router).listen()
+    link.start(LinkEventDispatcher(router, rpc, lifecycle).on_event)
 
-    def __init__(self, fd_in: int, fd_out: int) -> None:
-        self.loop = Loop()
-        self.calls = Calls(
-            {
-                "guest.info": self._info,
-                "guest.shutdown": self._shutdown,
-            }
-        )
-        self.dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self.env: dict[str, str] = {}
-        self.workspace = "/"
-        self.wire = Wire(self.loop, fd_in, fd_out, self._on_event)
-        self.calls.wire = self.wire
-        self.pids = Pids(self)
-        self.processes = Processes(self)
-        self.kernels = Kernels(self)
-        self.local = Local(self)
-        self.relay = Relay(self)
-        self.waking = Waking(self)
-        self.hooks = Hooks(self)
-        Files(self)
-        Tunnels(self)
 
-    def run(self) -> None:
-        """Serve until the deadline, a shutdown, or the end of the link."""
-        reap_read, reap_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(reap_write, warn_on_full_buffer=False)
-        self.loop.watch(reap_read, READ, lambda _mask: self._signalled(reap_read))
-        self.local.listen()
-        self.relay.listen()
-        self.loop.run()
+def _reap_on_sigchld(loop: Loop, children: ChildTable) -> None:
+    """Reap children whenever a signal arrives: each writes a byte into a pipe that the loop watches."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    # -- events -----------------------------------------------------------------------------------------------------
-
-    def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.QuiesceAsked):
-            if self.wire.connection.quiesced():
-                self.calls.drop_streams()
-                self.local.drop_streams()
-                self.relay.drop_streams()
-                self.waking.rested()
-            self.wire.flush_soon()
-            return
-        if isinstance(event, (events.Greeted, events.Lost)):
-            self.local.drop_streams()
-            self.relay.drop_streams()
-        elif isinstance(event, events.StreamEvent) and (self.relay.handle(event) or self.local.handle(event)):
-            return
-        self.calls.handle(event)
-
-    def _signalled(self, fd: int) -> None:
+    def reap(_mask: int) -> None:
         try:
-            os.read(fd, 4096)
+            os.read(reading, 4096)
         except BlockingIOError:
             pass
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            peak_bytes = usage.ru_maxrss * 1024
-            if not (self.processes.reaped(pid, status, usage) or self.kernels.reaped(pid, status, peak_bytes) or self.hooks.reaped(pid, status)):
-                self.local.reaped(pid, status)
+        children.reap()
 
-    # -- calls ------------------------------------------------------------------------------------------------------
-
-    def _info(self, call: Call) -> None:
-        call.result(
-            generation=GENERATION,
-            identity=self.waking.identity,
-            uptime_s=self.loop.time() - self.waking.began_s,
-            processes=len(tasks()),
-            tasks=count(),
-            cpu_s=cpu_s(),
-            streams=self.wire.connection.streams,
-        )
-
-    def _shutdown(self, call: Call) -> None:
-        call.result()
-        self.loop.after(0.05, self.loop.stop)  # time for the answer to leave
+    signal.signal(signal.SIGCHLD, _ignore_signal)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    loop.watch(reading, READ, reap)
 
 
-def _heed_no_signals() -> None:
-    """No signal that only asks ends or stops the sandbox: gVisor does not keep them from PID 1, and not root alone may send them (spawn.Taking).
+def _handle_signals() -> None:
+    """Install handlers, so that no signal that can be handled ends or stops the sandbox.
 
-    Faults are left as they are: whoever heeds none goes on with what failed. So is SIGPIPE, which Python ignores.
+    gVisor does not protect PID 1 from signals, and processes of ``user`` may send them at times (``as_process_user``).
+    Signals of faults keep their action: PID 1 must not continue after a fault. Python ignores SIGPIPE.
     """
-    for number in (*ASKING, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)):
-        # Not SIG_IGN: that would pass through exec to every program that is started (execve(2)).
-        signal.signal(number, lambda _number, _frame: None)
+    for number in (*HANDLED_SIGNALS, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)):
+        # Not SIG_IGN, which every program that is started would inherit over exec (execve(2)).
+        signal.signal(number, _ignore_signal)
+
+
+def _ignore_signal(_number: int, _frame: object) -> None:
+    """Do nothing."""
 
 
 def main() -> None:
-    """The first and last function of the sandbox."""
-    _heed_no_signals()
+    """Run as PID 1 until the deadline, a shutdown, or the end of the link."""
+    _handle_signals()
     os.umask(0o022)
     os.chdir("/")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    # No core files; and of all limits that leave none, 1 alone keeps a kernel from giving them to a program instead (core(5)).
+    # No core files. A limit of 0 would still pass cores to a program that the kernel is configured with; 1 does not (core(5)).
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     cores = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (cores, cores))
-    # The link moves out of the way of the standard descriptors, so that no child and no stray print can touch it.
+    # The link leaves the standard descriptors, so that neither a child nor stray output can reach it.
     fd_in, fd_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    Guest(fd_in, fd_out).run()
+    loop = Loop()
+    start(loop, fd_in, fd_out)
+    loop.run()
     kill_all()
     os._exit(0)

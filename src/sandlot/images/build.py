@@ -147,9 +147,9 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # Kernels run on the image's python and node, which have everything; sudo.py and shell.py on the guest's, beside the others.
+    # Kernels of Python and JavaScript run on the image's interpreters, which have everything.
     own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
-    interpreter.check_imports(own, base, beside=[name.removesuffix(".py") for name in programs])
+    interpreter.check_imports(own, base, beside=[Path(path).stem for path in programs])
 
     root = folder / TREE
     tree.link(base, root)
@@ -158,10 +158,10 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
         (below / inside).parent.mkdir(parents=True, exist_ok=True)
         (below / inside).write_bytes(text)
     interpreter.compile_zip(interpreter.argv_in(base), below, root / "guest.zip", f"{payload.GUEST_ROOT}/guest.zip", runner)
-    for name, text in programs.items():
-        (root / "programs" / name).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        (root / "programs" / name).write_bytes(text)
-        (root / "programs" / name).chmod(0o644)
+    for path, text in programs.items():
+        (root / path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        (root / path).write_bytes(text)
+        (root / path).chmod(0o644)
     (root / payload.VOLUMES).mkdir(mode=0o755)
     tree.settle_times(root, since_s=plan.BUILD_TIME_S + 1, to_s=plan.BUILD_TIME_S)
     _write_manifest(folder, root, {"name": "guest", "built_s": int(time.time())})

@@ -27,7 +27,7 @@ HOME = "/home/user"
 OUTPUT = "/output"
 OWNED = "/usr/local"
 
-SUDO = f'#!/bin/sh\nexec {" ".join(INTERPRETER_ARGV)} {GUEST_ROOT}/programs/sudo.py "$@"\n'
+SUDO = f'#!/bin/sh\nexec {" ".join(INTERPRETER_ARGV)} {GUEST_ROOT}/helpers/sudo.py "$@"\n'
 """Set-uid bits mean nothing in a gVisor sandbox, so ``sudo`` asks the guest, which runs as root."""
 
 _FOLDERS: Mapping[str, tuple[int, int]] = {

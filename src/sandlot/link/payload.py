@@ -13,9 +13,10 @@ Layout below ``/.sandlot``::
     lib/python3.X/lib-dynload/    extension modules
     lib/python3XX.zip             the standard library that the guest needs, byte code, stored
     bin/python3                   the interpreter
-    guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.programs, byte code, stored
-    programs/                     kernel.py with sandlot_kernel/, values.py (image's python), sudo.py and shell.py (own interpreter),
-                                  shell.bash (image's bash), javascript.mjs with openssl.cnf (image's node)
+    guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.helpers, byte code, stored
+    helpers/                      sudo.py with values.py (own interpreter)
+    kernel_programs/              python/kernel.py with sandlot_kernel/ and values.py (image's python), bash/kernel.py with values.py
+                                  (own interpreter) and init.bash (image's bash), javascript/ (image's node)
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ GUEST_ARGV = (
 )
 """PID 1 of every sandbox. Its stdin and stdout are the link; stderr is the guest's log."""
 
-_PLAIN = ("kernel.py", "shell.py", "sudo.py")
-"""Programs that are files of their own: the image's python, or a script of the image, starts them by their path."""
+_SUDO = "helpers/sudo.py"
+"""A helper that is a file of its own, because a script of the image starts it by its path."""
 
-_OTHERS = ("javascript.mjs", "openssl.cnf", "shell.bash")
-"""Programs of other languages, and what they are started with."""
-
-_KERNEL = "sandlot_kernel"
-"""The modules of ``kernel.py``: a folder beside it."""
+_KERNEL_PROGRAMS = "kernel_programs"
+_KERNEL_PACKAGE = f"{_KERNEL_PROGRAMS}/python/sandlot_kernel"
+_ON_GUEST_INTERPRETER = ("helpers/", f"{_KERNEL_PROGRAMS}/bash/kernel.py", f"{_KERNEL_PROGRAMS}/bash/values.py")
+_VALUES_BESIDE = ("helpers", f"{_KERNEL_PROGRAMS}/python", f"{_KERNEL_PROGRAMS}/bash", _KERNEL_PACKAGE)
+"""Folders of programs that read and write messages: each gets a copy of ``protocol/values.py``."""
 
 
 def program_argv(name: str) -> tuple[str, ...]:
-    """How a program of ``sandlot.guest.programs`` is started on the guest's interpreter, whatever the image has.
+    """Return the command that starts a helper on the guest's interpreter, whatever the image has.
 
     Args:
-        name: The module's.
+        name: Name of a module of ``sandlot.guest.helpers``.
     """
-    start = f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.programs.{name} import main; main()"
+    start = f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.helpers.{name} import main; main()"
     # Names of files are UTF-8 whatever the environment says (PEP 540); what is none comes through by PEP 383.
     return (*INTERPRETER_ARGV, "-X", "utf8", "-c", start)
 
@@ -64,27 +65,35 @@ def guest_sources() -> Mapping[str, bytes]:
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
-    for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels", "guest/sockets"):
-        sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root.joinpath(room))})
-    inside = "guest/programs"
-    sources.update({f"sandlot/{inside}/{name}": text for name, text in _modules(root.joinpath(inside)) if name not in _PLAIN})
-    return sources
+    for package in ("protocol", "guest"):
+        sources.update(_modules(root / package, f"sandlot/{package}"))
+    files_of_their_own = (f"sandlot/guest/{_SUDO}", f"sandlot/guest/{_KERNEL_PROGRAMS}/")
+    return {path: source for path, source in sources.items() if not path.startswith(files_of_their_own)}
 
 
 def programs() -> Mapping[str, bytes]:
-    """The files of ``programs/``: path inside it -> source."""
+    """Return the programs that are files of their own: path below ``/.sandlot`` -> source."""
     root = resources.files("sandlot")
-    inside = root / "guest" / "programs"
-    files = {name: (inside / name).read_bytes() for name in (*_PLAIN, *_OTHERS)}
-    files.update({f"{_KERNEL}/{name}": text for name, text in _modules(inside / _KERNEL)})
-    for values in ("values.py", f"{_KERNEL}/values.py"):
-        files[values] = (root / "protocol" / "values.py").read_bytes()
+    guest = root / "guest"
+    files = {_SUDO: (guest / _SUDO).read_bytes()}
+    pending = [_KERNEL_PROGRAMS]
+    while pending:
+        folder = pending.pop()
+        for entry in (guest / folder).iterdir():
+            if entry.name == "__init__.py" and folder != _KERNEL_PACKAGE:
+                continue  # only the sources of Sandlot are packages
+            if entry.is_file():
+                files[f"{folder}/{entry.name}"] = entry.read_bytes()
+            elif entry.name != "__pycache__":
+                pending.append(f"{folder}/{entry.name}")
+    values = (root / "protocol" / "values.py").read_bytes()
+    files.update({f"{folder}/values.py": values for folder in _VALUES_BESIDE})
     return files
 
 
-def runs_on_the_image(name: str) -> bool:
-    """Whether one of ``programs()`` runs on the image's python, bash or node, not on the guest's interpreter."""
-    return name == "kernel.py" or name in _OTHERS or name.startswith(f"{_KERNEL}/")
+def runs_on_the_image(path: str) -> bool:
+    """Return whether one of ``programs()`` runs on the image's python, bash or node, not on the guest's interpreter."""
+    return not path.startswith(_ON_GUEST_INTERPRETER)
 
 
 def digest() -> str:
@@ -95,5 +104,17 @@ def digest() -> str:
     return total.hexdigest()
 
 
-def _modules(folder: Traversable) -> list[tuple[str, bytes]]:
-    return [(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.is_file() and entry.name.endswith(".py")]
+def _modules(folder: Traversable, path: str) -> dict[str, bytes]:
+    """Return the modules in a folder and below it: path -> source.
+
+    Args:
+        folder: Folder to walk.
+        path: Path of the folder in the result.
+    """
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found.update(_modules(entry, f"{path}/{entry.name}"))
+        elif entry.name.endswith(".py"):
+            found[f"{path}/{entry.name}"] = entry.read_bytes()
+    return found

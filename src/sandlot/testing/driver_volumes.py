@@ -113,7 +113,7 @@ async def _put(subject: Subject, *volumes: Attachment) -> None:
     if hub is None:
         return
     request = values.encode_message({"gone": [], "there": [[f"{hub}/{each.slot}", each.path, each.read_only] for each in volumes]})
-    call = await subject.link.processes.start(ProcessSpec(argv=program_argv("attaching"), user=User.ROOT, cwd="/", stdin=True))
+    call = await subject.link.processes.start(ProcessSpec(argv=program_argv("volumes"), user=User.ROOT, cwd="/", stdin=True))
     async with call:
         await call.write(request)
         call.close_stdin()

@@ -1,60 +1,16 @@
-"""A guest's life: services that it dials, rest and another waking, its deadline, and its end."""
+"""A guest's life: rest and another waking, its deadline, and its end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sandlot.link.services import GuestStream
 from sandlot.link.types import Display, LinkClosedReason, Output
 from sandlot.model.errors import SandlotError
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import Limits, ProcessSpec, shell_argv
 from tests.conformance.guest.conftest import open_sandbox
-
-DIAL = """
-import socket, sys
-sys.path.insert(0, "/.sandlot/programs")
-import values
-def dial(service, args):
-    link = socket.socket(socket.AF_UNIX)
-    link.settimeout(60)
-    link.connect("/run/sandlot/guest.sock")
-    link.sendall(values.encode_message({"op": "dial", "service": service, "args": args}))
-    return link
-"""
-
-
-async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
-    """Gives back what it gets, its arguments first."""
-    await stream.write(repr(dict(args)).encode() + b"\n")
-    async for item in stream:
-        assert isinstance(item, bytes)
-        await stream.write(item)
-    stream.end()
-
-
-async def test_code_inside_reaches_a_service_of_the_host_over_a_stream(tmp_path: Path, isolation: str) -> None:
-    async with open_sandbox(tmp_path, isolation=isolation, services={"echo": echo}) as inside:
-        code = (
-            DIAL + "import hashlib, threading\n"
-            "body = bytes(range(256)) * 8000\n"
-            "link = dial('echo', {'n': 1})\n"
-            "file = link.makefile('rb')\n"
-            "print(file.readline().decode().strip())\n"
-            "def feed():\n"
-            "    link.sendall(body)\n"
-            "    link.shutdown(socket.SHUT_WR)\n"
-            "thread = threading.Thread(target=feed); thread.start()\n"
-            "print(file.read() == body); thread.join()\n"
-            "print(dial('no-such-service', {}).recv(10))\n"
-        )
-        text, told, result = await inside.cell(code)
-        assert result.status == "ok", told
-        assert text == "{'n': 1}\nTrue\nb''\n"
 
 
 async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: Path) -> None:

@@ -1,30 +1,35 @@
-"""What PID 1 sets up for itself and for all that it starts. It runs in a pid namespace of its own, because in the end it kills all processes."""
+"""Set-up of PID 1, and the table of handlers. PID 1 runs in its own pid namespace, because it kills all processes at its end."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
 from typing import Any
+from unittest.mock import MagicMock
 
-from sandlot.guest.main import ASKING
+import pytest
+
+from sandlot.guest import main as module
+from sandlot.guest.loop import Loop
+from sandlot.guest.main import HANDLED_SIGNALS, start
+from sandlot.guest.rpc import RpcServer
+from sandlot.protocol import schema
 
 STARTED = """
 import json, os, resource, subprocess, sys
 from sandlot.guest import main
 
-class Guest:
-    def __init__(self, fd_in, fd_out):
-        self.fd_out = fd_out
+def start(loop, fd_in, fd_out):
+    print("stray", flush=True)
+    child = subprocess.run(["grep", "^SigIgn", "/proc/self/status"], capture_output=True, check=True, text=True)
+    facts = {"core": resource.getrlimit(resource.RLIMIT_CORE), "ignored": int(child.stdout.split()[1], 16)}
+    os.write(fd_out, json.dumps(facts).encode())
+    loop.stop()
 
-    def run(self):
-        print("stray", flush=True)
-        child = subprocess.run(["grep", "^SigIgn", "/proc/self/status"], capture_output=True, check=True, text=True)
-        facts = {"core": resource.getrlimit(resource.RLIMIT_CORE), "ignored": int(child.stdout.split()[1], 16)}
-        os.write(self.fd_out, json.dumps(facts).encode())
-
-main.Guest = Guest
+main.start = start
 main.main()
 """
 
@@ -41,7 +46,7 @@ def facts() -> dict[str, Any]:
 
 
 def test_programs_inherit_no_ignored_signal() -> None:
-    assert [int(number) for number in ASKING if facts()["ignored"] & (1 << (number - 1))] == []
+    assert [int(number) for number in HANDLED_SIGNALS if facts()["ignored"] & (1 << (number - 1))] == []
 
 
 def test_core_limit_is_1() -> None:
@@ -50,3 +55,18 @@ def test_core_limit_is_1() -> None:
 
 def test_stray_output_of_the_guest_does_not_reach_the_link() -> None:
     assert b"stray" not in started()
+
+
+def test_every_call_of_the_schema_has_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[str] = []
+    monkeypatch.setattr(RpcServer, "serve", lambda _self, handlers: served.extend(handlers))
+    for name in ("_reap_on_sigchld", "SudoServer", "PackageProxy"):
+        monkeypatch.setattr(module, name, MagicMock())
+    reading, writing = os.pipe()
+    try:
+        start(Loop(), reading, writing)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+    assert sorted(served) == sorted(schema.CALLS)

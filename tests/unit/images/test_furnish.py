@@ -28,7 +28,7 @@ def test_an_empty_tree_gets_all_that_a_sandbox_needs(tmp_path: Path) -> None:
     assert status(tmp_path, "root") == (0o700, 0, 0)
     assert status(tmp_path, "usr/bin/sudo") == (0o755, 0, 0)
     assert (tmp_path / "usr/bin/sudo").read_text(encoding="utf-8") == (
-        '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/programs/sudo.py "$@"\n'
+        '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/helpers/sudo.py "$@"\n'
     )
     assert (tmp_path / "etc/deep/er/x.conf").read_text(encoding="utf-8") == "x\n"
     assert status(tmp_path, "etc/deep/er/x.conf") == (0o644, 0, 0)
@@ -38,8 +38,8 @@ def test_an_empty_tree_gets_all_that_a_sandbox_needs(tmp_path: Path) -> None:
 def test_sudo_of_an_image_belongs_to_one_generation() -> None:
     """An image that was built before keeps its sudo, beside a guest layer that is newer: whoever changes it raises the generation."""
     assert (recipe.GENERATION, furnish.SUDO) == (
-        2,
-        '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/programs/sudo.py "$@"\n',
+        3,
+        '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/helpers/sudo.py "$@"\n',
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sandlot.images import interpreter
@@ -36,7 +38,7 @@ def test_the_key_depends_on_what_the_guest_may_import(monkeypatch: pytest.Monkey
 
 def test_roots_name_all_that_the_guest_imports() -> None:
     own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
-    beside = [name.removesuffix(".py") for name in payload.programs()]
+    beside = [Path(path).stem for path in payload.programs()]
     unknown = unknown_imports({**payload.guest_sources(), **own}, {*ROOTS, *beside})
     # Extension modules come with the module that is written around them: _socket with socket.
     assert {name: files for name, files in unknown.items() if not name.startswith("_")} == {}

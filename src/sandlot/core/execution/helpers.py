@@ -1,4 +1,4 @@
-"""Programs of Sandlot that run inside a sandbox to walk, pack or watch its files (``guest/programs/``).
+"""Programs of Sandlot that run inside a sandbox to walk, pack or watch its files (``guest/helpers/``).
 
 Helpers run on the guest's own interpreter, whatever the image contains, as ordinary processes of the requested user: they may do what this user may,
 and count against the memory, time and processes of the sandbox.
@@ -232,7 +232,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
 
     Args:
         sandbox: Sandbox of the helper.
-        name: Name of a module of ``guest/programs/``.
+        name: Name of a module of ``guest/helpers/``.
         request: First message to the helper.
         user: User that the helper runs as.
         holds: Keep the sandbox from being idle while the helper runs.

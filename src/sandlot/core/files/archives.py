@@ -1,6 +1,6 @@
 """Folders in and out of a sandbox as streamed tar archives.
 
-Programs inside the sandbox do the work (``guest/programs/{packing,unpacking}.py``), so it does not depend on the image. Unpacked files take
+Programs inside the sandbox do the work (``guest/helpers/{pack,unpack}.py``), so it does not depend on the image. Unpacked files take
 space on the sandbox's own disk, which limits them.
 
 Invariants:
@@ -84,7 +84,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
         SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "packing", {"path": path, "gzip": compress}, user=user)
+    helper = await helpers.start(sandbox, "pack", {"path": path, "gzip": compress}, user=user)
     try:
         async with sandbox.connection():
             await anext(helper, None)  # the program's first message: the path is open
@@ -110,7 +110,7 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
         SandlotError: The sandbox has ended. Exceptions of ``chunks`` are passed on.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "unpacking", {"path": path, "entries": ENTRIES}, user=user)
+    helper = await helpers.start(sandbox, "unpack", {"path": path, "entries": ENTRIES}, user=user)
     result = await helper.feed(chunks)
     return Unpacked(*(_number(result.get(name)) for name in ("files", "folders", "links", "bytes")))
 

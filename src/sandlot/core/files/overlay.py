@@ -1,6 +1,6 @@
 """Overlays: the files of a sandbox that differ from its image, kept as one file on the host and applied to the same image again.
 
-A program inside the sandbox packs and applies the files (``guest/programs/layer.py``). It runs as root on the guest's own interpreter, so it
+A program inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). It runs as root on the guest's own interpreter, so it
 does not depend on the image or the isolation. The host only passes its bytes on. The host tells the program which files the image has; the
 sandbox can see these anyway.
 
@@ -25,7 +25,7 @@ from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
 
-PROGRAM = "layer"
+PROGRAM = "overlay"
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 WRITE_BYTES = 4 * 1024 * 1024

@@ -1,6 +1,6 @@
 """Watches on folders of a sandbox: entries that are created, modified, removed or moved.
 
-A program inside the sandbox watches (``guest/programs/watching.py``): with inotify where the sandbox has it, as both isolations do, otherwise
+A program inside the sandbox watches (``guest/helpers/watch.py``): with inotify where the sandbox has it, as both isolations do, otherwise
 by scanning. :class:`FolderWatch` streams the events to one client. :class:`BufferedFolderWatch`, a watcher of the HTTP API, keeps them until a
 client asks.
 
@@ -114,7 +114,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
         SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "watching", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
+    helper = await helpers.start(sandbox, "watch", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
     try:
         async with sandbox.connection():
             message = await anext(helper, None)

@@ -39,7 +39,7 @@ from sandlot.model.ports import Change, DriverCapability
 from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed, slots
 from sandlot.model.states import State
 
-PROGRAM = "attaching"
+PROGRAM = "volumes"
 
 
 def mount_step(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> SetupStep:

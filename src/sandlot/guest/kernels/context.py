@@ -1,380 +1,429 @@
-"""A context: a language, a kernel that keeps its state, and the cells that wait for it.
+"""A code context: a language, the kernel that keeps its variables, and the cells that wait for the kernel.
 
-Laws:
-- One cell at a time; the others wait in order. A cell's timeout begins when the cell does, not when it is sent.
-- An interrupt is SIGINT to the kernel's group, said again after ``AGAIN_S`` for those to whom the first did not get through;
-  whoever does not heed it in ``GRACE_S`` is killed, with all that it has started.
-- A kernel that died is started anew by the next cell; the cell that it died in says so. Its children die with it.
-- What waits is aborted where a cell before it that asked for that fails, or the context is restarted or removed.
+Invariants:
+- One cell runs at a time; the others wait in order. The timeout of a cell begins with the cell, not with its request.
+- An interrupt is SIGINT to the kernel's process group, sent again after ``SIGNAL_AGAIN_S``. A kernel that runs on after ``KILL_AFTER_S``
+  is killed with everything that it started.
+- After a kernel has died, the next cell starts a new one. The cell that the kernel died in reports it.
+- Queued cells are aborted if a cell before them fails that has ``stop_on_error``, and if the context is restarted or removed.
+
+``context_state`` has the states; this module performs the actions.
 """
 
 from __future__ import annotations
 
 import os
 
-from sandlot.guest.calls import Refusal
-from sandlot.guest.kernels import family
-from sandlot.guest.kernels.cells import epitaph
-from sandlot.guest.kernels.kernel import Kernel, Owner
-from sandlot.guest.kernels.starts import LATE, Starts
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.errors import RpcError
+from sandlot.guest.kernels import context_state as states
+from sandlot.guest.kernels.cell import kernel_death_message
+from sandlot.guest.kernels.kernel import KernelEventHandler
+from sandlot.guest.kernels.starter import START_ORDER, start_timeout_s
 from sandlot.protocol.fast_imports import deque, signal
+from sandlot.protocol.schema import STDERR
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from sandlot.guest.flow.loop import Timer
-    from sandlot.guest.kernels.cells import Cell
-    from sandlot.guest.kernels.service import Kernels
-    from sandlot.guest.main import Guest
+    from sandlot.guest.identity import SandboxIdentity
+    from sandlot.guest.kernels.cell import Cell
+    from sandlot.guest.kernels.cell_store import CellStore
+    from sandlot.guest.kernels.kernel import KernelProcess
+    from sandlot.guest.kernels.oom import OomWatcher
+    from sandlot.guest.kernels.starter import KernelStarter
+    from sandlot.guest.loop import Loop, Timer
 
-AGAIN_S, GRACE_S = 1.0, 2.0
-BELL_S = 0.02
-"""When a kernel is asked for what it has kept back of a cell: most cells are over by then, and are told in one piece."""
-BEGUN_S = 0.3
-"""How long an interrupt waits for a kernel to say that it has begun the cell: before that it may not hear of it."""
+SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
+FLUSH_REQUEST_S = 0.02
+"""Seconds after which a kernel is asked for delayed output of its cell. Most cells end earlier and are reported in one piece."""
+CELL_START_S = 0.3
+"""Seconds that an interrupt waits for the start of its cell; before that, the kernel may ignore a signal."""
 
 
-class Context(Owner):
-    """One of them.
+class CodeContext(KernelEventHandler):
+    """One code context.
 
     Args:
-        guest: The guest.
-        kernels: All of them.
-        name: Its id.
-        language: Of its cells.
-        cwd: Where its kernel starts.
-        env: Added to the sandbox's environment.
+        loop: The guest's loop.
+        identity: Environment and entropy of the sandbox.
+        starter: Starts kernels.
+        oom: Tells whether a kernel ran out of memory.
+        cells: Cells that are remembered.
+        name: Id of the context.
+        language: Language of its cells.
+        cwd: Directory in which its kernel starts.
+        env: Variables that are added to those of the sandbox.
+        on_activity: Called when a cell has started or ended.
+
+    Attributes:
+        cell: The running cell.
+        queue: Cells that wait.
+        kernel: Its kernel, also while that ends.
+        state: One of ``context_state``.
     """
 
     __slots__ = (
-        "_bell",
-        "_guest",
-        "_has_begun",
-        "_is_up",
-        "_kernels",
-        "_starts",
+        "_attempt",
+        "_cells",
+        "_env",
+        "_execution_count",
+        "_flush_timer",
+        "_identity",
+        "_last_cell",
+        "_loop",
+        "_on_activity",
+        "_oom",
+        "_starter",
         "_timer",
-        "_verdict",
-        "_why",
         "cell",
-        "count",
         "cwd",
-        "env",
-        "is_removed",
         "kernel",
         "language",
-        "last",
         "name",
         "queue",
+        "state",
     )
 
-    def __init__(self, guest: Guest, kernels: Kernels, name: str, language: str, cwd: str, env: dict[str, str]) -> None:
-        self._guest = guest
-        self._kernels = kernels
+    def __init__(
+        self,
+        loop: Loop,
+        identity: SandboxIdentity,
+        starter: KernelStarter,
+        oom: OomWatcher,
+        cells: CellStore,
+        name: str,
+        language: str,
+        cwd: str,
+        env: dict[str, str],
+        on_activity: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._identity = identity
+        self._starter = starter
+        self._oom = oom
+        self._cells = cells
+        self._on_activity = on_activity
+        self._env = env
         self.name = name
         self.language = language
         self.cwd = cwd
-        self.env = env
-        self.kernel: Kernel | None = None
+        self.state = states.STOPPED
+        self.kernel: KernelProcess | None = None
         self.cell: Cell | None = None
-        self.last: Cell | None = None
         self.queue: deque[Cell] = deque()
-        self.count = 0
-        self.is_removed = False
-        self._is_up = False
-        self._has_begun = False
-        self._starts = Starts(guest, kernels, self)
+        self._last_cell: Cell | None = None
+        """The last cell that was sent: output of the pipes belongs to it."""
+        self._execution_count = 0
+        self._attempt = 0
+        """Number in ``START_ORDER`` of the way to start the next kernel."""
         self._timer: Timer | None = None
-        self._bell: Timer | None = None
-        self._why = ""
-        self._verdict = ""
+        """Deadline of a kernel's start, of a cell, or of an interrupt: of whatever the state waits for."""
+        self._flush_timer: Timer | None = None
 
     @property
-    def state(self) -> str:
-        """A word of schema.KERNEL_STATES."""
-        if self.cell is not None:
-            return "busy"
-        if self.kernel is not None:
-            return "idle" if self._is_up else "starting"
-        return "starting" if self._starts.is_taking else "stopped"
+    def reported_state(self) -> str:
+        """The state that clients see: one of ``schema.KERNEL_STATES``."""
+        return states.REPORTED[self.state]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables of the sandbox and the context."""
+        return {**self._identity.env, **self._env}
 
     def describe(self) -> dict[str, Any]:
-        """A record of ``kernel.list``."""
+        """Return the context's record of ``kernel.list``."""
         return {
             "kernel": self.name,
             "language": self.language,
             "cwd": self.cwd,
-            "state": self.state,
-            "execution_count": self.count,
+            "state": self.reported_state,
+            "execution_count": self._execution_count,
             "pid": None if self.kernel is None else self.kernel.pid,
         }
 
-    def environment(self) -> dict[str, str]:
-        """What its kernel has."""
-        return environment(account("user"), self._guest.env, self.env)
-
-    # -- what the host asks -------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def submit(self, cell: Cell) -> None:
-        """Run a cell after those before it."""
+        """Queue a cell; it runs after the cells queued before it."""
         self.queue.append(cell)
-        self._next()
+        self._run_next()
+
+    def start(self) -> None:
+        """Start a kernel if there is none.
+
+        Raises:
+            RpcError: The image has nothing that runs the language, or the program cannot be started.
+        """
+        self._apply(states.KERNEL_NEEDED)
 
     def interrupt(self) -> bool:
-        """Interrupt the cell that runs; whether there was one."""
-        if self.cell is None or self._verdict:
+        """Interrupt the running cell; return whether there was one."""
+        if not states.has_interruptible_cell(self.state):
             return False
-        if not self._why:
-            self._interrupt("interrupt")
+        self._interrupt("interrupt")
         return True
 
     def abort(self, cell: Cell, why: str) -> None:
-        """A cell that waits will not run."""
+        """End a queued cell without running it."""
         if cell in self.queue:
             self.queue.remove(cell)
             _abort(cell, why)
 
     def restart(self) -> None:
-        """End the kernel; what waits is aborted, and the next cell starts a new one."""
-        self._abort_all("The context was restarted before its turn came.")
-        self._starts.forget()
-        self._end()
+        """End the kernel and abort queued cells; the next cell starts a new kernel."""
+        self._abort_queue("The context was restarted before its turn came.")
+        self._attempt = 0
+        self.end_kernel("killed")
 
     def remove(self) -> None:
-        """It will not be used again."""
-        self.is_removed = True
-        self._abort_all("The context was removed before its turn came.")
-        self._end()
+        """End the kernel and abort queued cells; the context is not used again."""
+        self._abort_queue("The context was removed before its turn came.")
+        self._apply(states.REMOVE, "killed")
 
-    def _end(self) -> None:
-        if self.cell is not None:
-            self.cell.outputs.rushes = True
-        self.kill("killed")
+    def end_kernel(self, reason: str) -> None:
+        """Kill the kernel, if there is one, with everything that it started.
 
-    def woken(self) -> None:
-        """The sandbox begins a life: a kernel that lived before parts from its clones in randomness and environment."""
-        if self.kernel is not None:
-            self._wake(self.kernel, "")  # it stays where its cells have gone
-
-    def part(self) -> None:
-        """The sandbox is a copy from now on: nobody here waits for cells that have not begun."""
-        self._abort_all("It waited in the sandbox that this one is a copy of.")
-        self.last = self.cell
-
-    # -- the kernel's life --------------------------------------------------------------------------------------------
-
-    def boot(self) -> None:
-        """See to it that there is a kernel, or will be.
-
-        Raises:
-            Refusal: The image has nothing that runs the language, or it does not start.
+        Args:
+            reason: ``killed``, ``died``, ``oom`` or ``late``: what its cell reports.
         """
-        if self.kernel is None and not self._starts.is_taking:
-            self._starts.begin()
+        self._apply(states.KERNEL_ENDING, reason)
 
-    def adopt(self, kernel: Kernel) -> None:
-        """This is its kernel from now on."""
-        self.kernel = kernel
-        self.count = 0
-        self._is_up = False
-        self._verdict = ""
-        self._starts.watch(self.queue[0].timeout_s if self.queue else None)
-        self._wake(kernel, self.cwd)
-        kernel.serve(self)
-
-    def _wake(self, kernel: Kernel, cwd: str) -> None:
-        kernel.wake({**self._guest.env, **self.env}, self._guest.waking.draw(), cwd)
-
-    def kill(self, verdict: str) -> None:
-        """Kill the kernel and its family; its cell says so by the verdict."""
-        if self.kernel is not None and not self._verdict:
-            self._verdict = verdict
-            self.kernel.kill()
-            self._hurry(self.kernel)
-
-    def reaped(self, status: int, peak_bytes: int) -> None:
-        """The kernel's process ended by itself, or was killed by somebody else; its children end with it."""
-        if self.kernel is None:
-            return
-        if not self._verdict:
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            self._verdict = "oom" if killed and self._kernels.memory.explains(peak_bytes) else "died"
-        self.kernel.ended()
-        self._hurry(self.kernel)
-
-    def _hurry(self, kernel: Kernel) -> None:
-        """The kernel is gone: its end is told and the next one begins, also where nobody reads what it said."""
-        if self.cell is not None:
-            self.cell.outputs.rushes = True
-        kernel.read_on()
-
-    def on_broken(self) -> None:
-        """It breaks the wire."""
-        self.kill("died")
-
-    def on_over(self) -> None:
-        """The kernel is gone, and all that it said was handed on."""
-        kernel, self.kernel = self.kernel, None
-        verdict, self._verdict = self._verdict, ""
-        was_up, self._is_up = self._is_up, False
-        self._quiet()
-        if was_up:
-            self._starts.forget()
-        if self.cell is not None:
-            self.cell.fail("KernelDied", epitaph(verdict, self.language, began=True, late=bool(self._why)))
-            self._finish("killed" if verdict == "died" and self._why else verdict)
-        elif not was_up and kernel is not None:
-            self._never_started(kernel, verdict)
-        self._next()
-
-    def _never_started(self, kernel: Kernel, verdict: str) -> None:
-        """A program ended before it was a kernel: try again, or say so to the cell that waits."""
-        if verdict == "killed" or self._starts.failed(verdict):
-            return
-        if self.queue:
-            cell = self.queue.popleft()
-            text = kernel.started_text
-            if text:
-                cell.outputs.buffers[2].append(text.encode())
-            status = "died" if verdict == LATE else verdict
-            cell.fail("KernelDied", epitaph(status, self.language, began=False, late=verdict == LATE))
-            cell.finish(status, 0)
-
-    # -- cells --------------------------------------------------------------------------------------------------------
-
-    def refused(self, refusal: Refusal) -> None:
-        """There is no kernel to be had."""
-        self._refuse(refusal)
-        self._next()
-
-    def _refuse(self, refusal: Refusal) -> None:
-        if self.queue:
-            cell = self.queue.popleft()
-            cell.fail("KernelError", refusal.message)
-            cell.finish("died", 0)
-
-    def _next(self) -> None:
-        """Begin the next cell, where there is one and a kernel for it."""
-        while self.queue and self.cell is None and not self.is_removed:
-            if self.kernel is None:
-                try:
-                    self.boot()
-                except Refusal as refusal:
-                    self._refuse(refusal)
-                    continue
-            if self.kernel is None or not self._is_up or self._verdict:
-                return
-            self._begin(self.kernel, self.queue.popleft())
-
-    def _begin(self, kernel: Kernel, cell: Cell) -> None:
-        self.cell = self.last = cell
-        self._why = ""
-        self._has_begun = False
-        cell.begin()
-        cell.on_sent = kernel.read_on
-        kernel.direct(cell)
-        if cell.timeout_s is not None:
-            self._timer = self._guest.loop.after(cell.timeout_s, lambda: self._interrupt("timeout"))
-        kernel.send(
-            {"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history}
-        )
-        self._bell = self._guest.loop.after(BELL_S, kernel.ring)
-        self._kernels.memory.watch()
-
-    def _interrupt(self, why: str) -> None:
-        if self.cell is None or self.kernel is None or self._verdict:
-            return
-        self._why = why
-        # Whoever is interrupted must be able to say so, also where nobody has read what it said before.
-        self.cell.outputs.rushes = True
-        self.kernel.read_on()
-        if self._has_begun:
-            self._signal()
-        else:
-            self.kernel.ring()
-            self._set_timer(BEGUN_S, self._signal)
-
-    def _signal(self) -> None:
+    def on_wake(self) -> None:
+        """Give the kernel the environment of this wake, and entropy that its copies in other sandboxes do not have."""
         if self.kernel is not None:
-            self._interrupt_kernel(self.kernel)
-            self._set_timer(AGAIN_S, self._signal_again)
+            self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # it stays in the directory that its cells chose
 
-    def _interrupt_kernel(self, kernel: Kernel) -> None:
-        if self.language == "javascript" and self.cell is not None:
-            # node hears of a signal only when its event loop turns; a thread of its kernel listens all the time.
-            kernel.send({"op": "interrupt", "cell": self.cell.id})
-        family.interrupt(kernel.pid)
+    def on_copied(self) -> None:
+        """Abort queued cells: their clients wait for the sandbox that this one is a copy of."""
+        self._abort_queue("It waited in the sandbox that this one is a copy of.")
+        self._last_cell = self.cell
 
-    def _signal_again(self) -> None:
-        if self.kernel is not None:
-            self._interrupt_kernel(self.kernel)
-            self._set_timer(GRACE_S - AGAIN_S, lambda: self.kill("killed"))
-
-    def _set_timer(self, delay_s: float, callback: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._guest.loop.after(delay_s, callback)
-
-    def _set_no_timer(self) -> None:
-        for timer in (self._timer, self._bell):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._bell = None
-
-    def _quiet(self) -> None:
-        """No timer of a cell or a kernel that is gone."""
-        self._set_no_timer()
-        self._starts.settle()
+    # -- events of the kernel ------------------------------------------------------------------------------------------
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """The cell that a kernel speaks of, where it is one of this context's."""
+        """Return the cell that the kernel's message is about, if it belongs to this context and is still known."""
         if id_ is None or (self.cell is not None and self.cell.id == id_):
             return self.cell
-        return self._kernels.cell_of(id_, self.name)
+        return self._cells.get(id_, of_context=self.name)
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """The kernel said something."""
-        if not self._is_up:
-            self._is_up = True
-            self._quiet()
-            self._next()
+        """Handle a message of the kernel; the first one completes its start."""
+        if self._apply(states.KERNEL_READY):
+            self._run_next()
         kind = message["event"]
         if kind == "ready":
             return
         cell = self.cell_of(message.pop("cell"))
         if cell is None:
             return
-        if kind == "done":
-            if cell is self.cell:
-                self.count = message["count"]
-                status = "ok" if message["ok"] else "error"
-                self._finish("timeout" if self._why == "timeout" else status)
-                self._next()
-            return
-        cell.tell(message, size)
-        if kind == "started" and cell is self.cell and not self._has_begun:
-            self._has_begun = True
-            if self._why:
-                self._signal()
+        if kind != "done":
+            cell.add_event(message, size)
+            if kind == "started" and cell is self.cell:
+                self._apply(states.CELL_STARTED)
+        elif cell is self.cell:
+            self._execution_count = message["count"]
+            self._apply(states.CELL_DONE, "ok" if message["ok"] else "error")
+            self._run_next()
 
-    def on_piped(self) -> None:
-        """One of the pipes gave something."""
-        if self.last is not None:
-            self.last.pump()
+    def on_output(self) -> None:
+        """Send new output to the clients of the cell."""
+        if self._last_cell is not None:
+            self._last_cell.pump()
 
-    def _finish(self, status: str) -> None:
-        cell, self.cell = self.cell, None
-        self._set_no_timer()
-        if cell is None:
+    def on_violation(self) -> None:
+        """End a kernel that breaks the protocol."""
+        self.end_kernel("died")
+
+    def on_exit(self, status: int, peak_bytes: int) -> None:
+        """End what is left of a kernel whose process has ended."""
+        was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        self.end_kernel("oom" if was_killed and self._oom.explains(peak_bytes) else "died")
+
+    def on_killed(self, reason: str) -> None:
+        """End what is left of a kernel that the guest has killed for its memory. A kernel that was killed for another reason exits."""
+        if reason == "oom":
+            self.end_kernel(reason)
+
+    def on_gone(self) -> None:
+        """Report the end of the kernel and start the next one if cells wait."""
+        self._apply(states.KERNEL_GONE)
+        self._run_next()
+
+    # -- actions -------------------------------------------------------------------------------------------------------
+
+    def _apply(self, event: str, detail: str = "") -> bool:
+        """Change the state as an event demands, and perform the actions of the change; return whether the event had any effect.
+
+        Args:
+            event: One of ``context_state``.
+            detail: Reason for the end of a kernel, or status of a cell.
+
+        Raises:
+            RpcError: The kernel that the event demands cannot be started.
+        """
+        before = self.state
+        self.state, actions = states.step(before, event)
+        has_effect = bool(actions) or self.state != before
+        for action in actions:
+            if action == states.FINISH_CELL:
+                self._finish_cell(detail)
+            elif action == states.END_KERNEL:
+                self._end_kernel(detail)
+            else:
+                _ACTIONS[action](self)
+        return has_effect
+
+    def _run_next(self) -> None:
+        """Send the next queued cell, or start a kernel for it."""
+        while self.queue:
+            try:
+                self._apply(states.CELL_QUEUED)
+            except RpcError as error:
+                self._refuse_first(error)
+            else:
+                return
+
+    def _start_kernel(self) -> None:
+        try:
+            self._starter.start(self.language, self.env, self.cwd, self._attempt, self._on_created, self._on_refused)
+        except RpcError:
+            self._apply(states.START_REFUSED)
+            raise
+
+    def _on_created(self, kernel: KernelProcess, attempt: int) -> None:
+        self.kernel = kernel
+        self._attempt = attempt
+        self._apply(states.KERNEL_CREATED)
+
+    def _on_refused(self, error: RpcError) -> None:
+        self._apply(states.START_REFUSED)
+        self._refuse_first(error)
+        self._run_next()
+
+    def _refuse_first(self, error: RpcError) -> None:
+        if self.queue:
+            cell = self.queue.popleft()
+            cell.fail("KernelError", error.message)
+            cell.finish("died", 0)
+
+    def _serve_kernel(self) -> None:
+        if self.kernel is not None:
+            self._execution_count = 0
+            self._set_timer(start_timeout_s(self.queue[0].timeout_s if self.queue else None), lambda: self.end_kernel("late"))
+            self.kernel.wake(self.env, self._identity.fresh_entropy(), self.cwd)
+            self.kernel.serve(self)
+
+    def _settle_start(self) -> None:
+        self._attempt = 0
+        self._cancel_timers()
+
+    def _discard_kernel(self) -> None:
+        if self.kernel is not None:
+            self.kernel.discard()
+            self.kernel = None
+
+    def _send_cell(self) -> None:
+        if self.kernel is None:
             return
-        cell.finish(status, self.count)
+        cell = self.cell = self._last_cell = self.queue.popleft()
+        cell.begin()
+        cell.on_sent = self.kernel.resume_reading
+        if cell.timeout_s is not None:
+            self._set_timer(cell.timeout_s, lambda: self._interrupt("timeout"))
+        self.kernel.execute(cell)
+        self._flush_timer = self._loop.call_later(FLUSH_REQUEST_S, self.kernel.request_flush)
+        self._on_activity()
+
+    def _interrupt(self, cause: str) -> None:
+        if self._apply(states.INTERRUPT) and self.cell is not None:
+            self.cell.interrupt_cause = cause
+            self._ignore_backpressure()
+
+    def _defer_signal(self) -> None:
+        if self.kernel is not None:
+            self.kernel.request_flush()
+            self._set_timer(CELL_START_S, self._signal)
+
+    def _signal(self) -> None:
+        self._signal_kernel()
+        self._set_timer(SIGNAL_AGAIN_S, self._signal_again)
+
+    def _signal_again(self) -> None:
+        self._signal_kernel()
+        self._set_timer(KILL_AFTER_S - SIGNAL_AGAIN_S, lambda: self.end_kernel("killed"))
+
+    def _signal_kernel(self) -> None:
+        if self.kernel is not None and self.cell is not None:
+            # node sees a signal only when its event loop turns; a thread of its kernel reads messages all the time.
+            self.kernel.interrupt(self.cell, by_message=self.language == "javascript")
+
+    def _end_kernel(self, reason: str) -> None:
+        self._cancel_timers()
+        if self.kernel is not None:
+            self.kernel.end(reason)
+            self._ignore_backpressure()
+
+    def _ignore_backpressure(self) -> None:
+        """Read on from the kernel although its clients do not: the cell's end has to arrive."""
+        if self.cell is not None:
+            self.cell.outputs.ignores_backpressure = True
+        if self.kernel is not None:
+            self.kernel.resume_reading()
+
+    def _finish_cell(self, status: str) -> None:
+        if self.cell is not None:
+            self._close_cell(self.cell, self.cell.interrupt_cause if self.cell.interrupt_cause == "timeout" else status)
+
+    def _fail_cell(self) -> None:
+        if self.cell is not None and self.kernel is not None:
+            reason, was_interrupted = self.kernel.end_reason, bool(self.cell.interrupt_cause)
+            self.cell.fail("KernelDied", kernel_death_message(reason, self.language, began=True, late=was_interrupted))
+            self._close_cell(self.cell, "killed" if reason == "died" and was_interrupted else reason)
+
+    def _close_cell(self, cell: Cell, status: str) -> None:
+        self.cell = None
+        self._cancel_timers()
+        cell.finish(status, self._execution_count)
         if cell.stop_on_error and status != "ok":
-            self._abort_all("A cell before it failed.")
-        self._kernels.finished()
+            self._abort_queue("A cell before it failed.")
+        self._on_activity()
 
-    def _abort_all(self, why: str) -> None:
+    def _retry_start(self) -> None:
+        """Use the next way to start a kernel from now on; if there is none, report to the first queued cell why the start failed."""
+        kernel = self.kernel
+        if kernel is None or kernel.end_reason == "killed":
+            return
+        if kernel.end_reason == "died" and self._attempt + 1 < len(START_ORDER[self.language]):
+            self._attempt += 1
+            return
+        self._attempt = 0
+        if self.queue:
+            cell = self.queue.popleft()
+            if kernel.startup_text:
+                cell.outputs.buffers[STDERR].append(kernel.startup_text.encode())
+            is_late = kernel.end_reason == "late"
+            status = "died" if is_late else kernel.end_reason
+            cell.fail("KernelDied", kernel_death_message(status, self.language, began=False, late=is_late))
+            cell.finish(status, 0)
+
+    def _release_kernel(self) -> None:
+        self.kernel = None
+        self._cancel_timers()
+
+    def _set_timer(self, delay_s: float, callback: Callable[[], object]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, callback)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._flush_timer = None
+
+    def _abort_queue(self, why: str) -> None:
         while self.queue:
             _abort(self.queue.popleft(), why)
 
@@ -382,3 +431,18 @@ class Context(Owner):
 def _abort(cell: Cell, why: str) -> None:
     cell.fail("Aborted", f"It was not run. {why}")
     cell.finish("aborted", 0)
+
+
+_ACTIONS: dict[str, Callable[[CodeContext], None]] = {
+    states.START_KERNEL: CodeContext._start_kernel,  # noqa: SLF001 - the class's own table
+    states.SERVE_KERNEL: CodeContext._serve_kernel,  # noqa: SLF001
+    states.DISCARD_KERNEL: CodeContext._discard_kernel,  # noqa: SLF001
+    states.SETTLE_START: CodeContext._settle_start,  # noqa: SLF001
+    states.SEND_CELL: CodeContext._send_cell,  # noqa: SLF001
+    states.DEFER_SIGNAL: CodeContext._defer_signal,  # noqa: SLF001
+    states.SIGNAL: CodeContext._signal,  # noqa: SLF001
+    states.FAIL_CELL: CodeContext._fail_cell,  # noqa: SLF001
+    states.RETRY_START: CodeContext._retry_start,  # noqa: SLF001
+    states.RELEASE_KERNEL: CodeContext._release_kernel,  # noqa: SLF001
+}
+"""Action -> how it is performed; ``FINISH_CELL`` and ``END_KERNEL`` have an argument more."""

@@ -1,11 +1,12 @@
-"""One kernel process: started or taken over, spoken to over a socket pair, heard in order, killed with its family.
+"""One kernel process: its descriptors, the messages to and from it, its end.
 
-Laws:
-- What it says is bounded and checked; a kernel that breaks the wire is killed.
-- What C code and children write to the two pipes is read before each message that was written after it.
-- Where a cell's follower does not read, nothing more is read of its kernel; everything else goes on.
-- All that it wrote before its end is handed on before its end is told.
-- Of what it says, ``AT_ONCE`` messages are handled in one turn of the loop: a talkative kernel takes nobody else's turn.
+Invariants:
+- Messages of a kernel are bounded and validated. A kernel that sends anything else is killed.
+- The pipes, which C code and children of the kernel write to, are read before each message that was sent after that output.
+- If the buffer of a cell is full because its client does not read, nothing more is read from its kernel; everything else continues.
+- Everything that the kernel wrote before its end is delivered before its end is reported.
+- At most ``MESSAGES_PER_TURN`` messages are handled in one turn of the loop, so that a busy kernel does not delay other work.
+- The kernel has no descriptor by which it could block a write of the guest: the two ends of the flush pipe are separate open files.
 """
 
 from __future__ import annotations
@@ -13,230 +14,329 @@ from __future__ import annotations
 import os
 import select
 
-from sandlot.guest.flow.loop import READ, READ_BYTES, WRITE
-from sandlot.guest.flow.outputs import Outputs
-from sandlot.guest.flow.pipes import DRAIN_READS, OutputPipe
-from sandlot.guest.kernels import family
-from sandlot.guest.kernels.messages import checked
-from sandlot.guest.spawn import account, environment
+from sandlot.guest.kernels.kernel_events import parse_event
+from sandlot.guest.loop import READ, READ_BYTES, WRITE
+from sandlot.guest.output import OutputLog
+from sandlot.guest.pipes import DRAIN_READS, OutputPipe, open_pipe
+from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+from sandlot.protocol.fast_imports import socket
 from sandlot.protocol.schema import STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from resource import struct_rusage
     from typing import Any
 
-    from sandlot.guest.kernels.cells import Cell
-    from sandlot.guest.kernels.ends import Ends
-    from sandlot.guest.main import Guest
+    from sandlot.guest.kernels.cell import Cell
+    from sandlot.guest.kernels.process_group import ProcessGroup
+    from sandlot.guest.loop import Loop
 
-AT_ONCE = 64
-REAP_S = 0.2
-"""How long a kernel that has closed its socket may live on."""
+MESSAGES_PER_TURN = 64
+EXIT_S = 0.2
+"""Seconds between the end of a kernel's socket and its kill, in which its process is expected to end."""
+MAX_STARTUP_TEXT_BYTES = 4096
 
 
-class Owner:
-    """Who hears a kernel."""
+class KernelPipes:
+    """The descriptors of a kernel: a socket, two output pipes, and for kernels that delay output a pipe that requests a flush.
+
+    Args:
+        has_flush_pipe: True if the kernel delays output.
+
+    Attributes:
+        socket: The guest's end of the socket.
+        out: The guest's end of standard output.
+        err: The guest's end of standard error.
+        flush: The guest's end of the flush pipe; -1 without one.
+    """
+
+    __slots__ = ("_kernel_err", "_kernel_flush", "_kernel_out", "_kernel_socket", "err", "flush", "out", "socket")
+
+    def __init__(self, *, has_flush_pipe: bool = False) -> None:
+        self.socket, self._kernel_socket = socket.socketpair()
+        self._kernel_flush, self.flush = open_pipe() if has_flush_pipe else (-1, -1)
+        self.out, self._kernel_out = open_pipe(roomy=True)
+        self.err, self._kernel_err = open_pipe(roomy=True)
+
+    @property
+    def kernel_output(self) -> tuple[int, int]:
+        """The kernel's standard output and standard error."""
+        return self._kernel_out, self._kernel_err
+
+    @property
+    def kernel_channel(self) -> list[int]:
+        """The kernel's end of the socket and, if there is one, of the flush pipe."""
+        return [self._kernel_socket.fileno(), *([self._kernel_flush] if self._kernel_flush >= 0 else [])]
+
+    def close_kernel_ends(self) -> None:
+        """Close the kernel's ends, which its process has inherited or received."""
+        self._kernel_socket.close()
+        os.close(self._kernel_out)
+        os.close(self._kernel_err)
+        if self._kernel_flush >= 0:
+            os.close(self._kernel_flush)
+
+    def close(self) -> None:
+        """Close the guest's ends: there will be no kernel."""
+        self.socket.close()
+        os.close(self.out)
+        os.close(self.err)
+        if self.flush >= 0:
+            os.close(self.flush)
+
+
+class KernelEventHandler:
+    """Receives the events of one kernel."""
 
     __slots__ = ()
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """It said something: anything but output."""
+        """Handle any message but output.
+
+        Args:
+            message: The validated message.
+            size: Its encoded size in bytes.
+        """
         raise NotImplementedError
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """The cell that it speaks of, where that is its own and known still; None as the id is the one that runs."""
+        """Return the cell that a message is about, if it belongs to this kernel and is still known; the running cell for None."""
         raise NotImplementedError
 
-    def on_piped(self) -> None:
-        """One of its pipes gave something."""
+    def on_output(self) -> None:
+        """Handle new output of a pipe."""
         raise NotImplementedError
 
-    def on_broken(self) -> None:
-        """It is no kernel any more: kill it."""
+    def on_violation(self) -> None:
+        """Handle a kernel that breaks the protocol, or has closed its socket and lives on: it has to be ended."""
         raise NotImplementedError
 
-    def on_over(self) -> None:
-        """It is gone, and all that it said was handed on."""
+    def on_exit(self, status: int, peak_bytes: int) -> None:
+        """Handle the end of the process, unless :meth:`KernelProcess.end` has caused it: the kernel has to be ended.
+
+        Args:
+            status: Wait status.
+            peak_bytes: The most memory that the process had.
+        """
+        raise NotImplementedError
+
+    def on_killed(self, reason: str) -> None:
+        """Handle a kill by another part of the guest: ``oom`` or ``pids``."""
+        raise NotImplementedError
+
+    def on_gone(self) -> None:
+        """Handle the end of a kernel that was ended: everything that it had written was delivered."""
         raise NotImplementedError
 
 
-class Kernel:
-    """One process.
+class KernelProcess:
+    """One kernel process.
 
     Args:
-        guest: The guest.
-        pid: It; it leads its session.
-        ends: The guest's ends.
-        number: Its mark.
-        env: What of its environment is the sandbox's or its context's, not its user's account's.
+        loop: The guest's loop.
+        pid: The process, which leads its session.
+        pipes: The guest's ends of its descriptors.
+        group: The process and everything that it starts.
+        env: Its variables that come from the sandbox or the context, not from the account of its user.
+
+    Attributes:
+        pid: The process.
+        end_reason: Why the kernel was ended: ``killed``, ``died``, ``oom`` or ``late``; empty while it lives.
+        handler: Receiver of its events; None if no context uses it.
+        on_unused_exit: Called if the process ends while it has no handler.
     """
 
     __slots__ = (
-        "_bell",
-        "_found",
-        "_gone",
-        "_guest",
-        "_is_broken",
-        "_is_closed",
-        "_look",
-        "_messages",
-        "_out",
-        "_over",
-        "_owner",
-        "_rest",
-        "_sink",
+        "_channel_closed",
+        "_env",
+        "_flush_fd",
+        "_group",
+        "_is_done",
+        "_is_paused",
+        "_loop",
+        "_next_event",
+        "_outgoing",
+        "_output_pipes",
+        "_output_poll",
+        "_reader",
         "_socket",
-        "_stalled",
-        "env",
-        "killed",
-        "number",
+        "_startup_output",
+        "_undelivered",
+        "end_reason",
+        "handler",
+        "on_unused_exit",
         "pid",
-        "pipes",
     )
 
-    def __init__(self, guest: Guest, pid: int, ends: Ends, number: int, env: dict[str, str]) -> None:
-        self._guest = guest
-        self.env = env
+    def __init__(self, loop: Loop, pid: int, pipes: KernelPipes, group: ProcessGroup, env: dict[str, str]) -> None:
         self.pid = pid
-        self.number = number
-        self._socket = ends.socket
+        self.end_reason = ""
+        self.handler: KernelEventHandler | None = None
+        self.on_unused_exit: Callable[[], object] | None = None
+        self._loop = loop
+        self._env = env
+        self._group = group
+        self._socket = pipes.socket
         self._socket.setblocking(False)
-        self._bell = ends.bell
-        if self._bell >= 0:
-            os.set_blocking(self._bell, False)
-        self._messages = values.MessageReader(MESSAGE_MAX_BYTES)
-        self._out = bytearray()
-        self._found: tuple[dict[str, Any], int] | None = None
-        self._rest: tuple[Cell, int, memoryview] | None = None
-        self._stalled = False
-        self._gone = False
-        self._is_closed = False
-        self._is_broken = False  # nothing that it says counts any more
-        self._over = False
-        self.killed = False
-        self._owner: Owner | None = None
-        self._sink = Outputs((STDOUT, STDERR))  # what is printed before the first cell is nobody's
-        self.pipes = [OutputPipe(guest.loop, fd, channel, self._sink, self._piped) for fd, channel in ((ends.out, STDOUT), (ends.err, STDERR))]
-        self._look = select.poll()
-        for pipe in self.pipes:
-            self._look.register(pipe.fd, select.POLLIN)
-        family.mark(pid, number)
-        guest.pids.watch()
+        self._flush_fd = pipes.flush
+        if self._flush_fd >= 0:
+            os.set_blocking(self._flush_fd, False)
+        self._reader = values.MessageReader(MESSAGE_MAX_BYTES)
+        self._outgoing = bytearray()
+        self._next_event: tuple[dict[str, Any], int] | None = None
+        self._undelivered: tuple[Cell, int, memoryview] | None = None
+        """Output for which the buffer of its cell had no room."""
+        self._is_paused = False
+        """True if reading was stopped until there is room, or until other work had its turn."""
+        self._channel_closed = False
+        """True if the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
+        self._is_done = False
+        self._startup_output = OutputLog((STDOUT, STDERR))
+        self._output_pipes = [
+            OutputPipe(loop, fd, channel, self._startup_output, self._on_output) for fd, channel in ((pipes.out, STDOUT), (pipes.err, STDERR))
+        ]
+        self._output_poll = select.poll()
+        for pipe in self._output_pipes:
+            self._output_poll.register(pipe.fd, select.POLLIN)
 
     @property
-    def started_text(self) -> str:
-        """The last of what it wrote to standard error before it was a kernel: why it did not become one."""
-        buffer = self._sink.buffers[STDERR]
-        return buffer.read(buffer.start, 4096).decode("utf-8", "replace")
+    def startup_text(self) -> str:
+        """The last text that it wrote to standard error before its first cell: it says why a start failed."""
+        buffer = self._startup_output.buffers[STDERR]
+        return buffer.read(buffer.start, MAX_STARTUP_TEXT_BYTES).decode("utf-8", "replace")
 
-    def serve(self, owner: Owner) -> None:
-        """Speak to it from now on."""
-        self._owner = owner
-        self._guest.loop.watch(self._socket.fileno(), READ, self._ready)
-        if self._messages.buffered_bytes:
-            self._guest.loop.soon(self._hand_on)
+    # -- before it is used ---------------------------------------------------------------------------------------------
 
-    def unread(self) -> int:
-        """How many bytes it has said so far to whom it will serve: they are taken in for that."""
-        self._messages.feed((not self._gone and self._receive()) or b"")
-        return self._messages.buffered_bytes
+    def serve(self, handler: KernelEventHandler) -> None:
+        """Read its messages from now on and pass its events to ``handler``."""
+        self.handler = handler
+        self._loop.watch(self._socket.fileno(), READ, self._on_socket)
+        if self._reader.buffered_bytes:
+            self._loop.call_soon(self._deliver)
+
+    def read_ahead(self) -> int:
+        """Read what it has sent, for the handler that it will serve, and return the number of bytes that wait for that handler."""
+        self._reader.feed((not self.end_reason and self._receive()) or b"")
+        return self._reader.buffered_bytes
 
     def when_heard(self, callback: Callable[[], object]) -> None:
-        """Call back once it has said its first word, or is gone. That is left for whom it will serve; who does so before calls for it."""
+        """Call back once its first message, or the end of its socket, can be read. The message stays for :meth:`serve`, which must come later."""
         descriptor = self._socket.fileno()
-        if self._messages.buffered_bytes:
-            self._guest.loop.soon(callback)
+        if self._reader.buffered_bytes:
+            self._loop.call_soon(callback)
             return
 
         def heard(_mask: int) -> None:
-            self._guest.loop.unwatch(descriptor)
+            self._loop.unwatch(descriptor)
             callback()
 
-        self._guest.loop.watch(descriptor, READ, heard)
+        self._loop.watch(descriptor, READ, heard)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def send(self, message: dict[str, Any]) -> None:
-        """Say something to it."""
-        self._out += values.encode_message(message)
+        """Send a message."""
+        self._outgoing += values.encode_message(message)
         self._write()
 
+    def execute(self, cell: Cell) -> None:
+        """Send a cell; what comes by the pipes belongs to this cell from now on."""
+        for pipe in self._output_pipes:
+            pipe.redirect(cell.outputs)
+        self.send({"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history})
+
     def wake(self, env: dict[str, str], entropy: bytes, cwd: str) -> None:
-        """A life begins, or a context takes it: what is new is told before its next cell.
+        """Send what has changed since the sandbox woke or since a context took the kernel; it applies before the next cell.
 
         Args:
-            env: As ``Kernel.env``, from now on. What cells made of a variable that stays as it is stays theirs.
-            entropy: That nobody else is given.
-            cwd: Where it is to be; empty is where it is.
+            env: As in the constructor. A variable that is the same as before keeps the value that cells gave it.
+            entropy: 64 bytes that nothing else receives.
+            cwd: New working directory; empty for no change.
         """
-        changed, gone = difference(self.env, env)
-        if gone:
-            own = environment(account("user"))
-            changed.update({name: own[name] for name in gone if name in own})
-            gone = [name for name in gone if name not in own]
-        self.env = env
-        self.send({"op": "wake", "entropy": entropy, "env": changed, "gone": gone, "cwd": cwd})
+        changed, removed = difference(self._env, env)
+        if removed:
+            of_account = build_environment(lookup_account("user"))
+            changed.update({name: of_account[name] for name in removed if name in of_account})
+            removed = [name for name in removed if name not in of_account]
+        self._env = env
+        self.send({"op": "wake", "entropy": entropy, "env": changed, "gone": removed, "cwd": cwd})
 
-    def ring(self) -> None:
-        """A cell takes its time: what the kernel has kept back of it is wanted now."""
-        if self._bell >= 0:
+    def request_flush(self) -> None:
+        """Ask the kernel for the messages that it delays."""
+        if self._flush_fd >= 0:
             try:
-                os.write(self._bell, b"\0")
-            except OSError:  # it has not heard thousands of them, or is gone
+                os.write(self._flush_fd, b"\0")
+            except OSError:  # it has ignored thousands of requests, or has ended
                 return
 
-    def direct(self, cell: Cell) -> None:
-        """What comes by the pipes is that cell's from now on."""
-        for pipe in self.pipes:
-            pipe.redirect(cell.outputs)
+    def interrupt(self, cell: Cell, *, by_message: bool) -> None:
+        """Interrupt its process group.
 
-    def read_on(self) -> None:
-        """There may be room for more."""
-        for pipe in self.pipes:
+        Args:
+            cell: The running cell.
+            by_message: True if a message tells the kernel as well.
+        """
+        if by_message:
+            self.send({"op": "interrupt", "cell": cell.id})
+        self._group.interrupt()
+
+    def resume_reading(self) -> None:
+        """Read on, because there may be room for output again."""
+        for pipe in self._output_pipes:
             pipe.refresh()
-        if self._stalled:
-            self._stalled = False
-            self._guest.loop.soon(self._hand_on)
+        if self._is_paused:
+            self._is_paused = False
+            self._loop.call_soon(self._deliver)
 
-    def kill(self) -> None:
-        """Kill it and its family. What it has said until now is handed on, then its end is told. Idempotent."""
-        if not self.killed:
-            self.killed = True
-            family.end(self.pid, self.number)
-            self.ended()
-
-    def ended(self) -> None:
-        """The process is gone. Idempotent."""
-        if self._gone:
+    def end(self, reason: str) -> None:
+        """Kill the process and everything that it started; ``on_gone`` follows when all that it wrote was delivered. Idempotent."""
+        if self.end_reason:
             return
-        self._gone = True
-        if not self.killed:
-            family.end(self.pid, self.number)
-        self._guest.loop.unwatch(self._socket.fileno())
+        self.end_reason = reason
+        self._group.kill()
+        self._loop.unwatch(self._socket.fileno())
         for _ in range(DRAIN_READS):
             data = self._receive()
-            if not data or self._is_broken:
+            if not data:
                 break
-            self._messages.feed(data)
-        self._guest.loop.soon(self._hand_on)
+            self._reader.feed(data)
+        self._loop.call_soon(self._deliver)
 
     def discard(self) -> None:
-        """Kill it; nobody wants to hear of it any more."""
-        self._owner = None
-        self.kill()
+        """Kill the process and report nothing more."""
+        self.handler = None
+        self.end("killed")
         self._close()
 
-    # -- in -----------------------------------------------------------------------------------------------------------
+    # -- as a child of the guest ---------------------------------------------------------------------------------------
 
-    def _piped(self) -> None:
-        if self._owner is not None:
-            self._owner.on_piped()
+    def on_exit(self, status: int, usage: struct_rusage) -> None:
+        """Handle the end of the process."""
+        if self.end_reason:
+            return
+        if self.handler is not None:
+            self.handler.on_exit(status, usage.ru_maxrss * 1024)
+        elif self.on_unused_exit is not None:
+            self.on_unused_exit()
 
-    def _ready(self, mask: int) -> None:
+    def on_killed(self, reason: str) -> None:
+        """Handle a kill of the process by another part of the guest."""
+        if self.handler is not None and not self.end_reason:
+            self.handler.on_killed(reason)
+
+    # -- messages and output of the kernel -----------------------------------------------------------------------------
+
+    def _on_output(self) -> None:
+        if self.handler is not None:
+            self.handler.on_output()
+
+    def _on_socket(self, mask: int) -> None:
         if mask & WRITE:
             self._write()
-        if mask & ~WRITE and not self._gone:
+        if mask & ~WRITE and not self.end_reason:
             self._read()
 
     def _read(self) -> None:
@@ -244,143 +344,142 @@ class Kernel:
         if data is None:
             return
         if not data:
-            # About to be reaped, which says how it ended; or closed on purpose, and then it is no kernel any more.
-            self._is_closed = True
+            # Its process is about to be reaped, which tells how it ended. If it has closed the socket and lives on, it is a kernel no more.
+            self._channel_closed = True
             self._watch()
-            self._guest.loop.after(REAP_S, self._break)
+            self._loop.call_later(EXIT_S, self._report_violation)
             return
-        self._messages.feed(data)
-        self._hand_on()
+        self._reader.feed(data)
+        self._deliver()
 
     def _receive(self) -> bytes | None:
-        """What there is; None where nothing is, empty at the end."""
+        """Return what can be read: None for nothing now, empty at the end."""
+        if self._channel_closed:
+            return b""
         try:
-            return self._guest.loop.scratch.read(self._socket.fileno())
+            return self._loop.read_buffer.read(self._socket.fileno())
         except BlockingIOError:
             return None
         except OSError:
             return b""
 
-    def _break(self) -> None:
-        if self._owner is not None and not self.killed and not self._gone:
-            self._owner.on_broken()
+    def _report_violation(self) -> None:
+        if self.handler is not None and not self.end_reason:
+            self.handler.on_violation()
 
-    def _hand_on(self) -> None:
-        """Hand on all that there is room for."""
-        if self._over or self._stalled or self._owner is None:
+    def _deliver(self) -> None:
+        """Deliver messages and output as far as there is room."""
+        if self._is_done or self._is_paused or self.handler is None:
             return
         try:
-            done = self._hand_on_all()
+            is_complete = self._deliver_buffered()
         except (values.BadValue, LookupError, TypeError, ValueError, AttributeError):
-            self._is_broken = True
-            self._messages.clear()
-            if self._gone:
-                self._guest.loop.soon(self._hand_on)
+            self._channel_closed = True
+            self._reader.clear()
+            if self.end_reason:
+                self._loop.call_soon(self._deliver)
             else:
-                self._break()
+                self._report_violation()
             return
-        if not done:
-            self._stalled = True
-            if not self._gone:
+        if not is_complete:
+            self._is_paused = True
+            if not self.end_reason:
                 self._watch()
-        elif self._gone:
-            self._over = True
+        elif self.end_reason:
+            self._is_done = True
             self._close()
-            self._owner.on_over()
+            self.handler.on_gone()
         else:
             self._watch()
 
-    def _hand_on_all(self) -> bool:
-        """Whether there is nothing left."""
+    def _deliver_buffered(self) -> bool:
+        """Deliver what was read; return whether nothing is left."""
         drained = False
-        for number in range(AT_ONCE + 1):
-            if self._owner is None:
+        for number in range(MESSAGES_PER_TURN + 1):
+            if self.handler is None:
                 break
-            if number == AT_ONCE:
-                self._guest.loop.soon(self._go_on)
+            if number == MESSAGES_PER_TURN:
+                self._loop.call_soon(self._continue_turn)
                 return False
-            if not self._pour():
+            if not self._deliver_output():
                 return False
-            self._found = self._found or self._next()
-            if self._found is None:
-                return not self._gone or self._drain()
-            message, size = self._found
-            # What a cell writes comes after its beginning, however soon. One look is enough for all messages that are here by now.
-            if message["event"] != "started" and not (drained := drained or self._drain()):
+            self._next_event = self._next_event or self._parse_next()
+            if self._next_event is None:
+                return not self.end_reason or self._drain_pipes()
+            message, size = self._next_event
+            # The output of a cell comes after its start. One look at the pipes is enough for all messages that have arrived by now.
+            if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
-            self._found = None
+            self._next_event = None
             if message["event"] == "output":
-                cell = self._owner.cell_of(message["cell"])
+                cell = self.handler.cell_of(message["cell"])
                 if cell is not None:
-                    self._rest = (cell, message["channel"], memoryview(message["data"]))
+                    self._undelivered = (cell, message["channel"], memoryview(message["data"]))
             elif message["event"] == "sync":
-                self._answer(message["number"])
+                self._confirm(message["number"])
             else:
-                self._owner.on_message(message, size)
+                self.handler.on_message(message, size)
         return True
 
-    def _answer(self, number: int) -> None:
-        """Everything before it was taken in. A kernel that does not read its answers goes on without."""
-        if not self._out:
+    def _confirm(self, number: int) -> None:
+        """Confirm that everything before a ``sync`` was taken in, unless the kernel has not read the last confirmation."""
+        if not self._outgoing:
             self.send({"op": "synced", "number": number})
 
-    def _go_on(self) -> None:
-        """The others had their turn."""
-        if self._stalled:
-            self._stalled = False
-            self._hand_on()
+    def _continue_turn(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._deliver()
 
-    def _drain(self) -> bool:
-        """Read what is in the pipes; whether that was all. Most times there is nothing, which one look tells of both."""
-        return not self._look.poll(0) or all([pipe.drain() for pipe in self.pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
+    def _drain_pipes(self) -> bool:
+        """Read what is in the pipes; return whether that was everything. Most times both are empty, which one poll(2) tells."""
+        return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
-    def _pour(self) -> bool:
-        """Put what is left of an output where it belongs, as far as that wants it; whether nothing is left."""
-        while self._rest is not None:
-            cell, channel, data = self._rest
-            if not cell.outputs.wants(channel):
+    def _deliver_output(self) -> bool:
+        """Put output into the buffer of its cell as far as there is room; return whether nothing is left."""
+        while self._undelivered is not None:
+            cell, channel, data = self._undelivered
+            if not cell.outputs.may_read(channel):
                 return False
             cell.outputs.buffers[channel].append(bytes(data[:READ_BYTES]))
-            self._rest = (cell, channel, data[READ_BYTES:]) if len(data) > READ_BYTES else None
+            self._undelivered = (cell, channel, data[READ_BYTES:]) if len(data) > READ_BYTES else None
             cell.pump()
         return True
 
-    def _next(self) -> tuple[dict[str, Any], int] | None:
-        """The next whole message, and how long it was."""
-        raw = self._messages.take()
-        return None if raw is None else (checked(values.decode(raw)), len(raw))
-
-    # -- out ----------------------------------------------------------------------------------------------------------
+    def _parse_next(self) -> tuple[dict[str, Any], int] | None:
+        """Return the next complete message with its size in bytes."""
+        raw = self._reader.take()
+        return None if raw is None else (parse_event(values.decode(raw)), len(raw))
 
     def _write(self) -> None:
         try:
-            while self._out and not self._gone:
-                sent = self._socket.send(memoryview(self._out)[:65536])
-                del self._out[:sent]
+            while self._outgoing and not self.end_reason:
+                sent = self._socket.send(memoryview(self._outgoing)[:65536])
+                del self._outgoing[:sent]
         except BlockingIOError:
             pass
         except OSError:
             return  # the end of file follows
-        if self._owner is not None and not self._gone:
+        if self.handler is not None and not self.end_reason:
             self._watch()
 
     def _watch(self) -> None:
-        mask = (0 if self._stalled else READ) | (WRITE if self._out else 0)
-        if mask and not self._is_closed:
-            self._guest.loop.watch(self._socket.fileno(), mask, self._ready)
+        mask = (0 if self._is_paused else READ) | (WRITE if self._outgoing else 0)
+        if mask and not self._channel_closed:
+            self._loop.watch(self._socket.fileno(), mask, self._on_socket)
         else:
-            self._guest.loop.unwatch(self._socket.fileno())
+            self._loop.unwatch(self._socket.fileno())
 
     def _close(self) -> None:
-        self._guest.loop.unwatch(self._socket.fileno())
+        self._loop.unwatch(self._socket.fileno())
         self._socket.close()
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
-        for pipe in self.pipes:
+        if self._flush_fd >= 0:
+            os.close(self._flush_fd)
+            self._flush_fd = -1
+        for pipe in self._output_pipes:
             pipe.close()
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What is new or other in an environment, and the names that are gone. Pure."""
+    """Return the variables of an environment that are new or changed, and the names of those that are gone."""
     return {name: text for name, text in after.items() if before.get(name) != text}, [name for name in before if name not in after]

@@ -1,159 +1,171 @@
-"""How a kernel is heard: in order, all of it, and in turn with everything else."""
+"""Messages and output of a kernel: complete, in order, and without delaying other work."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sandlot.guest.flow.loop import Loop
-from sandlot.guest.flow.outputs import Outputs
-from sandlot.guest.kernels import family
 from sandlot.guest.kernels import kernel as module
-from sandlot.guest.kernels.ends import Ends
-from sandlot.guest.kernels.kernel import AT_ONCE, Kernel, Owner
+from sandlot.guest.kernels.kernel import MESSAGES_PER_TURN, KernelEventHandler, KernelPipes, KernelProcess
+from sandlot.guest.loop import Loop
+from sandlot.guest.output import OutputLog
 from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR, STDOUT
 
-TOLD = 5 * AT_ONCE + 3
+SENT = 5 * MESSAGES_PER_TURN + 3
 
 
-class Listener(Owner):
-    """What was heard, by the turn in which it was."""
+class Listener(KernelEventHandler):
+    """Messages by the turn of the loop in which they were handled."""
 
     def __init__(self) -> None:
         self.turns: list[list[int]] = [[]]
-        self.is_over = False
+        self.is_gone = False
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
         assert size > 0
-        assert not self.is_over
+        assert not self.is_gone
         self.turns[-1].append(message["count"])
 
-    def on_piped(self) -> None:
+    def on_output(self) -> None:
         pass
 
-    def on_over(self) -> None:
-        self.is_over = True
+    def on_gone(self) -> None:
+        self.is_gone = True
+
+
+class NoGroup:
+    """The group of a kernel that has no process."""
+
+    def kill(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Generator[Ends]:
-    monkeypatch.setattr(family, "mark", lambda _pid, _number: None)  # there is no process
-    monkeypatch.setattr(family, "end", lambda _pid, _number: None)
-    made = Ends()
-    yield made
-    made.theirs.close()
+def pipes() -> Generator[KernelPipes]:
+    pipes = KernelPipes()
+    yield pipes
+    socket_of(pipes).close()
 
 
-def started(ends: Ends, loop: Loop, env: dict[str, str] | None = None) -> Kernel:
-    """A kernel whose process is not there."""
-    return Kernel(SimpleNamespace(loop=loop, pids=SimpleNamespace(watch=lambda: None)), 1 << 22, ends, 1, env or {})  # type: ignore[arg-type]
+def socket_of(pipes: KernelPipes) -> socket.socket:
+    """Return the kernel's end of the socket."""
+    return pipes._kernel_socket  # noqa: SLF001 - the test is the kernel
 
 
-def end(kernel: Kernel, ends: Ends) -> None:
-    for fd in (ends.out_theirs, ends.err_theirs):
+def new_kernel(pipes: KernelPipes, loop: Loop, env: dict[str, str] | None = None) -> KernelProcess:
+    """Return a kernel that has no process."""
+    return KernelProcess(loop, 1 << 22, pipes, NoGroup(), env or {})  # type: ignore[arg-type]
+
+
+def end(kernel: KernelProcess, pipes: KernelPipes) -> None:
+    for fd in pipes.kernel_output:
         os.close(fd)
     kernel.discard()
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_one_that_says_much_is_heard_in_order_and_takes_nobody_elses_turn(ends: Ends, *, is_gone: bool) -> None:
+def test_many_messages_are_handled_in_order_and_in_several_turns(pipes: KernelPipes, *, is_gone: bool) -> None:
     loop, listener = Loop(), Listener()
-    kernel = started(ends, loop)
-    said = [values.encode_message({"event": "started", "cell": "c", "count": number}) for number in range(TOLD)]
-    ends.theirs.sendall(b"".join(said))
+    kernel = new_kernel(pipes, loop)
+    messages = [values.encode_message({"event": "started", "cell": "c", "count": number}) for number in range(SENT)]
+    socket_of(pipes).sendall(b"".join(messages))
     kernel.serve(listener)
     if is_gone:
-        for fd in (ends.out_theirs, ends.err_theirs):
+        for fd in pipes.kernel_output:
             os.close(fd)
-        kernel.ended()
-    for _ in range(TOLD):
-        loop.soon(lambda: None)
+        kernel.end("died")
+    for _ in range(SENT):
+        loop.call_soon(lambda: None)
         loop.turn()
         listener.turns.append([])
-    assert [number for turn in listener.turns for number in turn] == list(range(TOLD))
-    assert max(map(len, listener.turns)) <= 2 * AT_ONCE, "what was read, and what was put off"
+    assert [number for turn in listener.turns for number in turn] == list(range(SENT))
+    assert max(map(len, listener.turns)) <= 2 * MESSAGES_PER_TURN, "those that were read, and those that were postponed"
     if is_gone:
-        loop.soon(lambda: None)
+        loop.call_soon(lambda: None)
         loop.turn()
-        assert listener.is_over
+        assert listener.is_gone
     else:
-        end(kernel, ends)
+        end(kernel, pipes)
 
 
-def test_what_was_said_before_is_answered_for_and_who_takes_no_answers_gets_no_more(ends: Ends) -> None:
+def test_kernel_that_does_not_read_confirmations_gets_no_more(pipes: KernelPipes) -> None:
     loop, listener = Loop(), Listener()
-    kernel = started(ends, loop)
+    kernel = new_kernel(pipes, loop)
     kernel.serve(listener)
 
-    def say(*messages: dict[str, Any]) -> None:
-        ends.theirs.sendall(b"".join(map(values.encode_message, messages)))
-        loop.soon(lambda: None)
+    def send_messages(*messages: dict[str, Any]) -> None:
+        socket_of(pipes).sendall(b"".join(map(values.encode_message, messages)))
+        loop.call_soon(lambda: None)
         loop.turn()
 
-    say({"event": "started", "cell": "c", "count": 7}, {"event": "sync", "number": 1})
+    send_messages({"event": "started", "cell": "c", "count": 7}, {"event": "sync", "number": 1})
     assert listener.turns == [[7]]
-    assert values.decode(ends.theirs.recv(4096)[values.HEAD_BYTES :]) == {"op": "synced", "number": 1}
-    for number in range(20_000 // AT_ONCE):
-        say(*({"event": "sync", "number": number} for _ in range(AT_ONCE)))
-    assert len(kernel._out) < 100, "no more than one answer is kept"  # noqa: SLF001
-    say({"event": "started", "cell": "c", "count": 8})
+    assert values.decode(socket_of(pipes).recv(4096)[values.HEAD_BYTES :]) == {"op": "synced", "number": 1}
+    for number in range(20_000 // MESSAGES_PER_TURN):
+        send_messages(*({"event": "sync", "number": number} for _ in range(MESSAGES_PER_TURN)))
+    assert len(kernel._outgoing) < 100, "at most one confirmation is kept"  # noqa: SLF001
+    send_messages({"event": "started", "cell": "c", "count": 8})
     assert listener.turns == [[7, 8]]
-    end(kernel, ends)
+    end(kernel, pipes)
 
 
-def test_a_wake_tells_what_is_new_and_what_is_gone_and_leaves_the_rest_to_cells(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "environment", lambda _who: {"PATH": "/bin"})
+def test_wake_sends_only_variables_that_changed(pipes: KernelPipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "build_environment", lambda _account: {"PATH": "/bin"})
     loop, env = Loop(), {"KEPT": "1", "OTHER": "1", "GONE": "1", "PATH": "/opt"}
-    kernel = started(ends, loop, env)
+    kernel = new_kernel(pipes, loop, env)
 
-    def told() -> dict[str, Any]:
-        message: dict[str, Any] = values.decode(ends.theirs.recv(4096)[values.HEAD_BYTES :])
+    def received() -> dict[str, Any]:
+        message: dict[str, Any] = values.decode(socket_of(pipes).recv(4096)[values.HEAD_BYTES :])
         return message
 
     kernel.wake({"KEPT": "1", "OTHER": "2", "NEW": "3"}, b"entropy", "/here")
-    assert told() == {"op": "wake", "entropy": b"entropy", "env": {"OTHER": "2", "NEW": "3", "PATH": "/bin"}, "gone": ["GONE"], "cwd": "/here"}
+    assert received() == {"op": "wake", "entropy": b"entropy", "env": {"OTHER": "2", "NEW": "3", "PATH": "/bin"}, "gone": ["GONE"], "cwd": "/here"}
     kernel.wake({"NEW": "3"}, b"more", "")
-    assert told() == {"op": "wake", "entropy": b"more", "env": {}, "gone": ["KEPT", "OTHER"], "cwd": ""}
-    end(kernel, ends)
+    assert received() == {"op": "wake", "entropy": b"more", "env": {}, "gone": ["KEPT", "OTHER"], "cwd": ""}
+    end(kernel, pipes)
 
 
-class Follower(Owner):
-    """Notes how much of the pipes had been read when a message came."""
+class OrderRecorder(KernelEventHandler):
+    """Records how much of the pipes had been read when a message came."""
 
     def __init__(self) -> None:
-        self.outputs = Outputs((STDOUT, STDERR))
-        self.heard: list[tuple[str, int]] = []
+        self.outputs = OutputLog((STDOUT, STDERR))
+        self.messages: list[tuple[str, int]] = []
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
         del size
-        self.heard.append((message["event"], self.outputs.buffers[STDOUT].end))
+        self.messages.append((message["event"], self.outputs.buffers[STDOUT].end))
 
-    def on_piped(self) -> None:
+    def on_output(self) -> None:
         pass
 
 
 @pytest.fixture
-def piped(ends: Ends) -> Generator[Callable[[dict[str, Any]], Follower]]:
-    """Let a kernel send a message, and what was piped be noticed by nobody before the message is handled."""
-    loop, follower = Loop(), Follower()
-    kernel = started(ends, loop)
-    kernel.direct(SimpleNamespace(outputs=follower.outputs))  # type: ignore[arg-type]
+def piped(pipes: KernelPipes) -> Generator[Callable[[dict[str, Any]], OrderRecorder]]:
+    """Send a message, and write to a pipe so late that nothing reads it before the message is handled."""
+    loop, recorder = Loop(), OrderRecorder()
+    kernel = new_kernel(pipes, loop)
+    kernel.execute(SimpleNamespace(outputs=recorder.outputs, id="c", code="", env={}, silent=False, store_history=True))  # type: ignore[arg-type]
 
-    def send(message: dict[str, Any]) -> Follower:
-        ends.theirs.sendall(values.encode_message(message))
-        kernel.unread()
-        loop.soon(lambda: os.write(ends.out_theirs, b"piped"))
-        kernel.serve(follower)
+    def send(message: dict[str, Any]) -> OrderRecorder:
+        socket_of(pipes).sendall(values.encode_message(message))
+        kernel.read_ahead()
+        loop.call_soon(lambda: os.write(pipes.kernel_output[0], b"piped"))
+        kernel.serve(recorder)
         loop.turn()
-        return follower
+        return recorder
 
     yield send
-    end(kernel, ends)
+    end(kernel, pipes)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +177,13 @@ def piped(ends: Ends) -> Generator[Callable[[dict[str, Any]], Follower]]:
     ],
     ids=lambda message: str(message["event"]),
 )
-def test_pipes_are_read_before_a_message(piped: Callable[[dict[str, Any]], Follower], message: dict[str, Any]) -> None:
-    follower = piped(message)
+def test_pipes_are_read_before_a_message(piped: Callable[[dict[str, Any]], OrderRecorder], message: dict[str, Any]) -> None:
+    recorder = piped(message)
 
-    assert follower.heard == [(message["event"], len(b"piped"))]
+    assert recorder.messages == [(message["event"], len(b"piped"))]
 
 
-def test_pipes_are_not_read_before_a_cell_has_started(piped: Callable[[dict[str, Any]], Follower]) -> None:
-    follower = piped({"event": "started", "cell": "c", "count": 1})
+def test_pipes_are_not_read_before_a_cell_has_started(piped: Callable[[dict[str, Any]], OrderRecorder]) -> None:
+    recorder = piped({"event": "started", "cell": "c", "count": 1})
 
-    assert follower.heard == [("started", 0)]
+    assert recorder.messages == [("started", 0)]

@@ -39,7 +39,7 @@ _KINDS: Mapping[str, str] = {watch.CREATED: CREATE, watch.MODIFIED: WRITE, watch
 """A changed mode is a modification here: EVENT_TYPE_CHMOD is never told."""
 
 _PART = re.compile(r"\.[0-9a-f]{32}\.part")
-"""What a file is called until all of it has come (``guest/files/transfers.py``)."""
+"""What a file is called until all of it has come (``guest/fs/transfers.py``)."""
 
 KEEPALIVE: Mapping[str, Any] = {"event": {"keepalive": {}}}
 WATCH_KEEPALIVE: Mapping[str, Any] = {"keepalive": {}}

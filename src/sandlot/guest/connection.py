@@ -1,0 +1,134 @@
+"""The guest's end of the link: two descriptors, one protocol connection, and batched writes.
+
+Waking the host's process takes 150 µs, longer than most of what the guest does. So frames are written once per turn of the
+loop, several in one write, and messages that may wait are written together with those that follow.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandlot.guest.loop import GONE, READ, WRITE, log
+from sandlot.protocol import events
+from sandlot.protocol.connection import GUEST, Connection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandlot.guest.loop import Loop
+
+WRITE_BYTES = 256 * 1024
+"""Limit of the frames of one write."""
+FLUSH_LATER_S = 0.001
+
+
+class LinkConnection:
+    """Moves bytes between the descriptors of the link and a :class:`Connection`, without ever blocking.
+
+    Args:
+        loop: The guest's loop.
+        fd_in: Descriptor with the frames of the host.
+        fd_out: Descriptor for the frames of the guest.
+
+    Attributes:
+        protocol: State of the connection.
+    """
+
+    __slots__ = ("_fd_in", "_fd_out", "_is_flush_due", "_is_flush_timed", "_is_full", "_loop", "_on_event", "_unwritten", "protocol")
+
+    def __init__(self, loop: Loop, fd_in: int, fd_out: int) -> None:
+        self.protocol = Connection(GUEST)
+        self._loop = loop
+        self._fd_in = fd_in
+        self._fd_out = fd_out
+        self._on_event: Callable[[events.Event], object] = _drop
+        self._unwritten = memoryview(b"")
+        self._is_full = False
+        self._is_flush_due = False
+        self._is_flush_timed = False
+        for fd in (fd_in, fd_out):
+            os.set_blocking(fd, False)
+
+    def start(self, on_event: Callable[[events.Event], object]) -> None:
+        """Begin to read the link.
+
+        Args:
+            on_event: Called with each event of the connection.
+        """
+        self._on_event = on_event
+        self._loop.watch(self._fd_in, READ, self._on_readable)
+
+    def is_asleep(self) -> bool:
+        """Return whether the guest waits for ``guest.wake`` and serves nothing else."""
+        return self.protocol.asleep
+
+    def flush_soon(self) -> None:
+        """Write what is queued at the end of this turn of the loop."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def flush_later(self) -> None:
+        """Write the queued frames in a moment, together with frames that are queued until then."""
+        if not self._is_flush_due and not self._is_flush_timed:
+            self._is_flush_timed = True
+            self._loop.call_later(FLUSH_LATER_S, self._on_flush_timer)
+
+    def _on_flush_timer(self) -> None:
+        self._is_flush_timed = False
+        self.flush_soon()
+
+    def _on_readable(self, mask: int) -> None:
+        try:
+            data = self._loop.read_buffer.read(self._fd_in)
+        except BlockingIOError:
+            return
+        if not data:
+            # No process has the other end open, and none ever will: without a host, the guest ends. Drivers whose service
+            # may come back keep the pipe open themselves (a FIFO that is opened for reading and writing).
+            if mask & GONE:
+                log("the link was closed")
+                self._loop.stop()
+            return
+        for event in self.protocol.receive(data):
+            if isinstance(event, events.Greeted):
+                self._unwritten = memoryview(b"")  # the rest of a frame of the connection before
+                self._loop.rearm()  # this sandbox may have been restored, and its epoll may never report room for the output
+            self._on_event(event)
+        self.flush_soon()
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._is_full:
+            return
+        if not self._unwritten:
+            self._unwritten = memoryview(self.protocol.next_batch(WRITE_BYTES))
+        if self._unwritten:
+            try:
+                written = os.write(self._fd_out, self._unwritten)
+            except BlockingIOError:
+                written = 0
+            except BrokenPipeError:
+                # No service is running. The handshake of the next one begins a new connection.
+                self._unwritten = memoryview(b"")
+                return
+            self._unwritten = self._unwritten[written:]
+            if self._unwritten:
+                self._is_full = True
+                self._loop.watch(self._fd_out, WRITE, self._on_writable)
+            else:
+                self._unwritten = memoryview(self.protocol.next_batch(WRITE_BYTES))
+                if self._unwritten:
+                    self.flush_soon()
+        for event in self.protocol.take_events():
+            self._on_event(event)
+
+    def _on_writable(self, _mask: int) -> None:
+        self._loop.unwatch(self._fd_out)
+        self._is_full = False
+        self._flush()
+
+
+def _drop(_event: events.Event) -> None:
+    """Ignore an event: nothing is read before ``start``."""

@@ -1,1 +1,0 @@
-"""Files for the host: calls, paths as a user sees them, and bodies on their way."""

@@ -1,0 +1,1 @@
+"""Files of the sandbox: the ``file.*`` calls, and paths opened as a user."""

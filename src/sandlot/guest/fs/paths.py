@@ -1,0 +1,121 @@
+"""Opening and describing paths with the rights of a user, and errors for paths."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.process.accounts import as_file_user
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sandlot.guest.process.accounts import Account
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Without O_DIRECTORY: in gVisor (release 20240729), ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path, where
+Linux refuses it (open(2)). O_NOFOLLOW alone refuses it in both; the type of what was opened is checked afterwards."""
+
+_CODES = {
+    errno.ENOENT: ("path_not_found", "There is no {path}.", "Check the path."),
+    errno.ENOTDIR: ("path_invalid", "A part of {path} is not a folder.", "Check the path."),
+    errno.EISDIR: ("path_invalid", "{path} is a folder.", "Name a file."),
+    errno.EEXIST: ("path_exists", "{path} is there already.", "Choose another name, or allow overwriting."),
+    errno.ENOTEMPTY: ("path_exists", "{path} is a folder that is not empty.", "Remove it recursively."),
+    errno.EACCES: ("permission_denied", "The user may not do that at {path}.", "Ask for user='root', or change the permissions."),
+    errno.EPERM: ("permission_denied", "The user may not do that at {path}.", "Ask for user='root', or change the permissions."),
+    errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Write elsewhere."),
+    errno.ELOOP: ("path_invalid", "{path} goes through too many links.", "Check the links."),
+    errno.ENAMETOOLONG: ("path_invalid", "A name in {path} is too long, or the whole of it.", "Names have at most 255 bytes, paths 4,095."),
+    errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or ask for more disk."),
+    errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or ask for more disk."),
+    errno.ENXIO: ("path_invalid", "{path} is no regular file.", "Name a file."),
+    errno.EINVAL: ("path_invalid", "{path} cannot be used that way.", "Check the path."),
+    errno.EXDEV: ("path_invalid", "{path} is on another file system.", "Copy it instead."),
+    errno.EBUSY: ("conflict", "{path} is in use.", "Try another path."),
+}
+
+
+def path_error(error: OSError, path: str) -> RpcError:
+    """Return the error for a failed system call on a path."""
+    shown = repr(path[:300])
+    code, text, hint = _CODES.get(error.errno or 0, ("invalid_request", "{path}: " + (error.strerror or "failed") + ".", ""))
+    return RpcError(code, text.replace("{path}", shown), hint)
+
+
+def describe(path: str, found: os.stat_result) -> dict[str, Any]:
+    """Return the record of one file."""
+    kind = "other"
+    target = None
+    if stat.S_ISREG(found.st_mode):
+        kind = "file"
+    elif stat.S_ISDIR(found.st_mode):
+        kind = "directory"
+    elif stat.S_ISLNK(found.st_mode):
+        kind = "symlink"
+        try:
+            target = os.readlink(path).encode("utf-8", "replace").decode()
+        except OSError:
+            target = ""
+    shown = path.encode("utf-8", "replace").decode()
+    return {
+        "name": shown.rstrip("/").rpartition("/")[2] or "/",
+        "path": shown,
+        "kind": kind,
+        "size": max(0, found.st_size),
+        "mode": stat.S_IMODE(found.st_mode),
+        "uid": found.st_uid,
+        "gid": found.st_gid,
+        "modified_ns": max(0, found.st_mtime_ns),
+        "target": target,
+    }
+
+
+def stat_path(path: str, account: Account, *, follow: bool) -> dict[str, Any]:
+    """Return the record of one file, as far as a user may see it."""
+    try:
+        with as_file_user(account):
+            return describe(path, os.stat(path) if follow else os.lstat(path))
+    except OSError as error:
+        raise path_error(error, path) from None
+
+
+def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> int:
+    """Open a regular file as a user. Opening never blocks, also if the path is a FIFO or a device.
+
+    Raises:
+        RpcError: The file cannot be opened, or is no regular file.
+    """
+    try:
+        with as_file_user(account):
+            fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    except OSError as error:
+        raise path_error(error, path) from None
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(fd)
+        if stat.S_ISDIR(kind):
+            raise path_error(OSError(errno.EISDIR, "folder"), path)
+        raise RpcError("path_invalid", f"{path[:300]!r} is no regular file.", "Name a file.")
+    return fd
+
+
+def open_folder(path: str, dir_fd: int | None = None) -> int:
+    """Open a folder. A link at the end of the path is refused; links before it are followed.
+
+    Args:
+        path: Path of the folder.
+        dir_fd: Open folder that the path is relative to.
+
+    Raises:
+        NotADirectoryError: The path is no folder.
+        OSError: The folder cannot be opened; ELOOP if the path is a link.
+    """
+    fd = os.open(path, _FOLDER_FLAGS, dir_fd=dir_fd)
+    if not stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    return fd

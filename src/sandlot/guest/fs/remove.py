@@ -1,0 +1,129 @@
+"""Removing a tree: bottom up, without following links, without recursion, however deep it is.
+
+Invariants:
+- Names are relative to the folder that is being emptied, and only this folder is open. A whole path would be limited to 4,095
+  bytes (PATH_MAX), and an open folder for each level to the descriptors of a process.
+- On the way up, ``..`` must lead back to the parent: a program may have moved the folder meanwhile (as in fts(3)).
+- Every step is short, so that other work gets its turn.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from sandlot.guest.fs.paths import open_folder
+from sandlot.guest.process.accounts import as_file_user
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from sandlot.guest.process.accounts import Account
+
+STEP_ENTRIES = 100
+"""Limit of the entries that one step handles."""
+
+
+def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
+    """Remove a folder and everything in it; yield the number of removed entries after each step.
+
+    Args:
+        path: Path of the folder.
+        account: Account whose rights apply.
+
+    Raises:
+        OSError: An entry cannot be removed, or a folder was moved meanwhile. Entries that were removed before stay removed.
+    """
+    removal = _Removal()
+    try:
+        with as_file_user(account):
+            removal.enter(path)
+        while removal.names:
+            with as_file_user(account):
+                gone = removal.step()
+            yield gone
+    finally:
+        removal.close()
+
+
+class _Removal:
+    """State of a removal: the open folder and its parents."""
+
+    __slots__ = ("_fd", "_identities", "_inner", "names")
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self.names: list[str] = []
+        self._identities: list[tuple[int, int]] = []
+        self._inner: list[list[str]] = []
+
+    def close(self) -> None:
+        """Close the open folder."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def enter(self, name: str) -> None:
+        """Go down into a folder."""
+        self._open(name)
+        self.names.append(name)
+        self._identities.append(self._identity())
+        self._inner.append([])
+
+    def step(self) -> int:
+        """Handle some entries; return the number of those that were removed."""
+        gone = looked = 0
+        while self.names and looked < STEP_ENTRIES:
+            inner = self._inner[-1]
+            if not inner:
+                removed = self._empty(inner)
+                gone += removed
+                looked += removed
+            looked += 1
+            if inner:
+                self.enter(inner.pop())
+            elif not self._has_entries():
+                self._leave()
+                gone += 1
+        return gone
+
+    def _empty(self, inner: list[str]) -> int:
+        """Remove entries that are no folders, and add the folders to ``inner``, within the limit of a step."""
+        gone = 0
+        with os.scandir(self._fd) as entries:
+            for found in entries:
+                if found.is_dir(follow_symlinks=False):
+                    inner.append(found.name)
+                else:
+                    os.unlink(found.name, dir_fd=self._fd)
+                    gone += 1
+                if gone + len(inner) >= STEP_ENTRIES:
+                    break
+        return gone
+
+    def _has_entries(self) -> bool:
+        with os.scandir(self._fd) as entries:
+            return next(entries, None) is not None
+
+    def _leave(self) -> None:
+        """Remove the open, empty folder and go up."""
+        name = self.names.pop()
+        self._identities.pop()
+        self._inner.pop()
+        if not self.names:
+            os.rmdir(name)
+            return
+        self._open("..")
+        if self._identity() != self._identities[-1]:
+            raise OSError(errno.EBUSY, "moved")
+        os.rmdir(name, dir_fd=self._fd)
+
+    def _open(self, name: str) -> None:
+        opened = open_folder(name, self._fd if self._fd >= 0 else None)
+        self.close()
+        self._fd = opened
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.fstat(self._fd)
+        return found.st_dev, found.st_ino

@@ -1,0 +1,172 @@
+"""Transfers of file bodies: downloads and uploads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import open_regular, path_error, stat_path
+from sandlot.guest.process.accounts import as_file_user
+from sandlot.protocol.schema import BODY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandlot.guest.process.accounts import Account
+    from sandlot.guest.rpc import Call, RpcServer
+
+READ_BYTES = 60000
+
+
+class Download:
+    """Sends a file to the host, as fast as the stream takes it."""
+
+    __slots__ = ("_call", "_fd", "_left", "_path", "_sent")
+
+    def __init__(self, call: Call, fd: int, path: str) -> None:
+        self._call = call
+        self._fd = fd
+        self._path = path
+        self._left: int | None = call.args["length"]
+        self._sent = 0
+        call.on_writable = self._pump
+        call.on_gone = self._close
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._fd >= 0:
+            room = self._call.room()
+            if room <= 0:
+                return
+            wanted = READ_BYTES if self._left is None else min(READ_BYTES, self._left)
+            try:
+                piece = os.read(self._fd, wanted) if wanted else b""
+            except OSError as error:
+                self._close()
+                self._call.respond(path_error(error, self._path))
+                return
+            if not piece:
+                self._close()
+                self._call.result(bytes=self._sent)
+                return
+            self._sent += len(piece)
+            if self._left is not None:
+                self._left -= len(piece)
+            self._call.data(BODY, piece)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Upload:
+    """Writes a body of the host into a file."""
+
+    __slots__ = ("_account", "_call", "_fd", "_path", "_rpc", "_temporary")
+
+    def __init__(self, rpc: RpcServer, call: Call, path: str, account: Account) -> None:
+        self._rpc = rpc
+        self._call = call
+        self._path = path
+        self._account = account
+        self._temporary = ""
+        self._fd = -1
+        self._begin()
+        call.on_bytes = self._take
+        call.on_end = self._finish
+        call.on_gone = self._abort
+
+    def _begin(self) -> None:
+        folder, _, name = self._path.rpartition("/")
+        if not name or name in {".", ".."}:
+            raise RpcError("path_invalid", f"{self._path[:300]!r} is a folder.", "Name a file.")
+        mode = self._call.args["mode"]
+        try:
+            with as_file_user(self._account):
+                if self._call.args["parents"] and folder:
+                    os.makedirs(folder, 0o755, exist_ok=True)
+                earlier = self._stat_target()
+                if mode is None:
+                    mode = 0o644 if earlier is None else stat.S_IMODE(earlier.st_mode)
+        except OSError as error:
+            raise path_error(error, self._path) from None
+        if self._call.args["append"]:
+            self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._account, mode & 0o777)
+            return
+        # Independent of the target's name, which may already have the longest length (255 bytes).
+        self._temporary = f"{folder}/.{self._call.id}.part"
+        try:
+            with as_file_user(self._account):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._fd = os.open(self._temporary, flags, 0o600)
+                os.fchmod(self._fd, mode & 0o7777)
+        except OSError as error:
+            self._abort()
+            raise path_error(error, self._path) from None
+
+    def _stat_target(self) -> os.stat_result | None:
+        """Return the status of the file that is there now. A link is followed, so that writing keeps it.
+
+        Raises:
+            OSError: The path is no regular file, or the user may not write it.
+        """
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            if os.path.islink(self._path):
+                self._path = os.path.realpath(self._path)
+            return None
+        if stat.S_ISDIR(found.st_mode):
+            raise OSError(errno.EISDIR, "folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.ENXIO, "special")
+        if not os.access(self._path, os.W_OK, effective_ids=True):
+            raise OSError(errno.EACCES, "not writable")
+        if os.path.islink(self._path):
+            self._path = os.path.realpath(self._path)
+        return found
+
+    def _take(self, channel: int, data: bytes, credit: int) -> None:
+        if channel == BODY:
+            rest = memoryview(data)
+            try:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError as error:
+                self._abort()
+                self._call.respond(path_error(error, self._path))
+                return
+        self._call.consumed(credit)
+
+    def _finish(self) -> None:
+        try:
+            os.close(self._fd)
+            self._fd = -1
+            if self._temporary:
+                with as_file_user(self._account):
+                    os.rename(self._temporary, self._path)
+                self._temporary = ""
+        except OSError as error:
+            self._abort()
+            self._call.respond(path_error(error, self._path))
+            return
+        try:
+            self._call.result(**stat_path(self._path, self._account, follow=True))
+        except RpcError as error:
+            self._call.respond(error)
+
+    def _abort(self) -> None:
+        """Remove what was written, because the body is incomplete: the old file stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._temporary:
+            try:
+                with as_file_user(self._account):
+                    os.unlink(self._temporary)
+            except OSError:
+                pass
+            self._temporary = ""
+        self._rpc.abandon(self._call)

@@ -1,0 +1,160 @@
+"""Finds regular files that were created or changed below some folders between two moments.
+
+The request names the folders. ``{"marked": True}`` is sent when they were examined: the first moment. The next message of the host is the second
+moment; the result contains the differences.
+
+Invariants:
+- A file differs by inode, size, mtime or ctime (stat(2)). Every write, rename and change of mode changes the ctime, and no program can set it.
+- The kernel stamps files with a clock that advances every few milliseconds (CLOCK_REALTIME_COARSE). A change in the tick of the first look
+  would be missed, so the first moment is not before the end of that tick.
+- At most ``MAX_FILES`` entries are examined below each folder, in a fixed order. Entries beyond are neither reported nor taken for new: if one
+  of the looks was cut off, files that only the other one has reached do not count, and ``more`` is true.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from sandlot.guest.helpers.helper import receive_message, send_message, serve
+from sandlot.guest.helpers.walk import UnreadableFolder, walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sandlot.guest.helpers.walk import Folder
+
+    Key = tuple[int, int, int, int]
+    Place = tuple[list[str], str]
+
+MAX_FILES = 20_000
+MAX_REPORTED = 1_000
+MAX_REPORTED_BYTES = 256 * 1024
+"""Paths of one report."""
+BATCH = 100
+COARSE = 5
+"""CLOCK_REALTIME_COARSE, clock_gettime(2); python 3.11 has no name for it."""
+TICK_S = 0.05
+"""Longer than any tick: a file with a time in the future is not waited for."""
+
+
+class Look:
+    """The files below one folder at one moment.
+
+    Args:
+        root: The folder.
+        max_entries: Entries to examine.
+
+    Attributes:
+        files: Folder -> name -> what tells whether a file has changed.
+        newest_ns: Latest ctime.
+        reached: Folder and name at which the look was cut off; None if it was complete.
+        unseen: Folders that could not be examined.
+    """
+
+    __slots__ = ("files", "newest_ns", "reached", "root", "unseen")
+
+    def __init__(self, root: str, max_entries: int = MAX_FILES) -> None:
+        self.root = root
+        self.files: dict[str, dict[str, Key]] = {}
+        self.newest_ns = 0
+        self.reached: Place | None = None
+        self.unseen: list[str] = []
+        self._look(max_entries)
+
+    @property
+    def complete(self) -> bool:
+        """True if everything was examined."""
+        return self.reached is None and not self.unseen
+
+    def covers(self, inside: str, name: str) -> bool:
+        """Return whether the look would have found a file, if the file had existed."""
+        if self.reached is not None and (inside.split("/"), name) >= self.reached:
+            return False
+        return not any(folder in {"", inside} or inside.startswith(f"{folder}/") for folder in self.unseen)
+
+    def _look(self, max_entries: int) -> None:
+        try:
+            for folder in walk(self.root):
+                if isinstance(folder, UnreadableFolder):
+                    self.unseen.append(folder.inside)
+                    continue
+                max_entries = self._look_in(folder, max_entries)
+                if folder.cut:
+                    self.unseen.append(folder.inside)
+                if self.reached is not None:
+                    return
+        except (FileNotFoundError, NotADirectoryError):
+            return  # the folder does not exist: every file in it will be new
+        except OSError:
+            self.unseen.append("")
+
+    def _look_in(self, folder: Folder, max_entries: int) -> int:
+        """Examine the files of one folder; return how many further entries may be examined."""
+        found: dict[str, Key] = {}
+        for name, status in folder.entries():
+            if not max_entries:
+                self.reached = (folder.inside.split("/"), name)
+                break
+            max_entries -= 1
+            if stat.S_ISREG(status.st_mode):
+                found[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                self.newest_ns = max(self.newest_ns, status.st_ctime_ns)
+        if found:
+            self.files[folder.inside] = found
+        return max_entries
+
+
+def wait_for_next_tick(looks: list[Look]) -> None:
+    """Wait for the end of the tick in which the newest file was written."""
+    newest_ns = max((look.newest_ns for look in looks), default=0)
+    until_s = time.monotonic() + TICK_S
+    while time.clock_gettime_ns(COARSE) <= newest_ns and time.monotonic() < until_s:
+        time.sleep(0.001)
+
+
+def difference(before: Look, after: Look) -> list[dict[str, Any]]:
+    """Return the files that differ between two looks."""
+    found = []
+    for inside, files in after.files.items():
+        known = before.files.get(inside, {})
+        for name, key in files.items():
+            earlier = known.get(name)
+            if earlier == key or (earlier is None and not before.covers(inside, name)):
+                continue
+            path = f"{after.root.rstrip('/')}/{inside}/{name}" if inside else f"{after.root.rstrip('/')}/{name}"
+            found.append({"path": path, "created": earlier is None, "size": key[1], "modified_ns": max(0, key[2])})
+    return found
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Examine the folders, wait for the host, and examine them again."""
+    folders = list(dict.fromkeys(request["folders"]))
+    before = [Look(folder) for folder in folders]
+    wait_for_next_tick(before)
+    send_message({"marked": True})
+    receive_message()
+    more = False
+    found: dict[str, dict[str, Any]] = {}
+    for earlier in before:
+        after = Look(earlier.root)
+        more = more or not (after.complete and earlier.complete)
+        found.update({file["path"]: file for file in difference(earlier, after)})
+    report: list[dict[str, Any]] = []
+    size = 0
+    for file in sorted(found.values(), key=lambda file: file["path"]):
+        size += len(os.fsencode(file["path"]))
+        if len(report) == MAX_REPORTED or size > MAX_REPORTED_BYTES:
+            more = True
+            break
+        report.append(file)
+    for at in range(0, len(report), BATCH):
+        send_message({"files": report[at : at + BATCH]})
+    return {"more": more}
+
+
+def main() -> None:
+    """Run the helper."""
+    serve(work)

@@ -1,0 +1,96 @@
+"""Messages between the host and a helper that the host has started.
+
+Descriptor 0 carries the request, one message, and then whatever the helper reads: an archive, or further messages. Descriptor 1 carries
+bytes of the helper, descriptor 2 its messages (``protocol/values.py``).
+
+Invariants:
+- The last message is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``. A helper that ends without one has failed.
+- A helper ends when its input ends, on SIGTERM, and when the host does not take its output; it removes what it has left half done.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandlot.guest.errors import RpcError
+from sandlot.protocol import values
+from sandlot.protocol.fast_imports import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+REQUESTS, BYTES, MESSAGES = 0, 1, 2
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""The host refuses longer messages."""
+MAX_TRACE_CHARS = 2000
+
+
+def send_message(message: dict[str, Any]) -> None:
+    """Send a message; wait while the host does not take it."""
+    send(values.encode_message(message), MESSAGES)
+
+
+def send(data: bytes | memoryview, to: int = BYTES) -> None:
+    """Send bytes; wait while the host does not take them."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(to, rest) :]
+
+
+def receive_message() -> Any:
+    """Return the next message of the host.
+
+    Raises:
+        EOFError: The input has ended.
+    """
+    # Read no byte beyond the message: an archive may follow, which other code reads from the descriptor.
+    return values.decode(_read_exactly(values.message_length(_read_exactly(values.HEAD_BYTES))))
+
+
+def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
+    """Carry out the request of the host, send the result or the error, and end the process.
+
+    Args:
+        work: Takes the request and returns the result.
+    """
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        send_message(_outcome(work))
+    except (EOFError, BrokenPipeError):
+        os._exit(1)  # the host is gone
+    os._exit(0)  # nothing is left to clean up, and the interpreter takes milliseconds for its own end
+
+
+def _outcome(work: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return {"result": work(receive_message())}
+    except RpcError as error:
+        return {"error": error.code, "message": error.message, "hint": error.hint}
+    except (EOFError, BrokenPipeError, SystemExit):
+        raise
+    except MemoryError:
+        return {"error": "limit_exceeded", "message": "The sandbox has no memory for this.", "hint": "Ask for more memory, or for less at once."}
+    except Exception:  # noqa: BLE001 - the host logs every defect
+        import traceback  # noqa: PLC0415 - slow to import, and seldom needed
+
+        return {"error": "internal", "message": traceback.format_exc()[-MAX_TRACE_CHARS:], "hint": ""}
+
+
+def _exit_on_signal(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(1)
+
+
+def _read_exactly(size: int) -> bytes:
+    if size > MAX_MESSAGE_BYTES:
+        raise EOFError
+    parts = []
+    while size:
+        part = os.read(REQUESTS, size)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,86 @@
+"""inotify(7) by ctypes: Python has no module for it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODIFY, ATTRIB, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x40, 0x80, 0x100, 0x200
+DELETE_SELF, MOVE_SELF, UNMOUNT, OVERFLOW, IGNORED, ISDIR = 0x400, 0x800, 0x2000, 0x4000, 0x8000, 0x40000000
+_ONLYDIR, _DONT_FOLLOW, _EXCL_UNLINK = 0x01000000, 0x02000000, 0x04000000
+WANTED = MODIFY | ATTRIB | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF | MOVE_SELF | _ONLYDIR | _DONT_FOLLOW | _EXCL_UNLINK
+_HEAD = struct.Struct("iIII")
+_READ_BYTES = 64 * 1024
+
+
+class InotifyEvent:
+    """One event.
+
+    Attributes:
+        watch: Number of the watch.
+        mask: Kind of the event.
+        cookie: Number that the two events of a move have in common.
+        name: Name of the entry in the watched folder.
+    """
+
+    __slots__ = ("cookie", "mask", "name", "watch")
+
+    def __init__(self, watch: int, mask: int, cookie: int, name: str) -> None:
+        self.watch = watch
+        self.mask = mask
+        self.cookie = cookie
+        self.name = name
+
+
+class Inotify:
+    """A queue of events.
+
+    Raises:
+        OSError: The kernel has no inotify, or the user has too many queues.
+    """
+
+    __slots__ = ("_libc", "fd")
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self._libc, "inotify_init1"):
+            raise OSError(errno.ENOSYS, "no inotify")
+        self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def add(self, path: str) -> int:
+        """Watch a folder; return the number of the watch.
+
+        Raises:
+            OSError: The path is no folder or does not exist, or there are too many watches (ENOSPC).
+        """
+        return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), WANTED))
+
+    def remove(self, watch: int) -> None:
+        """Remove a watch."""
+        self._libc.inotify_rm_watch(self.fd, watch)  # it may have ended with its folder
+
+    def read(self) -> Iterator[InotifyEvent]:
+        """Return the events so far."""
+        while True:
+            try:
+                raw = os.read(self.fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(raw):
+                watch, mask, cookie, size = _HEAD.unpack_from(raw, at)
+                at += _HEAD.size
+                yield InotifyEvent(watch, mask, cookie, os.fsdecode(raw[at : at + size].rstrip(b"\0")))
+                at += size
+
+    def _checked(self, outcome: int) -> int:
+        if outcome < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return outcome

@@ -1,0 +1,395 @@
+"""Packs what a sandbox has in addition to its image as a layer, and applies such a layer: files without memory.
+
+The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host about folders of the image, because only the
+host can still see them: ``{"folder": path}`` is answered by ``{"names", "ctimes", "more"}`` (``more``: another message follows) or by
+``{"missing": True}``. The layer is sent, or received, as bytes.
+
+A layer is a sequence of records: a length of four bytes, big endian, and a map (``protocol/values.py``). A record of kind ``file`` is followed
+by the chunks of the file: four bytes, whose first bit marks a hole of the length in the other bits; otherwise that many bytes follow. A
+length of zero ends the file. The first record contains the version, the last one is ``end`` with the number of records before.
+
+Invariants:
+- An entry belongs to the image if its ctime does: every change copies the entry, and each folder above it, into the sandbox's own layer.
+  That gives them another ctime, which no program can set (overlayfs and gVisor's overlay alike). So a folder with the image's ctime is
+  skipped. Times are not compared: an image may be newer on this host than the sandbox.
+- A layer contains regular files, folders, symbolic and hard links, and pipes, with owner, mode, mtime and the extended attributes that programs
+  set. It contains no sockets and devices, nothing of other file systems but ``/tmp``, and nothing of Sandlot.
+- Entries of the image that were removed are in the layer as well.
+- No link is followed. A layer without its end is incomplete. That is found out after its records were applied: the caller applies a layer
+  to a new sandbox and throws that away then.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import open_folder, path_error
+from sandlot.guest.fs.remove import remove_tree
+from sandlot.guest.helpers.helper import REQUESTS, receive_message, send, send_message, serve
+from sandlot.guest.process.accounts import lookup_account
+from sandlot.protocol import values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+CHUNK_BYTES = 256 * 1024
+MAX_RECORD_BYTES = 1024 * 1024
+HOLE = 1 << 31
+MIN_HOLE_BYTES = 4096
+"""Shortest run of zeros that becomes a hole."""
+ATTRIBUTES = (b"user.", b"security.capability")
+MAX_ATTRIBUTE_BYTES = 65536
+"""Extended attributes of one entry that are kept."""
+OWN = frozenset({b"/proc", b"/sys", b"/dev", b"/.sandlot", b"/run/sandlot"})
+TMP = b"/tmp"
+_ZEROS = bytes(CHUNK_BYTES)
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OCTAL_DIGITS = 3
+
+
+# -- out --------------------------------------------------------------------------------------------------------------------
+
+
+class LayerWriter:
+    """Sends one layer."""
+
+    __slots__ = ("_links", "_mounts", "_pending", "_pending_bytes", "bytes", "records")
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._links: dict[tuple[int, int], bytes] = {}
+        self._mounts = mount_points()
+        self.records = self.bytes = 0
+
+    def run(self) -> dict[str, Any]:
+        """Send the whole layer."""
+        self._record({"kind": "layer", "version": VERSION})
+        pending = [b"/"]
+        while pending:
+            path = pending.pop()
+            try:
+                pending += self._folder(path)
+            except FileNotFoundError:
+                continue  # removed since its parent was read
+            except OSError as error:
+                raise path_error(error, os.fsdecode(path)) from None
+        self._record({"kind": "end", "records": self.records})
+        self._flush()
+        return {"records": self.records, "bytes": self.bytes}
+
+    def _folder(self, path: bytes) -> list[bytes]:
+        """Send the changes in a folder; return the folders in it that may contain changes."""
+        known = {} if path in self._mounts else image_entries(path)
+        fd = open_folder(os.fsdecode(path))
+        below = []
+        try:
+            names = sorted(os.listdir(fd))
+            for text in names:
+                name = os.fsencode(text)
+                inside = path.rstrip(b"/") + b"/" + name
+                if inside in OWN or (inside in self._mounts and inside != TMP):
+                    continue
+                try:
+                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if known.get(name) != found.st_ctime_ns and self._entry(fd, name, inside, found):
+                        below.append(inside)
+                except FileNotFoundError:
+                    continue  # removed since the folder was read
+                except OSError as error:
+                    raise path_error(error, os.fsdecode(inside)) from None
+        finally:
+            os.close(fd)
+        here = {os.fsencode(text) for text in names}
+        for name in known:
+            inside = path.rstrip(b"/") + b"/" + name
+            if name not in here and inside not in OWN:
+                self._record({"kind": "gone", "path": inside})
+        return below
+
+    def _entry(self, at: int, name: bytes, path: bytes, found: os.stat_result) -> bool:
+        """Send an entry that differs from the image; return whether it is a folder."""
+        about: dict[str, Any] = {
+            "path": path,
+            "mode": stat.S_IMODE(found.st_mode),
+            "uid": found.st_uid,
+            "gid": found.st_gid,
+            "mtime_ns": found.st_mtime_ns,
+        }
+        key = (found.st_dev, found.st_ino)
+        if stat.S_ISLNK(found.st_mode):
+            self._record({"kind": "symlink", **about, "target": os.readlink(name, dir_fd=at)})
+        elif stat.S_ISFIFO(found.st_mode):
+            self._record({"kind": "pipe", **about})
+        elif stat.S_ISDIR(found.st_mode):
+            self._record({"kind": "folder", **about, "attributes": attributes(path)})
+            return True
+        elif stat.S_ISREG(found.st_mode):
+            if key in self._links:
+                self._record({"kind": "link", "path": path, "target": self._links[key]})
+                return False
+            if found.st_nlink > 1:
+                self._links[key] = path
+            self._file(os.open(name, _READ, dir_fd=at), key, {"kind": "file", **about, "attributes": attributes(path)})
+        return False
+
+    def _file(self, fd: int, key: tuple[int, int], about: dict[str, Any]) -> None:
+        try:
+            opened = os.fstat(fd)
+            if (opened.st_dev, opened.st_ino) != key:
+                raise FileNotFoundError  # another file has its name now
+            self._record(about)
+            left = opened.st_size  # what is appended meanwhile belongs to a later state
+            while left > 0:
+                piece = os.read(fd, min(left, CHUNK_BYTES))
+                if not piece:
+                    break
+                left -= len(piece)
+                self._piece(piece)
+        finally:
+            os.close(fd)
+        self._put(bytes(4))
+
+    def _piece(self, piece: bytes) -> None:
+        self.bytes += len(piece)
+        if len(piece) >= MIN_HOLE_BYTES and piece == _ZEROS[: len(piece)]:
+            self._put((HOLE | len(piece)).to_bytes(4, "big"))
+        else:
+            self._put(len(piece).to_bytes(4, "big") + piece)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        raw = values.encode(record)
+        self.records += 1
+        self._put(len(raw).to_bytes(4, "big") + raw)
+
+    def _put(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= CHUNK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = b"".join(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        send(data)
+
+
+def image_entries(path: bytes) -> dict[bytes, int]:
+    """Ask the host for a folder of the image: names and ctimes of its entries; nothing if the image has no such folder."""
+    send_message({"folder": path})
+    found: dict[bytes, int] = {}
+    while True:
+        answer = receive_message()
+        if answer.get("missing"):
+            return {}
+        found.update(zip(answer["names"], answer["ctimes"]))  # noqa: B905 - the host sends as many ctimes as names
+        if not answer["more"]:
+            return found
+
+
+def attributes(path: bytes) -> dict[str, bytes]:
+    """Return the extended attributes of an entry that are kept (xattr(7))."""
+    found: dict[str, bytes] = {}
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return found
+    for name in names:
+        if not os.fsencode(name).startswith(ATTRIBUTES):
+            continue
+        try:
+            value = os.getxattr(path, name, follow_symlinks=False)
+        except OSError:
+            continue
+        if sum(map(len, found.values())) + len(value) <= MAX_ATTRIBUTE_BYTES:
+            found[name] = value
+    return found
+
+
+def mount_points() -> set[bytes]:
+    """Return the mount points below the root (proc(5), mountinfo)."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            rows = file.read().splitlines()
+    except OSError:
+        return {b"/proc", b"/sys", b"/dev", TMP}
+    return {unescape(fields[4]) for fields in (row.split(b" ") for row in rows) if len(fields) > 4} - {b"/"}  # noqa: PLR2004 - the mount point
+
+
+def unescape(text: bytes) -> bytes:
+    """Return a path of mountinfo, which contains spaces and some other characters as octal numbers."""
+    first, *rest = text.split(b"\\")
+    return first + b"".join(bytes([int(part[:_OCTAL_DIGITS], 8)]) + part[_OCTAL_DIGITS:] for part in rest)
+
+
+# -- in ---------------------------------------------------------------------------------------------------------------------
+
+
+class LayerSource:
+    """The bytes of a layer that is received."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0
+
+    def take(self, size: int) -> bytes:
+        """Return the next ``size`` bytes.
+
+        Raises:
+            EOFError: The input has ended before.
+        """
+        while len(self._data) - self._at < size:
+            more = os.read(REQUESTS, CHUNK_BYTES)
+            if not more:
+                raise EOFError
+            self._data = self._data[self._at :] + more
+            self._at = 0
+        found = self._data[self._at : self._at + size]
+        self._at += size
+        return found
+
+    def number(self) -> int:
+        """Return the next four bytes as a number."""
+        return int.from_bytes(self.take(4), "big")
+
+    def record(self) -> dict[str, Any]:
+        """Return the next record."""
+        size = self.number()
+        if size > MAX_RECORD_BYTES:
+            raise values.BadValue("a record that is too long")
+        record: dict[str, Any] = values.decode(self.take(size))
+        return record
+
+
+class LayerReader:
+    """Applies one layer."""
+
+    __slots__ = ("_folders", "_source", "records")
+
+    def __init__(self) -> None:
+        self._source = LayerSource()
+        self._folders: list[dict[str, Any]] = []
+        self.records = 0
+
+    def run(self) -> dict[str, Any]:
+        """Apply the whole layer."""
+        try:
+            first = self._source.record()
+            if first.get("kind") != "layer" or first["version"] != VERSION:
+                raise RpcError("unsupported", "The layer of files is of another version of Sandlot.", "Restore it by the version that made it.")
+            while self._next():
+                pass
+        except (EOFError, values.BadValue, LookupError, TypeError, ValueError):
+            raise RpcError("conflict", "The layer of files is not whole.", "Take another snapshot.") from None
+        for about in reversed(self._folders):
+            self._finish(about)
+        return {"records": self.records}
+
+    def _next(self) -> bool:
+        about = self._source.record()
+        self.records += 1
+        kind = about["kind"]
+        if kind == "end":
+            return False
+        path = about["path"]
+        try:
+            if kind == "gone":
+                remove(path)
+            elif kind == "folder":
+                self._folder(path, about)
+            else:
+                make_room(path)
+                if kind == "file":
+                    self._file(path, about)
+                elif kind == "symlink":
+                    os.symlink(about["target"], path)
+                    self._finish(about)
+                elif kind == "link":
+                    os.link(about["target"], path, follow_symlinks=False)
+                elif kind == "pipe":
+                    os.mkfifo(path)
+                    self._finish(about)
+                else:
+                    raise ValueError(kind)
+        except OSError as error:
+            raise path_error(error, os.fsdecode(path)) from None
+        return True
+
+    def _folder(self, path: bytes, about: dict[str, Any]) -> None:
+        try:
+            there = stat.S_ISDIR(os.lstat(path).st_mode)
+        except FileNotFoundError:
+            there = False
+        if not there:
+            make_room(path)
+            os.mkdir(path, 0o700)
+        self._folders.append(about)  # its mtime is set after its entries were created
+
+    def _file(self, path: bytes, about: dict[str, Any]) -> None:
+        fd = os.open(path, _MAKE, 0o600)
+        try:
+            size = 0
+            while number := self._source.number():
+                if number & HOLE:
+                    size += os.lseek(fd, number - HOLE, os.SEEK_CUR) - size
+                    continue
+                piece = memoryview(self._source.take(number))
+                size += number
+                while piece:
+                    piece = piece[os.write(fd, piece) :]
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+        self._finish(about)
+
+    def _finish(self, about: dict[str, Any]) -> None:
+        """Set owner, mode, attributes, and mtime, in this order: chown(2) clears set-uid bits."""
+        path, is_link = about["path"], about["kind"] == "symlink"
+        os.chown(path, about["uid"], about["gid"], follow_symlinks=False)
+        if not is_link:
+            os.chmod(path, about["mode"])
+        for name, value in about.get("attributes", {}).items():
+            try:
+                os.setxattr(path, name, value, follow_symlinks=False)
+            except OSError:
+                continue  # the file system has no extended attributes
+        os.utime(path, ns=(about["mtime_ns"], about["mtime_ns"]), follow_symlinks=False)
+
+
+def make_room(path: bytes) -> None:
+    """Remove what is at a path, and create the folder above it."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    except IsADirectoryError:
+        remove(path)
+
+
+def remove(path: bytes) -> None:
+    """Remove an entry and everything below it, if it exists."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        for _ in remove_tree(os.fsdecode(path), lookup_account("root")):
+            pass
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Pack or apply a layer."""
+    return LayerWriter().run() if request["do"] == "pack" else LayerReader().run()
+
+
+def main() -> None:
+    """Run the helper."""
+    serve(work)

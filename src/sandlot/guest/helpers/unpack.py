@@ -1,0 +1,343 @@
+"""Unpacks a tar archive, plain or compressed by gzip, that is received as input, into a folder.
+
+Invariants:
+- Nothing is written outside of the folder: every name is walked from the open folder on, one part at a time, without following a link.
+- A file appears under its name complete or not at all. An existing file is replaced; so is a link, never its target.
+- An error names the entry that was refused. What was unpacked before stays.
+- The files belong to the user that runs the helper; set-uid bits are cleared.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import zlib
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import open_folder, path_error
+from sandlot.guest.helpers.helper import REQUESTS, serve
+from sandlot.protocol import tar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+READ_BYTES = 256 * 1024
+INFLATED_BYTES = 256 * 1024
+"""Decompressed bytes at once: a decompression bomb is written piece by piece, until the limit of the disk stops it."""
+MAX_HELD_FOLDERS = 64
+"""Levels whose folders stay open for the next entry; deeper folders are opened each time."""
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_GZIP = b"\x1f\x8b"
+MAGIC_BYTES = 6
+_OTHERS = ((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"PK\x03\x04", "zip"))
+_RIGHTS = 0o777
+_OWN = 0o700
+
+
+class Inflater:
+    """Decompresses an archive that may be compressed by gzip (RFC 1952), of one or more members."""
+
+    __slots__ = ("_begun", "_first", "_inflate", "_padded")
+
+    def __init__(self) -> None:
+        self._first = b""
+        self._begun = False
+        self._padded = False
+        self._inflate: Any = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Return the decompressed bytes of the next part.
+
+        Raises:
+            TarError: The data is broken.
+        """
+        if not self._begun:
+            data = self._first = self._first + data
+            if len(data) < MAGIC_BYTES:
+                return
+            self._begin(data)
+        if self._inflate is None:
+            yield data
+            return
+        data, self._first = self._first + data, b""
+        while data:
+            if self._inflate.eof:
+                if data == _GZIP[:1]:  # a read may end between the two bytes
+                    self._first = data
+                    return
+                if self._padded or not data.startswith(_GZIP):  # the rest is padding
+                    self._padded = True
+                    return
+                self._inflate = zlib.decompressobj(31)
+            try:
+                piece = self._inflate.decompress(data, INFLATED_BYTES)
+            except zlib.error as error:
+                raise tar.TarError(f"The archive's compressed data is broken ({error}).") from None
+            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            yield piece
+
+    def _begin(self, data: bytes) -> None:
+        self._begun, self._first = True, b""
+        for magic, name in _OTHERS:
+            if data.startswith(magic):
+                raise tar.TarError(f"The archive is compressed by {name}; it may be plain or compressed by gzip.")
+        if data.startswith(_GZIP):
+            self._inflate = zlib.decompressobj(31)
+
+
+class ArchiveExtractor:
+    """Writes the entries of one archive into a folder.
+
+    Args:
+        root: Descriptor of the folder.
+        path: Path of the folder, for messages.
+        max_entries: Number of entries that the archive may have.
+    """
+
+    __slots__ = (
+        "_at",
+        "_entries",
+        "_held",
+        "_max_entries",
+        "_mtime_s",
+        "_names",
+        "_path",
+        "_rights",
+        "_root",
+        "_temporary",
+        "_writing",
+        "bytes",
+        "files",
+        "folders",
+        "links",
+    )
+
+    def __init__(self, root: int, path: str, max_entries: int) -> None:
+        self._root = root
+        self._max_entries = max_entries
+        self._path = path.rstrip("/")
+        self._held: list[tuple[str, int]] = []
+        self._rights: list[tuple[list[str], int]] = []
+        self._names: list[str] = []
+        self._at = -1
+        self._writing = -1
+        self._temporary = ""
+        self._mtime_s = 0
+        self._entries = 0
+        self.files = self.folders = self.links = self.bytes = 0
+
+    def take(self, event: tar.Member | memoryview | tar.Finished) -> None:
+        """Handle the next event of a tar reader.
+
+        Raises:
+            TarError: The entry is outside of the folder.
+            RpcError: The entry cannot be written.
+        """
+        if isinstance(event, tar.Member):
+            self._begin(event)
+            return
+        try:
+            if isinstance(event, memoryview):
+                self.bytes += len(event)
+                while event:
+                    event = event[os.write(self._writing, event) :]
+            else:
+                self._finish()
+        except OSError as error:
+            raise path_error(error, self._shown()) from None
+
+    def set_folder_modes(self) -> None:
+        """Set the modes of folders that would have prevented writing into them."""
+        for names, mode in reversed(self._rights):
+            fd = self._folder(names)
+            try:
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Remove a file that is not complete."""
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+        if self._temporary:
+            try:
+                os.unlink(self._temporary, dir_fd=self._at)
+            except OSError:
+                return  # another process has removed it, or its folder
+
+    def _begin(self, member: tar.Member) -> None:
+        self._entries += 1
+        if self._entries > self._max_entries:
+            raise RpcError(
+                "too_large",
+                f"The archive has more than {self._max_entries} entries; {tar.shown(member.name)} is one too many.",
+                "Send it in several parts.",
+            )
+        self._names = tar.parts(member.name)
+        if not self._names:
+            if member.kind != tar.FOLDER:
+                raise tar.TarError(f"The archive's entry {tar.shown(member.name)} would replace the folder itself.", member.name)
+            return
+        try:
+            if member.kind == tar.FOLDER:
+                self._make_folder(member)
+                return
+            self._at = self._folder(self._names[:-1])
+            if member.kind == tar.FILE:
+                self._make_file(member)
+            else:
+                self._make_link(member)
+        except OSError as error:
+            raise self._failed(error, member) from None
+
+    def _make_folder(self, member: tar.Member) -> None:
+        mode = member.mode & _RIGHTS
+        fd = self._folder(self._names)
+        try:
+            if stat.S_IMODE(os.fstat(fd).st_mode) != mode | _OWN:
+                os.fchmod(fd, mode | _OWN)
+        finally:
+            os.close(fd)
+        if mode | _OWN != mode:
+            self._rights.append((self._names, mode))
+        self.folders += 1
+
+    def _make_file(self, member: tar.Member) -> None:
+        temporary = _temporary_name()
+        self._writing = os.open(temporary, _MAKE, 0o600, dir_fd=self._at)
+        self._temporary = temporary
+        self._mtime_s = member.mtime_s
+        os.fchmod(self._writing, member.mode & _RIGHTS)
+
+    def _finish(self) -> None:
+        os.utime(self._writing, (self._mtime_s, self._mtime_s))
+        os.close(self._writing)
+        self._writing = -1
+        self._put()
+        self.files += 1
+
+    def _make_link(self, member: tar.Member) -> None:
+        temporary = _temporary_name()
+        if member.kind == tar.SYMLINK:
+            tar.check_target(member, len(self._names) - 1)
+            os.symlink(member.target, temporary, dir_fd=self._at)
+        else:
+            self._link(member, temporary)
+        self._temporary = temporary
+        self._put()
+        self.links += 1
+
+    def _link(self, member: tar.Member, temporary: str) -> None:
+        """Create a hard link to a regular file in the folder; a hard link to a symbolic link would lead elsewhere."""
+        *above, name = tar.parts(member.target) or [""]
+        source = self._folder(above, make=False)
+        try:
+            if not name or not stat.S_ISREG(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+                raise tar.TarError(
+                    f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is no file.", member.name
+                )
+            os.link(name, temporary, src_dir_fd=source, dst_dir_fd=self._at, follow_symlinks=False)
+        finally:
+            os.close(source)
+
+    def _put(self) -> None:
+        """Rename a complete file to its name."""
+        os.rename(self._temporary, self._names[-1], src_dir_fd=self._at, dst_dir_fd=self._at)
+        self._temporary = ""
+        os.close(self._at)
+        self._at = -1
+
+    def _folder(self, names: list[str], *, make: bool = True) -> int:
+        """Return the descriptor of a folder; the caller closes it."""
+        same = 0
+        while same < min(len(names), len(self._held)) and names[same] == self._held[same][0]:
+            same += 1
+        for _, fd in self._held[same:]:
+            os.close(fd)
+        del self._held[same:]
+        fd = os.dup(self._held[-1][1] if self._held else self._root)
+        try:
+            for name in names[same:]:
+                below = _enter(fd, name, make=make)
+                os.close(fd)
+                fd = below
+                if len(self._held) < MAX_HELD_FOLDERS:
+                    self._held.append((name, os.dup(fd)))
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _shown(self) -> str:
+        return f"{self._path}/{'/'.join(self._names)}"
+
+    def _failed(self, error: OSError, member: tar.Member) -> RpcError:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            return RpcError(
+                "path_invalid",
+                f"The archive's entry {tar.shown(member.name)} leads through a link, or through what is no folder.",
+                "Remove that first.",
+            )
+        if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
+            return RpcError(
+                "path_invalid", f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not in the folder.", ""
+            )
+        return path_error(error, self._shown())
+
+
+def _enter(fd: int, name: str, *, make: bool) -> int:
+    """Open a folder in an open one; create it if it does not exist."""
+    try:
+        return open_folder(name, fd)
+    except FileNotFoundError:
+        if not make:
+            raise
+    try:
+        os.mkdir(name, 0o755, dir_fd=fd)
+    except FileExistsError:
+        pass  # another process was faster
+    return open_folder(name, fd)
+
+
+def _temporary_name() -> str:
+    """Return a name for a file that is not complete."""
+    return f".{os.urandom(8).hex()}.part"
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Unpack the archive."""
+    path = request["path"]
+    try:
+        os.makedirs(path, 0o755, exist_ok=True)
+        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise path_error(error, path) from None
+    extractor = ArchiveExtractor(root, path, request["entries"])
+    try:
+        _unpack(extractor)
+        extractor.set_folder_modes()
+    except tar.TarError as error:
+        raise RpcError("invalid_request", error.message, "What came before it was unpacked.") from None
+    finally:
+        extractor.close()
+    return {"files": extractor.files, "folders": extractor.folders, "links": extractor.links, "bytes": extractor.bytes}
+
+
+def _unpack(extractor: ArchiveExtractor) -> None:
+    reader, inflater = tar.Reader(), Inflater()
+    while data := os.read(REQUESTS, READ_BYTES):
+        if reader.ended:
+            continue  # padding
+        for piece in inflater.feed(data):
+            for event in reader.feed(piece):
+                extractor.take(event)
+    reader.close()
+
+
+def main() -> None:
+    """Run the helper."""
+    serve(work)

@@ -1,0 +1,84 @@
+"""Binds volumes to their paths: each volume is in a folder of the hub, which the driver has mounted.
+
+Invariants:
+- After a volume was removed from its path, what was there before is visible again; nothing in the volume changes.
+- A request may be repeated: what is already as requested stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import path_error
+from sandlot.guest.helpers.helper import serve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MS_RDONLY, MS_REMOUNT, MS_BIND, MNT_DETACH = 1, 32, 4096, 2
+EBUSY = 16
+
+
+def bind(request: dict[str, Any]) -> dict[str, Any]:
+    """Unbind some volumes and bind others.
+
+    Args:
+        request: ``gone``: paths of volumes to unbind, even if they are in use. ``free``: volumes to unbind only if they are not in use: path,
+            folder in the hub, a folder with many files, and how often to read these, which makes gVisor release what nothing uses.
+            ``there``: volumes to bind: folder in the hub, path, and whether to bind it read-only. The host enforces that as well; here it
+            makes write calls fail instead of losing their effect.
+
+    Returns:
+        ``used``: paths that stay bound because they are in use.
+    """
+    used: list[str] = []
+    libc = ctypes.CDLL(None, use_errno=True)
+    for path in request["gone"]:
+        libc.umount2(os.fsencode(path), MNT_DETACH)  # a process inside may have done it already
+    for path, source, others, rounds in request.get("free", ()):
+        files = _files_in(others)
+        if _is_bound(source, path) and libc.umount2(os.fsencode(path), 0) and ctypes.get_errno() == EBUSY:
+            used.append(path)
+            continue
+        for _ in range(rounds):
+            for each in files:
+                os.stat(each)
+    for source, path, read_only in request["there"]:
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise path_error(error, path) from None
+        where = os.fsencode(path)
+        failed_call = 0 if _is_bound(source, path) else libc.mount(os.fsencode(source), where, None, ctypes.c_ulong(MS_BIND), None)
+        if not failed_call and read_only:
+            failed_call = libc.mount(None, where, None, ctypes.c_ulong(MS_REMOUNT | MS_BIND | MS_RDONLY), None)
+        if failed_call:
+            number = ctypes.get_errno()
+            raise RpcError("unsupported", f"The volume cannot be put at {path}: {os.strerror(number)}.", "Choose another path, or another template.")
+    return {"used": used}
+
+
+def _files_in(others: str) -> list[str]:
+    """Return the files of the folder that has many."""
+    try:
+        return [f"{others}/{name}" for name in os.listdir(others)]
+    except FileNotFoundError:
+        message = "This sandbox was started by an earlier version, and cannot give a volume back as it is."
+        raise RpcError("conflict", message, "Hibernate it once; then detach the volume.") from None
+
+
+def _is_bound(source: str, path: str) -> bool:
+    """Return whether a folder of the hub is bound to a path."""
+    try:
+        here, there = os.stat(source), os.stat(path)
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def main() -> None:
+    """Run the helper."""
+    serve(bind)

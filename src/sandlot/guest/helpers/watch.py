@@ -1,0 +1,295 @@
+"""Watches a folder and reports what is created, modified, removed and moved in it.
+
+It uses inotify(7) if the kernel has it. Otherwise it scans the folder every second; what comes and goes between two scans is missed.
+
+Invariants:
+- Everything after ``{"watching": ...}`` is reported; if something may have been missed, ``overflow`` is reported.
+- No link is followed, and at most as many folders are watched as the request allows.
+- Changes of one file within a short time are one event: a program that writes a gigabyte causes few events.
+- If the folder itself is removed, moved or unmounted, that is the last report.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import time
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.paths import path_error
+from sandlot.guest.helpers import inotify
+from sandlot.guest.helpers.helper import REQUESTS, send_message, serve
+from sandlot.guest.helpers.inotify import Inotify
+from sandlot.guest.helpers.walk import UnreadableFolder, walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from sandlot.guest.helpers.inotify import InotifyEvent
+
+BATCH_DELAY_S = 0.03
+SCAN_INTERVAL_S = 1.0
+MAX_SCANNED = 20_000
+"""Entries of a scan."""
+MAX_EVENTS = 100
+_GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNORED
+
+
+class TooManyFoldersError(Exception):
+    """There are more folders than may be watched."""
+
+
+class Batch:
+    """Events that are reported together, without repetitions."""
+
+    __slots__ = ("_events", "_known")
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._known: set[tuple[str, str]] = set()
+
+    def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
+        """Add an event. A modification of an entry that was just created is left out."""
+        if kind in {"created", "modified", "overflow"}:
+            if (kind, path) in self._known or (kind == "modified" and ("created", path) in self._known):
+                return
+            self._known.add((kind, path))
+        else:
+            self._known -= {("created", path), ("modified", path)}
+        self._events.append({"kind": kind, "path": path, "folder": folder, "from": source})
+
+    def send(self) -> None:
+        """Report the events."""
+        for at in range(0, len(self._events), MAX_EVENTS):
+            send_message({"events": self._events[at : at + MAX_EVENTS]})
+
+
+class InotifyWatcher:
+    """Watches a folder by inotify.
+
+    Args:
+        root: Absolute path that contains no link.
+        recursive: True to watch the folders in it as well.
+        max_folders: Number of folders that may be watched.
+
+    Raises:
+        OSError: inotify cannot be used.
+    """
+
+    __slots__ = ("_folders", "_max_folders", "_queue", "_recursive", "_root", "_watch", "fd")
+
+    def __init__(self, root: str, *, recursive: bool, max_folders: int) -> None:
+        self._root = root
+        self._recursive = recursive
+        self._max_folders = max_folders
+        self._folders: dict[int, str] = {}
+        self._queue = Inotify()
+        self.fd = self._queue.fd
+        self._watch = self._queue.add(root)
+        self._folders[self._watch] = ""
+        if recursive:
+            self._enter("", None)
+
+    def report(self) -> bool:
+        """Report events; return False once the folder is gone."""
+        batch = Batch()
+        events = list(self._queue.read())
+        arrived = {event.cookie: event for event in events if event.mask & inotify.MOVED_TO}
+        left = {event.cookie for event in events if event.mask & inotify.MOVED_FROM}
+        alive = True
+        for event in events:
+            if event.mask & inotify.OVERFLOW:
+                batch.add("overflow")
+                self._entered("", batch)
+            elif event.watch == self._watch and event.mask & _GONE:
+                alive = False
+            elif event.mask & inotify.IGNORED:
+                self._folders.pop(event.watch, None)
+            elif event.watch in self._folders and event.name:
+                self._take(event, arrived, left, batch)
+        batch.send()
+        return alive
+
+    def _take(self, event: InotifyEvent, arrived: dict[int, InotifyEvent], left: set[int], batch: Batch) -> None:
+        inside, folder = self._path(event), bool(event.mask & inotify.ISDIR)
+        path = f"{self._root.rstrip('/')}/{inside}"
+        if event.mask & inotify.MOVED_FROM:
+            to = arrived.get(event.cookie)
+            if to is None or to.watch not in self._folders:
+                self._leave(inside)
+                batch.add("removed", path, folder=folder)
+                return
+            self._rename(inside, self._path(to))
+            batch.add("moved", f"{self._root.rstrip('/')}/{self._path(to)}", folder=folder, source=path)
+        elif event.mask & inotify.DELETE:
+            batch.add("removed", path, folder=folder)
+        elif event.mask & (inotify.CREATE | inotify.MOVED_TO):
+            if event.mask & inotify.MOVED_TO and event.cookie in left:
+                return  # reported together with MOVED_FROM
+            batch.add("created", path, folder=folder)
+            if folder:
+                self._entered(inside, batch)
+        elif event.mask & (inotify.MODIFY | inotify.ATTRIB):
+            batch.add("modified", path, folder=folder)
+
+    def _path(self, event: InotifyEvent) -> str:
+        above = self._folders[event.watch]
+        return f"{above}/{event.name}" if above else event.name
+
+    def _entered(self, inside: str, batch: Batch) -> None:
+        """Watch a new folder, and report what was created in it before that."""
+        if not self._recursive:
+            return
+        try:
+            self._enter(inside, batch)
+        except TooManyFoldersError:
+            batch.add("overflow")
+        except OSError:
+            return  # removed meanwhile
+
+    def _enter(self, start: str, batch: Batch | None) -> None:
+        root = self._root.rstrip("/")
+        known = set(self._folders.values())
+        for folder in walk(f"{root}/{start}" if start else self._root, follow=False):
+            inside = "/".join(filter(None, (start, folder.inside)))
+            if isinstance(folder, UnreadableFolder):
+                continue
+            if inside not in known:
+                if len(self._folders) >= self._max_folders:
+                    raise TooManyFoldersError
+                try:
+                    self._folders[self._queue.add(f"{root}/{inside}" if inside else self._root)] = inside
+                except OSError as error:
+                    if error.errno == errno.ENOSPC:
+                        raise TooManyFoldersError from None
+                    continue
+            for name, found in folder.entries():
+                if batch is not None and inside not in known:
+                    batch.add("created", f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
+
+    def _leave(self, inside: str) -> None:
+        """Remove the watches of a folder that was moved away, and of the folders in it."""
+        for watch, known in list(self._folders.items()):
+            if known == inside or known.startswith(f"{inside}/"):
+                del self._folders[watch]
+                self._queue.remove(watch)
+
+    def _rename(self, source: str, target: str) -> None:
+        for watch, known in self._folders.items():
+            if known == source or known.startswith(f"{source}/"):
+                self._folders[watch] = target + known[len(source) :]
+
+
+class PollingWatcher:
+    """Watches a folder by scanning it.
+
+    Args:
+        root: Absolute path that contains no link.
+        recursive: True to scan the folders in it as well.
+    """
+
+    __slots__ = ("_known", "_recursive", "_root", "fd")
+
+    def __init__(self, root: str, *, recursive: bool) -> None:
+        self._root = root
+        self._recursive = recursive
+        self.fd = -1
+        self._known, _ = self._scan()
+
+    def report(self) -> bool:
+        """Report differences from the last scan; return False once the folder is gone."""
+        batch = Batch()
+        try:
+            now, whole = self._scan()
+        except OSError:
+            return False
+        before, self._known = self._known, now
+        if not whole:
+            batch.add("overflow")
+        gone = {key[:2]: path for path, key in before.items() if path not in now}
+        for path, key in now.items():
+            earlier = before.get(path)
+            source = gone.pop(key[:2], None) if earlier is None else None
+            if source is not None:
+                batch.add("moved", path, folder=key[2], source=source)
+            elif earlier is None or earlier[:2] != key[:2]:
+                batch.add("created", path, folder=key[2])
+            elif earlier != key and not key[2]:
+                batch.add("modified", path)
+        for identity, path in gone.items():
+            batch.add("removed", path, folder=before[path][:2] == identity and before[path][2])
+        batch.send()
+        return True
+
+    def _scan(self) -> tuple[dict[str, Any], bool]:
+        seen: dict[str, Any] = {}
+        root = self._root.rstrip("/")
+        for folder in walk(self._root):
+            for name, found in folder.entries():
+                if len(seen) == MAX_SCANNED:
+                    return seen, False
+                folds = stat.S_ISDIR(found.st_mode)
+                seen[f"{root}/{folder.path(name)}"] = (found.st_dev, found.st_ino, folds, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            if not self._recursive:
+                break
+        return seen, True
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Watch until the folder is gone or the host ends the input."""
+    root = os.path.realpath(request["path"])
+    try:
+        found = os.stat(root)
+        os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        watched = _watched(root, recursive=request["recursive"], max_folders=request["folders"], by=request["by"])
+    except OSError as error:
+        raise path_error(error, request["path"]) from None
+    send_message({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan", "root": root.encode("utf-8", "replace").decode()})
+    poll = select.poll()
+    poll.register(REQUESTS, select.POLLIN | select.POLLHUP)
+    if watched.fd >= 0:
+        poll.register(watched.fd, select.POLLIN)
+    while True:
+        ready = poll.poll(SCAN_INTERVAL_S * 1000)
+        if _ended(ready):
+            return {"gone": False}
+        if ready:
+            time.sleep(BATCH_DELAY_S)
+        if not watched.report() or not _same(root, found):
+            return {"gone": True}
+
+
+def _ended(ready: Iterable[tuple[int, int]]) -> bool:
+    """Return whether the host has ended the input."""
+    return any(fd == REQUESTS for fd, _ in ready)
+
+
+def _same(root: str, found: os.stat_result) -> bool:
+    try:
+        now = os.lstat(root)
+    except OSError:
+        return False
+    return (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino)
+
+
+def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> InotifyWatcher | PollingWatcher:
+    if by != "scan":
+        try:
+            return InotifyWatcher(root, recursive=recursive, max_folders=max_folders)
+        except TooManyFoldersError:
+            raise RpcError(
+                "limit_exceeded", f"There are more than {max_folders} folders below it, or more than may be watched.", "Watch a smaller folder."
+            ) from None
+        except OSError as error:
+            if error.errno not in {errno.ENOSYS, errno.EMFILE, errno.ENOSPC}:
+                raise
+    return PollingWatcher(root, recursive=recursive)
+
+
+def main() -> None:
+    """Run the helper."""
+    serve(work)

@@ -1,0 +1,1 @@
+"""The bash kernel: ``kernel.py`` drives a bash that reads ``init.bash``."""

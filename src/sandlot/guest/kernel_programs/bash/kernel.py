@@ -1,0 +1,306 @@
+"""The bash kernel: drives one bash that keeps its variables, functions, directory, options and jobs from cell to cell.
+
+Started as ``kernel.py FD`` on the guest's own interpreter, so that an image needs only bash; FD is a socket to the guest. ``init.bash`` is the
+part that bash itself runs. Commands of cells write to the standard output and standard error of this program, which are pipes of the guest.
+
+Invariants:
+- The result of a cell is the exit status of its last command: 0 is success, any other one the error ``ExitStatus`` with the number as value.
+- SIGINT ends the command in the foreground and the rest of the cell; the shell and its background jobs continue. It is repeated until the
+  cell is over, because bash continues with the next command if a command survives the signal.
+- ``set -e`` ends a cell, not the shell. ``exit`` ends the shell: the cell reports that, and the next cell has a new shell.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import values  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+BASH = "/bin/bash"
+RCFILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "init.bash")
+COMMANDS_FD, EVENTS_FD, STDERR_FD, CELL_FD = 60, 61, 62, 63
+"""Descriptors of bash beside the standard ones; ``init.bash`` has the same numbers."""
+STDERR = 2
+INTERRUPT_AGAIN_MS = 400
+"""Milliseconds between two interrupts of a cell that continues."""
+LEADS_GROUP = os.getpgrp() == os.getpid()
+"""True if the process group is the kernel's own, as when the guest has started it."""
+SIGNAL_STATUS = 128
+"""A shell adds the number of a signal to this if the signal has ended a command."""
+
+
+class Shell:
+    """One bash process.
+
+    Raises:
+        OSError: It cannot be started.
+
+    Attributes:
+        cell_fd: Memory file with the cell.
+        commands_fd: Pipe by which bash receives the number of a cell.
+        events_fd: Pipe by which bash reports that it is ready and that a cell has ended.
+        is_mute: True if bash has closed that pipe.
+    """
+
+    def __init__(self) -> None:
+        self.cell_fd = os.memfd_create("cell")
+        commands_read, self.commands_fd = os.pipe()
+        self.events_fd, events_write = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR)
+        inherited = [(null, 0), (STDERR, STDERR_FD), (null, STDERR), (commands_read, COMMANDS_FD), (events_write, EVENTS_FD), (self.cell_fd, CELL_FD)]
+        try:
+            self.pid = os.posix_spawn(
+                BASH,
+                ["bash", "--noprofile", "--rcfile", RCFILE, "-i"],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in inherited],
+                setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores the last two, which bash would inherit
+            )
+        finally:
+            for fd in (commands_read, events_write, null):
+                os.close(fd)
+        self._partial_line = b""
+        self._number = 0
+        self._is_ready = False
+        self._is_busy = False
+        self.is_mute = False
+
+    def run(self, before: str, code: str) -> None:
+        """Run a cell.
+
+        Args:
+            before: Commands of the kernel to run before it.
+            code: The cell, without NUL characters.
+        """
+        self._number += 1
+        self._is_busy = True
+        os.ftruncate(self.cell_fd, 0)
+        parts = (str(self._number), before, code)
+        text = memoryview(b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts))
+        at = 0
+        while at < len(text):
+            at += os.pwrite(self.cell_fd, text[at:], at)
+        self._start_cell()
+
+    def _start_cell(self) -> None:
+        os.lseek(self.cell_fd, 0, os.SEEK_SET)  # bash shares the file offset
+        try:
+            os.write(self.commands_fd, b"%d\n" % self._number)
+        except BrokenPipeError:
+            return  # bash has ended and is about to be reaped
+
+    def read_end(self) -> tuple[str, int] | None:
+        """Return how the cell ended, ``done`` or ``abandoned``, with its exit status; None if it still runs."""
+        data = os.read(self.events_fd, 4096)
+        if not data:
+            # It has ended, or cannot report the end of cells any more.
+            self.is_mute = True
+            os.kill(self.pid, signal.SIGKILL)
+            return None
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        ended = None
+        for line in lines:
+            word, _, rest = line.decode("ascii", "replace").partition(" ")
+            status, _, number = rest.partition(" ")
+            if word == "ready":
+                if self._is_ready and self._is_busy:
+                    self._start_cell()  # it was interrupted before it had begun the cell
+                self._is_ready = True
+            elif self._is_busy and number == str(self._number):
+                self._is_busy = self._is_ready = False
+                ended = word, int(status) if status.isdigit() else 1
+        return ended
+
+    def reap(self) -> int | None:
+        """Return its exit status, as a shell reports it, if it has ended."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return None
+        for fd in (self.cell_fd, self.commands_fd, self.events_fd):
+            os.close(fd)
+        return SIGNAL_STATUS + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class BashKernel:
+    """Handles messages of the guest.
+
+    Args:
+        channel: Socket to the guest.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._messages = values.MessageReader()
+        self._count = 0
+        self._shell: Shell | None = None
+        self._before = ""
+        self._cell: str | None = None
+        self._is_interrupted = False
+        self._waiting: list[dict[str, Any]] = []
+        self._signals_fd, signals_write = os.pipe()
+        for fd in (self._signals_fd, signals_write):
+            os.set_blocking(fd, False)
+        for number in (signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(signals_write, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Handle messages until the guest is gone."""
+        self._send({"event": "ready"})
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._signals_fd, select.POLLIN)
+        if self._shell is not None and not self._shell.is_mute:
+            poll.register(self._shell.events_fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(INTERRUPT_AGAIN_MS if self._is_interrupted else None)}
+        if self._is_interrupted and not ready and LEADS_GROUP:
+            os.killpg(0, signal.SIGINT)
+        numbers = os.read(self._signals_fd, 4096) if self._signals_fd in ready else b""
+        if signal.SIGINT in numbers and self._cell is not None:
+            self._is_interrupted = True
+        # The end of a cell comes before the end of its shell: bash has reported it before.
+        if self._shell is not None and self._shell.events_fd in ready:
+            end = self._shell.read_end()
+            if end is not None:
+                self._on_cell_end(*end)
+        if signal.SIGCHLD in numbers:
+            self._reap()
+        return self._channel.fileno() not in ready or self._receive()
+
+    def _receive(self) -> bool:
+        data = self._channel.recv(1 << 20)
+        if not data:
+            return False
+        self._messages.feed(data)
+        for message in self._messages.messages():
+            if message["op"] == "execute":
+                self._waiting.append(message)
+            elif message["op"] == "wake":
+                self._wake(message)
+        self._next()
+        return True
+
+    def _wake(self, message: dict[str, Any]) -> None:
+        """Give environment and entropy of a wake to this program, and to the shell before its next cell."""
+        os.environ.update(message["env"])
+        removed = [name for name in message.get("gone", ()) if is_name(name)]
+        for name in removed:
+            os.environ.pop(name, None)
+        cwd = message.get("cwd")
+        if self._shell is None and cwd:
+            os.chdir(cwd)
+        exports = "".join(f"export {name}={quote(value)}\n" for name, value in message["env"].items() if is_name(name))
+        exports += "".join(f"unset -v {name}\n" for name in removed)
+        seed = int.from_bytes(message["entropy"][:4], "big")
+        self._before += f"{exports}RANDOM={seed}\n"
+        if self._shell is None:
+            try:
+                self._shell = Shell()  # ready before the first cell
+            except OSError:
+                return  # the first cell tries again and reports the error
+
+    def _next(self) -> None:
+        if self._cell is not None or not self._waiting:
+            return
+        message = self._waiting.pop(0)
+        self._cell = message["cell"]
+        self._is_interrupted = False
+        if message.get("store_history", True) and not message.get("silent", False):
+            self._count += 1
+        self._send_for_cell({"event": "started", "count": self._count})
+        code = message["code"]
+        if "\0" in code:
+            self._fail("ValueError", "A cell of bash cannot have NUL characters.")
+            return
+        try:
+            if self._shell is None:
+                self._shell = Shell()
+        except OSError as error:
+            self._fail("KernelError", f"bash cannot be started: {error.strerror}.")
+            return
+        set_variables = "".join(f"__sandlot_set {name} {quote(value)}\n" for name, value in message["env"].items() if is_name(name))
+        self._shell.run(self._before + set_variables, code)
+        self._before = ""
+
+    def _on_cell_end(self, how: str, status: int) -> None:
+        if self._cell is None:
+            return
+        # Bash may have reported the end before this program has received its own SIGINT.
+        if (how == "abandoned" or self._is_interrupted) and status in (0, SIGNAL_STATUS + signal.SIGINT):
+            self._fail("KeyboardInterrupt", "")
+        elif status:
+            self._fail("ExitStatus", str(status))
+        else:
+            self._done(ok=True)
+
+    def _reap(self) -> None:
+        if self._shell is None:
+            return
+        status = self._shell.reap()
+        if status is None:
+            return
+        self._shell = None
+        if self._cell is None:
+            return
+        what = f"was ended by signal {status - SIGNAL_STATUS}" if status > SIGNAL_STATUS else f"has ended with status {status}"
+        self._send_for_cell({"event": "output", "channel": STDERR, "data": f"The shell {what}; the next cell begins a new one.\n".encode()})
+        if status:
+            self._fail("ExitStatus", str(status))
+        else:
+            self._done(ok=True)
+
+    def _fail(self, name: str, value: str) -> None:
+        text = f"{name}: {value}" if value else name
+        self._send_for_cell({"event": "error", "name": name, "value": value, "traceback": [text]})
+        self._done(ok=False)
+
+    def _done(self, *, ok: bool) -> None:
+        self._is_interrupted = False
+        self._send_for_cell({"event": "done", "ok": ok, "count": self._count})
+        self._cell = None
+        self._next()
+
+    def _send_for_cell(self, message: dict[str, Any]) -> None:
+        self._send({**message, "cell": self._cell})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._channel.sendall(values.encode_message(message))
+
+
+def is_name(text: str) -> bool:
+    """Return whether bash can have a variable of that name."""
+    return text.isascii() and text.isidentifier()
+
+
+def quote(text: str) -> str:
+    """Return a text as one word of bash."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def main() -> None:
+    """Serve the socket named on the command line."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    try:
+        BashKernel(channel).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the guest is gone
+    if LEADS_GROUP:
+        os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,642 @@
+// The JavaScript kernel: runs cells in one global scope, on the image's node, without further packages.
+//
+// Started as `node kernel.mjs FD`; FD is a socket to the guest, with messages as in protocol/values.py, a 4-byte length before each.
+//
+// Invariants:
+// - A cell is like a line in node's own REPL and in a browser's console (replMode of V8, by node:inspector): const, let and class stay and
+//   may be declared again, await works at the top level, and the value of the last expression is the result.
+// - An error, also one that is never caught, ends at most the cell. process.exit() ends the cell and leaves the kernel.
+// - Timers, servers and pending promises continue between cells; what they print belongs to the cell that started them.
+// - An interrupt ends a cell, also one in an endless loop. It arrives as a message and as SIGINT; the signal is for children of the cell,
+//   because node handles signals only between turns of its event loop. So a thread of its own reads the messages of the guest.
+//   A loop in a later turn, after a timer for example, cannot be ended: terminating node there would leave its timers inconsistent. The guest
+//   kills the kernel then.
+
+import { AsyncLocalStorage } from 'node:async_hooks';
+import { Buffer } from 'node:buffer';
+import fs from 'node:fs';
+import inspector from 'node:inspector';
+import module, { createRequire } from 'node:module';
+import path from 'node:path';
+import net from 'node:net';
+import { pathToFileURL } from 'node:url';
+import util from 'node:util';
+import { promiseHooks } from 'node:v8';
+import vm from 'node:vm';
+import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads';
+
+const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
+const INSIST_MS = 250; // milliseconds that the main thread has for an interrupt before its code is terminated
+const TEXT_LIMIT = 1024 * 1024; // characters of one textual representation that are sent
+const { stringify } = JSON;
+const { entries } = Object;
+const JSON_LIMIT = 64 * 1024;
+const PIECE = 256 * 1024; // bytes of one output message
+const DISPLAY = Symbol.for('sandlot.display'); // a method of this name returns a bundle: MIME type -> text or bytes
+const LINES = 500; // last lines of a traceback that are kept
+const LINE_CHARS = 2000;
+const MESSAGE_LIMIT = 8 * 1024 * 1024; // bytes of the longest message that the guest accepts (protocol/connection.py)
+const ITEMS_LIMIT = 100000; // values in a message, however they are nested (protocol/values.py)
+const ITEM_LIMIT = 6 * 1024 * 1024; // bytes of one representation
+const BUNDLE_LIMIT = 7 * 1024 * 1024; // bytes of all representations of one display
+const MIME_TYPES = 64; // representations of one display (protocol/schema.py)
+const MIME_CHARS = 201;
+const TOO_LARGE = '[left out: it is too large to be told]';
+const UUIDS_AHEAD = 128; // UUIDs that node's crypto generates at once (lib/internal/crypto/random.js)
+const INTEGERS_AHEAD = 1024;
+const slice = Function.prototype.call.bind(String.prototype.slice); // a copy that cells cannot change
+
+// -- values, encoded as in protocol/values.py ------------------------------------------------------------------------------------------
+
+function encode(value, parts = []) {
+  if (value === null || value === undefined) parts.push(Buffer.of(0xc0));
+  else if (typeof value === 'boolean') parts.push(Buffer.of(value ? 0xc3 : 0xc2));
+  else if (typeof value === 'number') {
+    const number = Buffer.alloc(9);
+    if (Number.isSafeInteger(value)) number.writeBigInt64BE(BigInt(value), 1)
+    else number.writeDoubleBE(value, 1);
+    number[0] = Number.isSafeInteger(value) ? 0xd3 : 0xcb;
+    parts.push(number);
+  } else if (typeof value === 'string') {
+    const raw = Buffer.from(value, 'utf8');
+    parts.push(head(raw.length, 0xdb), raw);
+  } else if (value instanceof Uint8Array) parts.push(head(value.length, 0xc6), value);
+  else if (Array.isArray(value)) {
+    parts.push(head(value.length, 0xdd));
+    for (const item of value) encode(item, parts);
+  } else {
+    const pairs = entries(value);
+    parts.push(head(pairs.length, 0xdf));
+    for (const [key, item] of pairs) {
+      encode(key, parts);
+      encode(item, parts);
+    }
+  }
+  return parts;
+}
+
+function head(size, code) {
+  const raw = Buffer.alloc(5);
+  raw[0] = code;
+  raw.writeUInt32BE(size, 1);
+  return raw;
+}
+
+// Decodes what the guest sends: maps, texts, bytes, booleans and small numbers.
+function decode(raw) {
+  let at = 0;
+  const take = (size) => raw.subarray(at, (at += size));
+  const number = (width) => (width ? take(width).readUIntBE(0, Math.min(width, 6)) : 0);
+  const map = (size) => {
+    const found = {};
+    for (; size > 0; size -= 1) {
+      const key = value();
+      found[key] = value();
+    }
+    return found;
+  };
+  const list = (size) => Array.from({ length: size }, () => value());
+  const text = (size) => take(size).toString('utf8');
+  function value() {
+    const code = raw[at];
+    at += 1;
+    if (code <= 0x7f) return code;
+    if (code >= 0xe0) return code - 0x100;
+    if (code <= 0x8f) return map(code - 0x80);
+    if (code <= 0x9f) return list(code - 0x90);
+    if (code <= 0xbf) return text(code - 0xa0);
+    if (code === 0xc0) return null;
+    if (code === 0xc2 || code === 0xc3) return code === 0xc3;
+    if (code >= 0xc4 && code <= 0xc6) return Buffer.from(take(number(1 << (code - 0xc4))));
+    if (code === 0xcb) return take(8).readDoubleBE(0);
+    if (code >= 0xcc && code <= 0xce) return number(1 << (code - 0xcc));
+    if (code === 0xcf) return Number(take(8).readBigUInt64BE(0));
+    if (code >= 0xd0 && code <= 0xd2) return take(1 << (code - 0xd0)).readIntBE(0, 1 << (code - 0xd0));
+    if (code === 0xd3) return Number(take(8).readBigInt64BE(0));
+    if (code >= 0xd9 && code <= 0xdb) return text(number(1 << (code - 0xd9)));
+    if (code === 0xdc || code === 0xdd) return list(number(2 << (code - 0xdc)));
+    if (code === 0xde || code === 0xdf) return map(number(2 << (code - 0xde)));
+    throw new Error(`code ${code} is not carried`);
+  }
+  return value();
+}
+
+// -- sending: in order and at once, however busy this thread is ----------------------------------------------------------------------------
+
+const pause = new Int32Array(new SharedArrayBuffer(4));
+const { writeSync } = fs;
+
+// The message that is being sent. If a cell is terminated meanwhile, the rest is sent before the next message.
+let raw = null;
+let at = 0;
+
+function send(message) {
+  let made = framed(message);
+  // A value takes at least a byte: few bytes are few values.
+  if (made.length - 4 > MESSAGE_LIMIT || (made.length > ITEMS_LIMIT && items(message) > ITEMS_LIMIT)) made = framed(shortened(message));
+  flush();
+  at = 0;
+  raw = made;
+  flush();
+}
+
+function framed(message) {
+  const made = Buffer.concat([Buffer.alloc(4), ...encode(message)]);
+  made.writeUInt32BE(made.length - 4, 0);
+  return made;
+}
+
+// Returns the number of values in a value, as the guest counts them.
+function items(value) {
+  if (value === null || typeof value !== 'object' || value instanceof Uint8Array) return 0;
+  const pairs = entries(value);
+  let number = pairs.length * (Array.isArray(value) ? 1 : 2);
+  for (const pair of pairs) number += items(pair[1]);
+  return number;
+}
+
+// Shortens a message that the guest would refuse, and end the kernel for: keeps the required fields and little of the rest.
+function shortened(message) {
+  const told = {};
+  for (const [name, item] of entries(message)) {
+    if (typeof item === 'string') told[name] = slice(item, 0, LINE_CHARS);
+    else if (item === null || typeof item !== 'object') told[name] = item;
+  }
+  if (message.event === 'display') told.data = { 'text/plain': TOO_LARGE };
+  if (message.event === 'output') told.data = Buffer.from(TOO_LARGE);
+  if (message.event === 'error') told.traceback = [TOO_LARGE];
+  return told;
+}
+
+function flush() {
+  while (raw !== null && at < raw.length) {
+    try {
+      at += writeSync(FD, raw, at);
+    } catch (error) {
+      if (error.code !== 'EAGAIN') process.kill(process.pid, 'SIGKILL'); // the guest is gone
+      Atomics.wait(pause, 0, 0, 2); // the socket is non-blocking, because an event loop reads it
+    }
+  }
+  raw = null;
+}
+
+// -- cells ------------------------------------------------------------------------------------------------------------------------------
+
+const owner = new AsyncLocalStorage(); // the cell that output and errors belong to, whenever they happen
+const session = new inspector.Session();
+const waiting = [];
+let running = null;
+let last = null; // id of the last cell that was started
+let count = 0;
+
+class Exit extends Error {}
+
+// Starts a cell. A termination that came too late for the last cell may end this code; the cell is then sent again, until it is acknowledged.
+function begin({ number, cell, code, env, silent, store_history: keeps }) {
+  if (cell !== last && keeps !== false && !silent) count += 1;
+  const current = { id: cell, silent, before: [] };
+  running = current;
+  last = cell;
+  send({ event: 'started', cell, count });
+  try {
+    lend(env, current.before);
+    const expression = prepare(code, `cell-${count}.js`);
+    hear(number);
+    heard[1] = 1;
+    owner.run(current, () => evaluate(current, expression));
+    process._tickCallback?.(); // what the cell awaits and already has: `for (;;) await null` never ends its turn
+    heard[1] = 0;
+  } catch (error) {
+    hear(number);
+    fail(current, error); // cells have broken parts of this program
+  }
+}
+
+// If a cell's promise were collected before it is settled, the inspector would report that in the middle of a garbage collection and end the
+// process. So the promise is kept, forever if it never settles. It is the first promise that the cell creates.
+const kept = new Set();
+
+function evaluate(current, expression) {
+  let promise = null;
+  const stop = promiseHooks.onInit((made) => {
+    promise ??= made;
+    stop();
+  });
+  try {
+    session.post('Runtime.evaluate', { expression, replMode: true }, (error, told) => {
+      kept.delete(promise);
+      if (!error) over(current, told);
+    });
+  } finally {
+    stop();
+    kept.add(promise);
+  }
+}
+
+// Returns the object that the inspector refers to.
+function taken(remote) {
+  if (remote.objectId === undefined) {
+    if (remote.subtype === 'null') return null;
+    const text = remote.unserializableValue;
+    if (text === undefined) return remote.value;
+    return remote.type === 'bigint' ? BigInt(text.slice(0, -1)) : Number(text);
+  }
+  let found;
+  globalThis.__sandlot_run = (value) => {
+    found = value;
+  };
+  const body = 'function () { "use strict"; __sandlot_run(this) }';
+  session.post('Runtime.callFunctionOn', { objectId: remote.objectId, functionDeclaration: body });
+  session.post('Runtime.releaseObject', { objectId: remote.objectId });
+  return found;
+}
+
+function over(current, { result, exceptionDetails }) {
+  if (running !== current) return; // it was interrupted and continued
+  if (exceptionDetails !== undefined) {
+    fail(current, taken(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
+    return;
+  }
+  const value = taken(result);
+  if (value !== undefined && !current.silent) owner.run(current, () => show(current.id, value, true));
+  done(current, true);
+}
+
+function done(current, ok) {
+  restore(current.before);
+  running = null;
+  send({ event: 'done', cell: current.id, ok, count });
+  if (waiting.length > 0) setImmediate(() => begin(waiting.shift()));
+}
+
+// An error may quote megabytes, and the guest ends a kernel that sends a message that is too long.
+function tellError(cell, name, value, traceback) {
+  const lines = [];
+  for (let at = Math.max(0, traceback.length - LINES); at < traceback.length; at += 1) lines[lines.length] = traceback[at].slice(0, LINE_CHARS);
+  send({ event: 'error', cell, name: name.slice(0, LINE_CHARS), value: value.slice(0, TEXT_LIMIT), traceback: lines });
+}
+
+function interrupted(current) {
+  heard[1] = 0;
+  owner.enterWith(undefined); // terminated code has not restored it
+  tellError(current.id, 'KeyboardInterrupt', '', ['KeyboardInterrupt']);
+  done(current, false);
+}
+
+function fail(current, thrown, details) {
+  if (running !== current || thrown instanceof Exit) return;
+  const { name, value, traceback } = described(thrown);
+  if (name === 'SyntaxError' && details?.scriptId !== undefined) traceback[traceback.length] = `    at cell-${count}.js:${details.lineNumber + 1}:${details.columnNumber + 1}`;
+  tellError(current.id, name, value, traceback);
+  done(current, false);
+}
+
+// Describes what was thrown: any value, whose properties may throw themselves.
+function described(thrown) {
+  try {
+    if (util.types.isNativeError(thrown) || thrown instanceof Error) {
+      const name = String(thrown.name);
+      const value = String(thrown.message);
+      const traceback = `${name}${value ? `: ${value}` : ''}`.split('\n');
+      for (const line of String(thrown.stack ?? '').split('\n')) {
+        if (/^\s+at /.test(line) && !/node:|javascript\.mjs/.test(line)) traceback[traceback.length] = line;
+      }
+      if (thrown.cause !== undefined) traceback[traceback.length] = `  [cause]: ${inspect(thrown.cause)}`;
+      return { name, value, traceback };
+    }
+  } catch {
+    return { name: 'Error', value: '(cannot be printed)', traceback: ['Error: (cannot be printed)'] };
+  }
+  return { name: 'Uncaught', value: inspect(thrown), traceback: [`Uncaught ${inspect(thrown)}`] };
+}
+
+function inspect(value) {
+  try {
+    return util.inspect(value).slice(0, TEXT_LIMIT);
+  } catch (error) {
+    return `(cannot be printed: ${error?.name})`;
+  }
+}
+
+function show(cell, value, main) {
+  const data = { 'text/plain': inspect(value) };
+  try {
+    if (typeof value?.[DISPLAY] === 'function') Object.assign(data, value[DISPLAY]());
+    else if (isPlain(value)) {
+      const text = stringify(value);
+      if (text !== undefined && text.length <= JSON_LIMIT) data['application/json'] = text;
+    }
+  } catch {
+    // text/plain is there
+  }
+  const { told, metadata } = bundle(data);
+  send({ event: 'display', cell, data: told, main, ...(entries(metadata).length > 0 ? { metadata } : {}) });
+}
+
+// Returns the representations that fit into one message: text is cut, anything else is kept or left out as a whole.
+function bundle(data) {
+  const told = {};
+  const metadata = {};
+  const texts = [];
+  let room = BUNDLE_LIMIT;
+  let number = 0;
+  for (const [mime, item] of [['text/plain', data['text/plain']], ...entries(data)]) {
+    if (mime in told || mime in metadata || mime.length > MIME_CHARS || number === MIME_TYPES) continue;
+    const carried = representation(mime, item);
+    if (carried === null) continue;
+    number += 1;
+    const size = typeof carried === 'string' ? Buffer.byteLength(carried) : carried.byteLength;
+    if (size <= ITEM_LIMIT && size <= room) {
+      told[mime] = carried;
+      room -= size;
+    } else {
+      metadata[mime] = { left_out_bytes: size };
+      texts[texts.length] = `[${mime} of ${size} bytes was left out: it is too large]`;
+    }
+  }
+  if (texts.length > 0 && entries(told).length === 0) told['text/plain'] = texts.join('\n');
+  return { told, metadata };
+}
+
+// Returns a representation as text or bytes; null if it is invalid.
+function representation(mime, item) {
+  try {
+    const made = typeof item === 'string' || item instanceof Uint8Array ? item : (stringify(item) ?? 'null');
+    if (mime !== 'text/plain' || typeof made !== 'string' || made.length <= TEXT_LIMIT) return made;
+    return `${slice(made, 0, TEXT_LIMIT)}\n[... cut after ${TEXT_LIMIT} of ${made.length} characters]`;
+  } catch {
+    return null; // for example because it refers to itself
+  }
+}
+
+function isPlain(value) {
+  return Array.isArray(value) || (value !== null && typeof value === 'object' && [Object.prototype, null].includes(Object.getPrototypeOf(value)));
+}
+
+// Sets the environment of a cell; returns what was there before.
+function lend(env, before) {
+  for (const name in env) {
+    before[before.length] = [name, process.env[name]];
+    process.env[name] = env[name];
+  }
+}
+
+function restore(before) {
+  for (const [name, value] of before) {
+    if (value === undefined) delete process.env[name];
+    else process.env[name] = value;
+  }
+}
+
+// -- imports ------------------------------------------------------------------------------------------------------------------------------
+
+// Returns a cell as V8 runs it: with calls in the place of imports, because a cell is no module and has no loader.
+function prepare(code, name) {
+  const bare = masked(code);
+  let expression = code;
+  if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
+  // As in a console, text that looks like an object is an object.
+  if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
+  return `${expression}\n//# sourceURL=${name}`;
+}
+
+function compiles(code) {
+  try {
+    return Boolean(new vm.Script(code));
+  } catch {
+    return false;
+  }
+}
+
+function replaced(code, bare) {
+  const found = [];
+  const statement = /(?<=^|[;}\n])[ \t]*import\b\s*(?![.(\s])((?:[\w$*{},\s]|\bas\b)*?\bfrom\b)?(?=\s*["'`])/g;
+  for (const match of bare.matchAll(statement)) {
+    const start = match.index;
+    const rest = /^\s*(["'])(.*?)\1(?:\s*with\s*(\{[^}]*\}))?/s.exec(code.slice(start + match[0].length));
+    if (rest === null) continue;
+    const options = rest[3] ? `, { with: ${rest[3]} }` : '';
+    const call = `await __sandlot_import(${stringify(rest[2])}${options})`;
+    const lines = '\n'.repeat((match[0] + rest[0]).split('\n').length - 1);
+    found.push([start, start + match[0].length + rest[0].length, `${bound(match[1], call)}${lines}`]);
+  }
+  for (const match of bare.matchAll(/(?<![.\w$])import(?=\s*\()/g)) found.push([match.index, match.index + 6, '__sandlot_import']);
+  let text = code;
+  for (const [start, end, instead] of found.sort((one, other) => other[0] - one[0])) text = text.slice(0, start) + instead + text.slice(end);
+  return text;
+}
+
+// Returns the declarations for the clause of an import statement.
+function bound(clause, call) {
+  if (clause === undefined) return call;
+  const [, standard, star, names] = /^\s*([\w$]+)?\s*,?\s*(?:\*\s*as\s+([\w$]+))?\s*(?:\{([^}]*)\})?\s*from$/.exec(clause) ?? [];
+  const bindings = (names ?? '').split(',').map((entry) => entry.trim()).filter(Boolean).map((entry) => entry.replace(/\s+as\s+/, ': '));
+  if (standard) bindings.unshift(`default: ${standard}`);
+  if (star) return `const ${star} = ${call}${standard ? `, { default: ${standard} } = ${star}` : ''}`;
+  return `const { ${bindings.join(', ')} } = ${call}`;
+}
+
+// Returns the code with the contents of strings, comments and regular expressions replaced by blanks of the same length.
+function masked(code) {
+  const token = /\/\/[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|"(?:\\[\s\S]|[^"\\\n])*"?|'(?:\\[\s\S]|[^'\\\n])*'?|`(?:\\[\s\S]|[^`\\])*`?|(?<=(?:^|[(,=:[!&|?{};+\-*%<>~^]|\breturn|\btypeof)\s*)\/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n[])+\//g;
+  return code.replace(token, (text) => (text.length < 2 ? text : text[0] + text.slice(1, -1).replace(/[^\n]/g, ' ') + text.at(-1)));
+}
+
+const here = () => path.join(process.cwd(), 'cell.js');
+const everybodys = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
+
+// Looks from the working directory of the cell on, then among globally installed packages.
+if (isMainThread && typeof module.registerHooks === 'function') {
+  module.registerHooks({
+    resolve(specifier, context, nextResolve) {
+      if (context.parentURL !== import.meta.url) return nextResolve(specifier, context);
+      try {
+        return nextResolve(specifier, { ...context, parentURL: pathToFileURL(here()).href });
+      } catch (error) {
+        if (error.code !== 'ERR_MODULE_NOT_FOUND' || /^(\.|\/|\w+:)/.test(specifier)) throw error;
+        try {
+          return nextResolve(specifier, { ...context, parentURL: pathToFileURL(everybodys).href });
+        } catch {
+          throw error;
+        }
+      }
+    },
+  });
+}
+
+function hidden(name, value) {
+  Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
+}
+
+const requireHere = (id) => createRequire(here())(id);
+Object.defineProperties(requireHere, {
+  resolve: { value: (id, options) => createRequire(here()).resolve(id, options) },
+  cache: { get: () => createRequire(here()).cache },
+  main: { value: undefined },
+});
+
+// -- the globals of cells ---------------------------------------------------------------------------------------------------------------
+
+function stream(target, channel) {
+  target.write = (chunk, encoding, callback) => {
+    const data = typeof chunk === 'string' ? Buffer.from(chunk, typeof encoding === 'string' ? encoding : 'utf8') : Buffer.from(chunk);
+    const cell = owner.getStore()?.id ?? last;
+    if (cell !== null) for (let at = 0; at < data.length; at += PIECE) send({ event: 'output', cell, channel, data: data.subarray(at, at + PIECE) });
+    const then = typeof encoding === 'function' ? encoding : callback;
+    if (typeof then === 'function') process.nextTick(then);
+    return true;
+  };
+}
+
+function uncaught(thrown) {
+  if (thrown instanceof Exit) return;
+  process.stderr.write(`Uncaught ${described(thrown).traceback.join('\n')}\n`);
+}
+
+function world() {
+  process.exit = (code = process.exitCode ?? 0) => {
+    const current = owner.getStore() ?? running;
+    process.exitCode = undefined;
+    if (current !== null && current === running) {
+      if (Number(code)) tellError(current.id, 'ExitStatus', String(code), [`ExitStatus: ${code}`]);
+      done(current, !Number(code));
+    }
+    throw new Exit(`process.exit(${code})`);
+  };
+  stream(process.stdout, 1);
+  stream(process.stderr, 2);
+  process.on('uncaughtException', uncaught);
+  process.on('unhandledRejection', uncaught);
+  process.on('SIGINT', () => {});
+  process.argv.length = 1;
+  if (!process.env.NODE_PATH) {
+    process.env.NODE_PATH = path.join(path.dirname(everybodys), 'node_modules');
+    module._initPaths?.(); // undocumented: node reads NODE_PATH only when it starts
+    delete process.env.NODE_PATH;
+  }
+  hidden('require', requireHere);
+  hidden('module', { exports: {} });
+  hidden('exports', {});
+  hidden('__sandlot_import', (specifier, options) => import(specifier, options));
+  hidden('__sandlot_run', undefined);
+  hidden('display', (...values) => values.forEach((value) => show(owner.getStore()?.id ?? last, value, false)));
+}
+
+// -- another life of the same process ------------------------------------------------------------------------------------------------------
+
+// V8's generator cannot be reseeded: one of this program replaces it, unless a cell has replaced it before. Numbers that node has generated in
+// advance are thrown away. OpenSSL's generator in node cannot be reached either; if the processor has one, the guest makes node use that
+// (guest/kernels/languages.py).
+function renew(entropy) {
+  if (Math.random === random) {
+    random = xoshiro(entropy);
+    Object.defineProperty(Math, 'random', { value: random, writable: true, configurable: true, enumerable: false });
+  }
+  try {
+    const crypto = createRequire(import.meta.url)('node:crypto');
+    for (let drawn = 0; drawn < UUIDS_AHEAD; drawn += 1) crypto.randomUUID();
+    for (let drawn = 0; drawn < INTEGERS_AHEAD; drawn += 1) crypto.randomInt(2);
+  } catch {
+    // a node without crypto
+  }
+}
+
+let { random } = Math;
+
+// xoshiro128** by David Blackman and Sebastiano Vigna; two words make one number.
+function xoshiro(entropy) {
+  const words = new DataView(entropy.buffer, entropy.byteOffset, entropy.byteLength);
+  const state = Uint32Array.from({ length: 4 }, (_, number) => words.getUint32(4 * number));
+  const rotated = (word, by) => (word << by) | (word >>> (32 - by));
+  const next = () => {
+    const word = Math.imul(rotated(Math.imul(state[1], 5), 7), 9) >>> 0;
+    const shifted = state[1] << 9;
+    state[2] ^= state[0];
+    state[3] ^= state[1];
+    state[1] ^= state[2];
+    state[0] ^= state[3];
+    state[2] ^= shifted;
+    state[3] = rotated(state[3], 11);
+    return word;
+  };
+  return { random: () => ((next() >>> 5) * 2 ** 26 + (next() >>> 6)) / 2 ** 53 }.random;
+}
+
+// -- receiving -----------------------------------------------------------------------------------------------------------------------------------
+
+// Shared by the threads: the number of the last message that was handled, and whether a cell is in its first turn.
+const heard = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.heard;
+
+let began = false;
+
+function hear(number) {
+  Atomics.store(heard, 0, Math.max(number, heard[0]));
+}
+
+function take(message) {
+  if (message.number <= heard[0]) return; // sent again
+  if (message.op === 'execute' && (running === null || running.id === message.cell)) {
+    begin(message);
+    return;
+  }
+  if (message.op === 'execute') waiting.push(message);
+  else if (message.op === 'interrupt' && running !== null && (message.cell ?? running.id) === running.id) interrupted(running);
+  else if (message.op === 'wake') {
+    Object.assign(process.env, message.env);
+    for (const name of message.gone ?? []) delete process.env[name];
+    if (!began && message.cwd) process.chdir(message.cwd);
+    if (began) renew(message.entropy);
+    began = true;
+  }
+  hear(message.number);
+}
+
+// The thread that reads messages.
+function listen() {
+  let number = 0;
+  let inspected = null;
+  let unheard = [];
+  let newest = null; // the last cell
+  const pass = (message) => {
+    message.number = number += 1;
+    if (message.op === 'execute') newest = message.cell;
+    unheard = unheard.filter((other) => other.number > heard[0]);
+    unheard.push(message);
+    parentPort.postMessage(message);
+    if (message.op === 'interrupt') setTimeout(insist, INSIST_MS);
+  };
+  // A thread that is idle when it is terminated loses the next message: so messages are sent again until they are handled.
+  const insist = () => {
+    unheard = unheard.filter((message) => message.number > heard[0]);
+    if (unheard.length === 0) return;
+    if (heard[1] === 1 && unheard.some((message) => message.op === 'interrupt' && message.cell === newest)) {
+      if (inspected === null) {
+        inspected = new inspector.Session();
+        inspected.connectToMainThread();
+      }
+      inspected.post('Runtime.terminateExecution', () => {});
+    }
+    for (const message of unheard) parentPort.postMessage(message);
+    setTimeout(insist, INSIST_MS);
+  };
+  let buffer = Buffer.alloc(0);
+  const link = new net.Socket({ fd: FD, readable: true, writable: false });
+  link.on('data', (data) => {
+    buffer = Buffer.concat([buffer, data]);
+    while (buffer.length >= 4 && buffer.length >= 4 + buffer.readUInt32BE(0)) {
+      const size = buffer.readUInt32BE(0);
+      const message = decode(buffer.subarray(4, 4 + size));
+      buffer = buffer.subarray(4 + size);
+      pass(message);
+    }
+  });
+  for (const end of ['end', 'error', 'close']) link.on(end, () => process.kill(process.pid, 'SIGKILL'));
+}
+
+if (isMainThread) {
+  world();
+  session.connect();
+  const reader = new Worker(new URL(import.meta.url), { workerData: { fd: FD, heard }, stdout: false, stderr: false, env: {} });
+  reader.on('message', take);
+  send({ event: 'ready' });
+} else listen();

@@ -1,0 +1,130 @@
+"""The program of the Python kernel, on the image's python (3.8 or newer): starts a kernel, or a fork server.
+
+``kernel.py [--plain | --instead] FD [FLUSH_FD]`` runs a kernel on the socket FD; by the pipe FLUSH_FD the guest requests a flush of delayed
+output. Both options select the plain shell; the second one also tells the first cell that the usual kernel did not start.
+``kernel.py --fork-server FD [--warm a,b]`` runs a fork server (``sandlot_kernel/fork_server.py``), which imports the modules a and b.
+
+Invariants:
+- Files in the working directory are imported by cells, never by the kernel itself.
+- The kernel's modules have a copy of the builtins, which a cell does not change by changing Python's.
+- If IPython is missing or does not work, the plain shell takes its place; in the second case, the first cell reports that.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sys
+from importlib.machinery import FileFinder, SourceFileLoader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+NAME = "sandlot_kernel"
+MODULES = "numpy,pandas,matplotlib"
+BUILTINS = dict(vars(builtins))
+INSTEAD = "The usual kernel did not start, so this is a plain one: cells have no magics, and figures are not shown.\n"
+
+
+class Loader(SourceFileLoader):
+    """Loads the kernel's modules with a copy of the builtins. Byte code is neither read nor written."""
+
+    def exec_module(self, module: Any) -> None:
+        """Run the code of a module."""
+        module.__dict__["__builtins__"] = BUILTINS
+        super().exec_module(module)
+
+    def get_code(self, fullname: str) -> Any:
+        """Compile the source."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class Finder:
+    """Finds the kernel's modules beside this file, whatever ``sys.path`` contains."""
+
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
+        """Find a module of the kernel."""
+        if name != NAME and not name.startswith(NAME + "."):
+            return None
+        return FileFinder(HERE if path is None else path[0], (Loader, [".py"])).find_spec(name)
+
+
+def create_engine(*, plain: bool) -> Any:
+    """Return a kernel that has no guest yet.
+
+    Args:
+        plain: True to use the plain shell even if IPython works.
+    """
+    from sandlot_kernel.engine import Engine  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder must be installed before
+
+    shell, warning = (None, "") if plain else create_ipython_shell()
+    has_ipython = shell is not None
+    if shell is None:
+        from sandlot_kernel.plain_shell import PlainShell  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+
+        shell = PlainShell()
+    engine = Engine(shell)
+    engine.warning = warning
+    engine.has_ipython = has_ipython
+    engine.prepare()
+    return engine
+
+
+def create_ipython_shell() -> tuple[Any, str]:
+    """Return the IPython shell, or None and a warning for the first cell."""
+    try:
+        from sandlot_kernel.ipython_shell import IPythonShell  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+
+        return IPythonShell(), ""
+    except ModuleNotFoundError as error:
+        if error.name == "IPython":
+            return None, ""  # the image has no IPython
+        failure = error
+    except BaseException as error:  # noqa: BLE001 - what is installed as IPython may raise anything
+        failure = error  # type: ignore[assignment]
+    return None, f"IPython does not work here ({type(failure).__name__}: {str(failure)[:500]}), so cells have no magics and figures are not shown.\n"
+
+
+def serve(engine: Any, fd: int, flush_fd: int = -1) -> None:
+    """Serve a guest until it is gone, then end this process."""
+    from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+
+    channel = Channel(fd)
+    if flush_fd >= 0:
+        low_fd, flush_fd = flush_fd, duplicate_high(flush_fd)
+        os.close(low_fd)
+    sys.path.insert(0, "")
+    try:
+        engine.serve(channel, flush_fd)
+    finally:
+        os._exit(0)  # threads that cells started may never end
+
+
+def main() -> None:
+    """Run a kernel or a fork server."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    argv = sys.argv[1:]
+    sys.argv = [""]
+    sys.path[:] = [path for path in sys.path if path not in {"", HERE}]
+    sys.meta_path.insert(0, Finder())
+    if argv[0] != "--fork-server":
+        fds = [int(word) for word in argv if not word.startswith("--")]
+        engine = create_engine(plain=len(argv) > len(fds))
+        engine.warning = engine.warning or (INSTEAD if argv[0] == "--instead" else "")
+        serve(engine, *fds)
+        return
+    from sandlot_kernel.fork_server import ForkServer  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
+
+    modules = argv[argv.index("--warm") + 1] if "--warm" in argv else MODULES
+    server = ForkServer(int(argv[1]), [name for name in modules.split(",") if name], lambda: create_engine(plain=False))
+    forked = server.serve()
+    if forked is not None:
+        serve(server.engine, *forked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Inline figures of Matplotlib, without an environment variable that child processes would inherit.
+
+- An import of Matplotlib in a kernel selects the inline backend, unless the environment or the cell selects another one than Agg (which
+  images set for programs without a kernel).
+- A figure that was the value of the last expression of a cell is not shown a second time when the cell ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+BACKEND = "module://matplotlib_inline.backend_inline"
+_shown_figures: list[Any] = []
+
+
+class _Finder:
+    """Finds Matplotlib as Python does, and selects the backend after its import."""
+
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
+        """Find Matplotlib."""
+        if name != "matplotlib":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        loader: Any = None if spec is None else spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return spec
+        execute = loader.exec_module
+
+        def execute_and_select(module: Any) -> None:
+            execute(module)
+            _select_backend(module)
+
+        loader.exec_module = execute_and_select
+        return spec
+
+
+def install() -> None:
+    """Select the backend now, or when Matplotlib is imported."""
+    matplotlib = sys.modules.get("matplotlib")
+    if matplotlib is not None:
+        _select_backend(matplotlib)
+    elif PathFinder.find_spec("matplotlib_inline") is not None:
+        sys.meta_path.insert(0, _Finder())
+
+
+def is_figure(shown: object) -> bool:
+    """Return whether an object is a figure of Matplotlib."""
+    figure = sys.modules.get("matplotlib.figure")
+    return figure is not None and isinstance(shown, figure.Figure)
+
+
+def remember_shown(result: object) -> None:
+    """Remember a result that was shown, if it is a figure."""
+    if is_figure(result):
+        _shown_figures.append(result)
+
+
+def drop_shown() -> None:
+    """At the end of a cell, drop the figures that were shown already."""
+    if not _shown_figures:
+        return
+    figures = list(_shown_figures)
+    _shown_figures.clear()
+    inline = sys.modules.get("matplotlib_inline.backend_inline")
+    if inline is None:
+        return
+    for figure in figures:
+        if inline.InlineBackend.instance().close_figures:
+            inline.Gcf.destroy_fig(figure)
+        if figure in inline.show._to_draw:  # noqa: SLF001 - the figures that the backend's next show() draws
+            inline.show._to_draw.remove(figure)  # noqa: SLF001
+
+
+def _select_backend(matplotlib: Any) -> None:
+    if os.environ.get("MPLBACKEND", "agg").lower() in {"", "agg"}:
+        matplotlib.rcParams["backend"] = BACKEND

@@ -1,0 +1,123 @@
+"""A thread that sends delayed output."""
+
+from __future__ import annotations
+
+import os
+import select
+from _thread import allocate_lock, start_new_thread
+
+from .channel import duplicate_high
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Flusher:
+    """A thread that flushes output a short time after it was written, or as soon as the guest requests that.
+
+    It does not use ``threading``, so that cells do not see the thread.
+
+    Args:
+        flush: Sends what was delayed.
+        on_request: Called when the guest requests a flush.
+        request_fd: Pipe by which the guest requests a flush; -1 for none.
+        delay_s: Seconds between :meth:`wake` and the flush.
+
+    Attributes:
+        request_fd: As the argument; -1 once a cell has closed the pipe.
+        is_over: True if the thread has ended by itself, because a cell has closed its pipe or the guest is gone.
+
+    Raises:
+        RuntimeError: No further thread can be started.
+        OSError: No further descriptor can be opened.
+    """
+
+    def __init__(self, flush: Callable[[], None], on_request: Callable[[], None], request_fd: int, delay_s: float) -> None:
+        self._flush = flush
+        self._on_request = on_request
+        self._delay_s = delay_s
+        self.request_fd = request_fd
+        self.is_over = False
+        self._wake_fds = _open_high_pipe()
+        self._poll = select.poll()
+        for fd in (request_fd, self._wake_fds[0]):
+            if fd >= 0:
+                self._poll.register(fd, select.POLLIN)
+        self._delay = allocate_lock()
+        self._ended = allocate_lock()
+        for lock in (self._delay, self._ended):
+            lock.acquire()
+        self._is_ending = False
+        try:
+            start_new_thread(self._run, ())
+        except RuntimeError:
+            self._close()
+            raise
+
+    @property
+    def is_requested_by_guest(self) -> bool:
+        """True if the guest requests flushes: output need not be flushed by a delay then."""
+        return self.request_fd >= 0 and not self.is_over
+
+    def wake(self) -> None:
+        """Flush after the delay."""
+        try:
+            os.write(self._wake_fds[1], b"\0")
+        except OSError:
+            pass  # the pipe is full: the thread is about to run
+
+    def end(self) -> None:
+        """End the thread and wait for its end."""
+        self._is_ending = True
+        self._delay.release()
+        self.wake()
+        self._ended.acquire()
+        self._close()
+
+    def _run(self) -> None:
+        try:
+            while not self.is_over and not self._is_ending:
+                if not self._wait() and not self._is_ending:
+                    self._delay.acquire(timeout=self._delay_s)
+                if not self._is_ending:
+                    self._flush()
+        except OSError:
+            pass
+        finally:
+            self.is_over = True
+            self._ended.release()
+
+    def _wait(self) -> bool:
+        """Wait until there is output to flush; return whether the guest has requested the flush."""
+        is_requested = False
+        for fd, mask in self._poll.poll():
+            try:
+                is_gone = not (mask & select.POLLIN and os.read(fd, 64))
+            except OSError:
+                is_gone = True
+            if fd == self.request_fd:
+                is_requested = True
+                self._on_request()
+                if is_gone:
+                    self.request_fd = -1
+            else:
+                self.is_over = is_gone
+            if is_gone:
+                self._poll.unregister(fd)
+        return is_requested
+
+    def _close(self) -> None:
+        for fd in self._wake_fds:
+            os.close(fd)
+
+
+def _open_high_pipe() -> tuple[int, int]:
+    """Return a pipe with high descriptors, which cells seldom close."""
+    pipe = os.pipe()
+    high = duplicate_high(pipe[0]), duplicate_high(pipe[1])
+    for fd in pipe:
+        os.close(fd)
+    for fd in high:
+        os.set_blocking(fd, False)
+    return high

@@ -1,0 +1,185 @@
+"""The fork server: a process that has imported what kernels need and is forked for each of them.
+
+Messages of the guest: ``{"op": "fork"}`` comes with four descriptors (the kernel's socket, stdout, stderr, and the pipe by which the guest
+requests a flush) and is answered by ``{"event": "forked", "pid": ...}``; ``{"op": "check"}`` is answered by ``{"event": "fresh", "fresh":
+...}``: whether what was imported is still what lies on the disk. The server sends ``{"event": "ready"}`` when it can fork, and
+``{"event": "warm"}`` when it has imported all modules that it was started with.
+
+A kernel that it forks is a child of PID 1 and leads a session. It keeps nothing of the server but its imports.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import site
+import socket
+import sys
+
+from . import values  # type: ignore[attr-defined]  # protocol/values.py is shipped beside this module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .engine import Engine
+
+MAX_DESCRIPTORS = 4
+"""Descriptors that come with a message."""
+
+
+class ForkServer:
+    """A process that is forked for each kernel.
+
+    Args:
+        fd: Socket to the guest.
+        modules: Modules to import after the server has become ready, if they are installed.
+        create_engine: Creates the kernel that is forked.
+
+    Attributes:
+        engine: The kernel; in a forked process, it is to be served.
+    """
+
+    def __init__(self, fd: int, modules: list[str], create_engine: Callable[[], Engine]) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.set_inheritable(False)
+        self._modules = modules
+        # Before any import: a package that is repaired after its import failed has then changed since.
+        self._folders = {path: _file_version(path) for path in _package_folders()}
+        self.engine = create_engine()
+        self.engine.rehearse_shell()
+        self._record_imports()
+
+    def serve(self) -> list[int] | None:
+        """Handle messages until the guest is gone.
+
+        Returns:
+            In a forked kernel: its socket and the pipe that requests a flush. In the server, at its end: None.
+        """
+        self._send({"event": "ready", "warm": not self._modules})
+        while True:
+            if self._modules and not select.select([self._socket], [], [], 0)[0]:
+                self._import(self._modules.pop(0))
+                continue
+            message, fds = self._receive()
+            if message is None:
+                return None
+            if message["op"] == "check":
+                self._send({"event": "fresh", "fresh": self._is_fresh()})
+            elif message["op"] == "fork":
+                kernel_fds = self._fork(fds)
+                if kernel_fds is not None:
+                    return kernel_fds
+
+    def _import(self, name: str) -> None:
+        try:
+            __import__(name)
+        except Exception:  # noqa: BLE001, S110 - the image has no such module, or it is broken: cells will see that
+            pass
+        if not self._modules:
+            self._record_imports()
+            self._send({"event": "warm"})
+
+    def _record_imports(self) -> None:
+        """Record the imported files, and hide all objects from the garbage collector, so that kernels share their pages.
+
+        A folder keeps its first record, which is older than the imports from it.
+        """
+        self._folders = {path: _file_version(path) for path in _package_folders()} | self._folders
+        self._files = {path: _file_version(path) for path in _imported_files()}
+        gc.collect()
+        gc.freeze()
+
+    def _fork(self, fds: list[int]) -> list[int] | None:
+        """Fork a kernel: its descriptors in the kernel, None in the server."""
+        pid_read, pid_write = os.pipe()
+        first = os.fork()
+        if first == 0:
+            os.close(pid_read)
+            os.setsid()
+            second = os.fork()
+            if second:
+                os.write(pid_write, str(second).encode())
+                os._exit(0)
+            os.close(pid_write)
+            return self._become_kernel(fds)
+        os.close(pid_write)
+        for fd in fds:
+            os.close(fd)
+        os.waitpid(first, 0)
+        pid = int(os.read(pid_read, 32) or b"0")
+        os.close(pid_read)
+        self._send({"event": "forked", "pid": pid})
+        return None
+
+    def _become_kernel(self, fds: list[int]) -> list[int]:
+        self._socket.close()
+        os.setsid()
+        channel, out, err, flush = fds
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        self.engine.on_forked(os.urandom(64))
+        self.engine.rehearse_shell()  # its pages are copied now, not in its first cell: nothing waits for a spare
+        return [channel, flush]
+
+    def _is_fresh(self) -> bool:
+        """Return whether what was imported is still installed. Files are looked at only if a folder of packages has changed.
+
+        Without IPython any change counts: IPython may have been installed.
+        """
+        if all(_file_version(path) == version for path, version in self._folders.items()):
+            return True
+        if not self.engine.has_ipython or any(_file_version(path) != version for path, version in self._files.items()):
+            return False
+        self._folders = {path: _file_version(path) for path in self._folders}
+        return True
+
+    def _receive(self) -> tuple[Any, list[int]]:
+        """Return the next message and its descriptors; None for the message if the guest is gone."""
+        data = b""
+        fds: list[int] = []
+        head_bytes = values.HEAD_BYTES
+        while len(data) < head_bytes or len(data) < head_bytes + values.message_length(data):
+            part, ancillary, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
+            for level, kind, raw in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds.extend(int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw) - 3, 4))
+            if not part:
+                return None, fds
+            data += part
+        return values.decode(data[head_bytes:]), fds
+
+    def _send(self, message: Any) -> None:
+        self._socket.sendall(values.encode_message(message))
+
+
+def _imported_files() -> list[str]:
+    """Return the files of all imported modules that belong to installed packages."""
+    found = []
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and "-packages" + os.sep in path:
+            found.append(path)
+    return found
+
+
+def _package_folders() -> list[str]:
+    """Return the folders that an installation changes: those of all packages, and that of each imported package."""
+    files = _imported_files()
+    tops = {path.split("-packages" + os.sep)[0] + "-packages" for path in files}
+    packages = {os.path.join(top, path[len(top) + 1 :].split(os.sep)[0]) for top in tops for path in files if path.startswith(top + os.sep)}
+    tops.update(site.getsitepackages(), (path for path in sys.path if path.endswith("-packages")))
+    return sorted(tops | {path for path in packages if os.path.isdir(path)})
+
+
+def _file_version(path: str) -> tuple[int, int]:
+    """Return a value that changes when a file or folder is written; (0, 0) if it does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,208 @@
+"""Restores what a cell must not take away for good: builtins, modules, streams, descriptors, the stack.
+
+- A cell's changes of builtins apply while cells run, not while kernel code does. Builtins that it deleted, or replaced by something that
+  cannot be called, are back in the next cell.
+- ``sys.stdout`` and ``sys.stderr`` that a cell replaced stay replaced; None and closed streams are replaced before the next cell.
+- Descriptors 0, 1 and 2 that a cell closed are restored before the next cell.
+- Packages that are installed while the kernel runs can be imported by the next cell, also from folders that did not exist before. New
+  ``.pth`` files are looked for when an import finds nothing, once in a cell: looking takes longer than most cells.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import select
+import site
+import sys
+import types
+from importlib.machinery import PathFinder
+
+from .channel import duplicate_high
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .text_streams import Stream
+
+MIN_RECURSION_LIMIT = 500
+"""The kernel does not work with a lower limit."""
+
+
+class Builtins:
+    """Python's builtins, and the changes that cells made to them."""
+
+    def __init__(self) -> None:
+        self._here = vars(builtins)
+        self._own: dict[str, Any] = {}
+        self._changed: dict[str, Any] = {}
+        self._gone: list[str] = []
+
+    def learn(self) -> None:
+        """Remember the builtins as they are, without those that IPython replaces for cells."""
+        self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
+
+    def restore(self) -> None:
+        """Before a cell, undo changes that would break every later cell, such as a function or ``NotImplemented`` replaced by None."""
+        own = self._own
+        self._gone = []
+        self._changed = {
+            name: value
+            for name, value in self._changed.items()
+            if callable(value) or not (callable(own[name]) or own[name] is NotImplemented or own[name] is Ellipsis)
+        }
+
+    def enter(self) -> None:
+        """Before code of a cell, apply the changes of earlier cells."""
+        if self._changed or self._gone:
+            self._here.update(self._changed)
+            for name in self._gone:
+                self._here.pop(name, None)
+
+    def leave(self) -> None:
+        """After code of a cell, remember its changes and restore Python's builtins."""
+        here, own = self._here, self._own
+        changed = {name: value for name, value in own.items() if here.get(name, own) is not value}
+        self._changed = {name: here[name] for name in changed if name in here}
+        self._gone = [name for name in changed if name not in here]
+        if changed:
+            here.update(changed)
+
+
+class KernelGuard:
+    """Restores the state of the process before every cell.
+
+    Args:
+        stdout: The stream of cells.
+        stderr: The stream of cells.
+    """
+
+    def __init__(self, stdout: Stream, stderr: Stream) -> None:
+        self.builtins = Builtins()
+        self.stdout = stdout
+        self.stderr = stderr
+        self._kept: dict[int, int] = {}
+        self._modules: dict[str, Any] = {}
+        self._seen: dict[str, tuple[int, set[str]]] = {}
+        self._standard = select.poll()
+        self._is_looking = True
+
+    def install(self) -> None:
+        """Remember the state of the process as it is now, and install the streams."""
+        self.builtins.learn()
+        self._kept = {fd: duplicate_high(fd) for fd in (0, 1, 2) if _is_open(fd)}
+        for fd in self._kept:
+            self._standard.register(fd, 0)
+        sys.meta_path.append(self)
+        self._modules = dict(sys.modules)
+        sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc,assignment]
+        sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc,assignment]
+        user = site.getusersitepackages() if site.ENABLE_USER_SITE else None
+        if user and user not in sys.path:
+            sys.path.append(user)
+        for folder in _sites():
+            self._seen[folder] = (_mtime(folder), _path_files(folder))
+
+    def restore(self) -> None:
+        """Restore what an earlier cell has taken away."""
+        self.builtins.restore()
+        self.stdout.reopen()
+        self.stderr.reopen()
+        for name, own in (("stdout", self.stdout), ("stderr", self.stderr)):
+            stream = getattr(sys, name, None)
+            if stream is None or getattr(stream, "closed", False) is True:
+                setattr(sys, name, own)
+        for fd, mask in self._standard.poll(0):
+            if mask & select.POLLNVAL:
+                try:
+                    os.dup2(self._kept[fd], fd)
+                except OSError:
+                    pass  # it has closed the duplicate as well: children cannot write, cells can
+        if sys.getrecursionlimit() < MIN_RECURSION_LIMIT:
+            sys.setrecursionlimit(MIN_RECURSION_LIMIT)
+        self._restore_modules()
+        self._is_looking = False
+        self._forget_folders()
+
+    def _restore_modules(self) -> None:
+        modules = self._modules
+        if any(sys.modules.get(name) is not modules[name] for name in ("sys", "builtins", "importlib._bootstrap", "traceback", __name__)):
+            for name, module in modules.items():
+                if sys.modules.get(name) is None:
+                    sys.modules[name] = module
+            sys.modules.update({name: modules[name] for name in ("sys", "builtins")})
+
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
+        """Find a module that no other finder knows, in a folder that a new .pth file names."""
+        if self._is_looking or path is not None:
+            return None
+        self._is_looking = True  # also meanwhile: imports of a .pth file are not looked for here
+        before = list(sys.path)
+        self._add_path_files()
+        return None if sys.path == before else PathFinder.find_spec(name)
+
+    def _add_path_files(self) -> None:
+        """Process .pth files that were added."""
+        try:
+            for folder, (mtime, seen) in list(self._seen.items()):
+                now = _mtime(folder)
+                if now == mtime:
+                    continue
+                there = _path_files(folder)
+                for name in sorted(there - seen):
+                    site.addpackage(folder, name, None)
+                self._seen[folder] = (now, there)
+        except Exception:  # noqa: BLE001, S110 - .pth files may contain any code
+            pass
+
+    def _forget_folders(self) -> None:
+        """Do what importlib.invalidate_caches does, without the imports that it needs."""
+        try:
+            for finder in list(sys.path_importer_cache.values()):
+                invalidate = getattr(finder, "invalidate_caches", None)
+                if invalidate is not None:
+                    invalidate()
+            for folder, finder in list(sys.path_importer_cache.items()):
+                if finder is None:
+                    del sys.path_importer_cache[folder]
+            metadata = sys.modules.get("importlib.metadata")
+            if metadata is not None:
+                metadata.MetadataPathFinder.invalidate_caches()
+        except Exception:  # noqa: BLE001, S110 - finders may be anything
+            pass
+
+
+def give_builtins(names: dict[str, Any]) -> None:
+    """Put Python's builtins into a namespace that has none: exec() would put the kernel's copy there."""
+    if type(names.get("__builtins__")) not in {dict, types.ModuleType}:
+        names["__builtins__"] = builtins
+
+
+def _sites() -> list[str]:
+    folders = list(site.getsitepackages())
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return folders
+
+
+def _path_files(folder: str) -> set[str]:
+    try:
+        return {name for name in os.listdir(folder) if name.endswith(".pth") and not name.startswith(".")}
+    except OSError:
+        return set()
+
+
+def _mtime(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""Validation of a kernel's messages: code in a cell can write anything to the kernel's socket."""
+
+from __future__ import annotations
+
+from sandlot.protocol.schema import LIMITS, STDERR, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MIME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.+_-")
+MAX_MIME_PART_CHARS = 100
+MAX_LINE_CHARS = 8000
+"""Length of an error's text and of a line of a traceback. ``schema.LIMITS`` allows 64 KiB, and a character has up to 4 bytes."""
+MAX_KEY_CHARS = 255
+MAX_METADATA_ENTRIES = 64
+"""Entries of the metadata of a display."""
+MAX_METADATA_DEPTH = 16
+MAX_COUNT = 0x7FFFFFFFFFFFFFFF
+
+
+def is_mime_type(text: str) -> bool:
+    """Return whether a text has the form type/subtype (RFC 2045, section 5.1)."""
+    kind, _, subtype = text.partition("/")
+    return all(0 < len(part) <= MAX_MIME_PART_CHARS and MIME_CHARS.issuperset(part) for part in (kind, subtype))
+
+
+def parse_event(message: Any) -> dict[str, Any]:
+    """Return a kernel's message with every field that its event needs, and no other.
+
+    Args:
+        message: The decoded value.
+
+    Returns:
+        ``event``, ``cell`` (None for the running one), and the fields of the event.
+
+    Raises:
+        ValueError: The value is no message of a kernel.
+        TypeError: A field has another type.
+        LookupError: A field is missing.
+        AttributeError: A field is no map.
+    """
+    kind = message["event"]
+    event: dict[str, Any] = {"event": kind, "cell": _maybe_text(message.get("cell"))}
+    if kind == "ready":
+        return event
+    if kind == "sync":
+        event["number"] = _count(message["number"])
+    elif kind == "started":
+        event["count"] = _count(message["count"])
+    elif kind == "output":
+        if message["channel"] not in {STDOUT, STDERR} or type(message["data"]) is not bytes:
+            raise ValueError("output")
+        event["channel"], event["data"] = message["channel"], message["data"]
+    elif kind == "display":
+        event.update(_display(message))
+    elif kind == "clear":
+        event["wait"] = bool(message["wait"])
+    elif kind == "error":
+        event["name"], event["value"] = _line(message["name"]), _line(message["value"])
+        event["traceback"] = [_line(line) for line in message["traceback"][-LIMITS["traceback"] :]]
+    elif kind == "done":
+        event["ok"], event["count"] = bool(message["ok"]), _count(message["count"])
+    else:
+        raise ValueError(kind)
+    return event
+
+
+def _display(message: dict[str, Any]) -> dict[str, Any]:
+    items = list(message["data"].items())[: LIMITS["mime_types"]]
+    metadata = message.get("metadata")
+    metadata = {} if metadata is None else metadata
+    if type(metadata) is not dict or len(metadata) > MAX_METADATA_ENTRIES or not _is_plain(metadata, MAX_METADATA_DEPTH):
+        raise ValueError("metadata")
+    display_id = message.get("display_id")
+    return {
+        "data": {mime: item for mime, item in items if type(item) in {str, bytes} and is_mime_type(mime)},
+        "main": bool(message["main"]),
+        "metadata": metadata,
+        "display_id": None if display_id is None else _line(display_id)[: LIMITS["name"]],
+        "update": bool(message.get("update")),
+    }
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Return whether a value can be sent to the host as it is, and be written as JSON."""
+    if type(value) is dict:
+        return depth > 0 and all(type(key) is str and len(key) <= MAX_KEY_CHARS and _is_plain(item, depth - 1) for key, item in value.items())
+    if type(value) is list:
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return value is None or type(value) in {str, int, float, bool}
+
+
+def _line(text: Any) -> str:
+    if type(text) is not str:
+        raise TypeError(text)
+    return text[:MAX_LINE_CHARS]
+
+
+def _maybe_text(text: Any) -> str | None:
+    if text is not None and type(text) is not str:
+        raise TypeError(text)
+    return text
+
+
+def _count(number: Any) -> int:
+    if type(number) is not int or not 0 <= number <= MAX_COUNT:
+        raise ValueError(number)
+    return number

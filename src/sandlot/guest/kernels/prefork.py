@@ -1,0 +1,577 @@
+"""Spare kernels: a fork server that has imported what Python kernels import, and one kernel forked from it that waits for a context.
+
+When a fork server is started:
+
+- A second after a wake, if no command runs and the image has IPython.
+- When a context needs a kernel, or ``guest.warm`` asks for one. A spare in a template's snapshot is restored with each sandbox.
+
+Invariants:
+- Without such a need, no fork server is started while a command runs, and one that is still importing is stopped meanwhile.
+- A spare is used only while what its fork server has imported is what lies on the disk, and only for a context with the same start-up
+  variables (``languages.STARTUP_VARIABLES``). Otherwise the kernel is started directly.
+- The fork server runs as ``user`` and may send anything. A pid counts as its kernel only if it is a child of PID 1, of that user, alive,
+  and not known yet. A message that is none ends the fork server.
+- Every request is answered: with a kernel, or with None after ``START_TIMEOUT_S``, or after ``FORK_TIMEOUT_S`` if everything is imported.
+  A fork server that has not answered by then is ended.
+- In lean mode (``guest.warm``), where memory matters more than the time of the next kernel, the fork server ends once the spare is ready.
+  The next one is started when a context needs a kernel and there is no spare.
+- A spare is kept over a wake if a kernel that was started then would find the same. It gets entropy of the life in which it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from sandlot.guest.kernels import languages
+from sandlot.guest.kernels.kernel import KernelPipes, KernelProcess
+from sandlot.guest.loop import READ, log
+from sandlot.guest.process.accounts import USER_UID, lookup_account
+from sandlot.guest.process.procfs import ProcStat, kill_tree, send_signal
+from sandlot.protocol import values
+from sandlot.protocol.fast_imports import deque, signal, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from resource import struct_rusage
+    from typing import Any
+
+    from sandlot.guest.identity import SandboxIdentity
+    from sandlot.guest.kernels.oom import OomWatcher
+    from sandlot.guest.kernels.process_group import ProcessGroups
+    from sandlot.guest.loop import Loop, Timer
+    from sandlot.guest.process.children import ChildTable
+    from sandlot.guest.process.spawn import Spawner
+
+    OnKernel = Callable[[KernelProcess | None], object]
+
+AHEAD_S = 1.0
+"""Seconds after a wake, and after the last command, before a fork server is started. In gVisor, imports take 0.3 to 1.5 s of a processor."""
+MAX_POSTPONEMENTS = 25
+REFILL_S = 0.25
+"""Seconds between the use of a spare and the next fork: the first cell has the processors for itself."""
+START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
+MAX_FAILURES = 3
+"""Number of fork servers that may end without having made a kernel; after that none is started until the next wake."""
+REHEARSAL_POLL_S, MAX_REHEARSAL_POLLS = 0.005, 1000
+WARM_MODULES = "numpy,pandas,matplotlib"
+MAX_MESSAGE_BYTES = 4096
+_FD = struct.Struct("i")
+
+
+class KernelForkServer:
+    """The process that has imported what kernels import, and forks them.
+
+    Args:
+        loop: The guest's loop.
+        spawner: Starts its program.
+        identity: Environment of the sandbox.
+        package_times: When each folder of installed packages last changed.
+        on_message: Called with each of its messages.
+        on_end: Called when it has ended, or has sent something that is no message.
+
+    Attributes:
+        startup_variables: The variables that it was started with and that take effect at a start only.
+        python: The image's python that it runs on.
+        env: The sandbox's variables at its start.
+        package_times: As the argument; what it has imported is not older.
+        is_ready: True if it can fork kernels.
+        is_warm: True if it has imported everything.
+        pid: The process.
+    """
+
+    __slots__ = (
+        "_is_stopped",
+        "_loop",
+        "_on_end",
+        "_on_message",
+        "_reader",
+        "_socket",
+        "env",
+        "is_ready",
+        "is_warm",
+        "package_times",
+        "pid",
+        "python",
+        "startup_variables",
+    )
+
+    def __init__(
+        self,
+        loop: Loop,
+        spawner: Spawner,
+        identity: SandboxIdentity,
+        package_times: dict[str, int],
+        on_message: Callable[[dict[str, Any]], object],
+        on_end: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._on_message = on_message
+        self._on_end = on_end
+        self._reader = values.MessageReader(MAX_MESSAGE_BYTES)
+        user = lookup_account("user")
+        env = identity.environment(user)
+        self.startup_variables = languages.startup_variables(env)
+        self.python = languages.find_python(env)
+        self.env = identity.env
+        self.package_times = package_times
+        self.is_ready = False
+        self.is_warm = False
+        self._is_stopped = False
+        self._socket, server_socket = socket.socketpair()
+        try:
+            fd = server_socket.fileno()
+            argv = [*languages.argv("python", env), "--fork-server", str(fd), "--warm", WARM_MODULES]
+            null = spawner.dev_null
+            self.pid = spawner.spawn(argv, user, (null, null, null), self, keep=[fd])
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            server_socket.close()
+        self._socket.setblocking(False)
+        loop.watch(self._socket.fileno(), READ, lambda _mask: self._read())
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
+        """Send a short message with descriptors; return whether the socket took it."""
+        data = values.encode_message(message)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(_FD.pack(fd) for fd in fds))] if fds else []
+        try:
+            return self._socket.sendmsg([data], rights) == len(data)
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """Stop the process until :meth:`resume`. Idempotent."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            send_signal(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a stopped process continue. Idempotent."""
+        if self._is_stopped:
+            self._is_stopped = False
+            send_signal(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the process; kernels that it has forked live on. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            kill_tree(self.pid, signal.SIGKILL)
+
+    def on_exit(self, _status: int, _usage: struct_rusage) -> None:
+        """Handle the end of the process, unless :meth:`close` has caused it."""
+        if self._socket.fileno() >= 0:
+            self._on_end()
+
+    def on_killed(self, _reason: str) -> None:
+        """Handle a kill by another part of the guest: the end of the process follows."""
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._reader.feed(data)
+        try:
+            for message in self._reader.messages():
+                self._on_message(message)
+                if self._socket.fileno() < 0:
+                    return
+        except (values.BadValue, LookupError, TypeError, ValueError):
+            data = b""
+        if not data:
+            self._on_end()
+
+
+class Prefork:
+    """The fork server, the spare kernel, and the requests that wait for a kernel.
+
+    Args:
+        loop: The guest's loop.
+        spawner: Starts the fork server.
+        children: Where ends of processes are reported.
+        identity: Environment and entropy of the sandbox.
+        oom: Tells whether there is enough memory.
+        groups: Process groups of kernels.
+    """
+
+    __slots__ = (
+        "_cells_run",
+        "_check",
+        "_children",
+        "_commands_run",
+        "_failures",
+        "_forking",
+        "_groups",
+        "_identity",
+        "_is_lean",
+        "_is_postponed",
+        "_loop",
+        "_oom",
+        "_postponements",
+        "_server",
+        "_spare",
+        "_spare_origin",
+        "_spawner",
+        "_timeout",
+        "_timer",
+        "_waiting",
+        "_warming",
+    )
+
+    def __init__(self, loop: Loop, spawner: Spawner, children: ChildTable, identity: SandboxIdentity, oom: OomWatcher, groups: ProcessGroups) -> None:
+        self._loop = loop
+        self._spawner = spawner
+        self._children = children
+        self._identity = identity
+        self._oom = oom
+        self._groups = groups
+        self._server: KernelForkServer | None = None
+        self._spare: KernelProcess | None = None
+        self._spare_origin: KernelForkServer | None = None
+        """In lean mode, the ended fork server that the spare was forked from."""
+        self._forking: KernelPipes | None = None
+        """Pipes of the kernel that is being forked."""
+        self._check: dict[str, int] | None = None
+        """Times of package folders that the fork server is comparing with its imports."""
+        self._waiting: deque[OnKernel] = deque()
+        self._warming: list[Callable[[bool], object]] = []
+        self._timer: Timer | None = None
+        self._timeout: Timer | None = None
+        self._postponements = 0
+        self._failures = 0
+        self._is_postponed = False
+        """True if a fork server would have been started if no command had run."""
+        self._is_lean = False
+        self._commands_run = False
+        self._cells_run = False
+
+    @property
+    def is_up(self) -> bool:
+        """True if there is a fork server or a spare, so that the image has a python."""
+        return self._spare is not None or (self._server is not None and self._server.is_ready)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def acquire(self, env: dict[str, str], on_kernel: OnKernel) -> bool:
+        """Request a kernel.
+
+        Args:
+            env: Variables of the sandbox and the context.
+            on_kernel: Called with the kernel, now or later; with None if there will be none.
+
+        Returns:
+            True if ``on_kernel`` is called.
+        """
+        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # the account has none of these
+            return False
+        if self._server is None and self._spare is not None and self._spare_origin is not None and self._is_affordable:
+            if languages.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
+                spare, self._spare = self._spare, None
+                on_kernel(spare)
+                return True
+            self.drop()
+        server = self._server
+        if server is None and self._is_worthwhile(self._environment()):
+            server = self._start_server()
+        if server is None or not self._is_affordable:
+            return False
+        self._waiting.append(on_kernel)
+        server.resume()
+        if self._timeout is None:
+            self._timeout = self._loop.call_later(FORK_TIMEOUT_S if server.is_warm else START_TIMEOUT_S, self._on_server_end)
+        self._advance()
+        return True
+
+    def warm(self, done: Callable[[bool], object], *, lean: bool) -> None:
+        """Make the fork server and the spare now, even if a command runs.
+
+        Args:
+            done: Called once, with whether the spare is ready and at rest.
+            lean: True if the fork server ends then.
+        """
+        self._is_lean = lean
+        if self._server is None and self._spare is not None and lean:
+            self._rehearse(self._spare, done)
+            return
+        server = self._server
+        if server is None and self._find_python(self._environment()) is not None:
+            server = self._start_server()
+        if server is None:
+            done(False)
+            return
+        self._warming.append(done)
+        server.resume()
+        if self._spare is None:
+            self._advance()
+        else:
+            self._spare.when_heard(lambda: self._report_warm(has_spare=True))
+
+    def yield_cpu(self) -> None:
+        """Stop a fork server that still imports, because a command runs; not if a context waits for a kernel."""
+        self._commands_run = True
+        if self._server is not None and not self._server.is_warm and not self._waiting:
+            self._server.stop()
+
+    def resume(self) -> None:
+        """Continue what was postponed for commands: the last one has ended."""
+        self._commands_run = False
+        if self._server is not None:
+            self._server.resume()
+        elif self._is_postponed:
+            self._schedule(AHEAD_S)
+        elif self._spare is not None and self._spare_origin is not None:
+            origin = self._spare_origin
+            if languages.modified_times(origin.package_times) != origin.package_times:
+                self.drop()  # a command has installed something: make a spare that has it before the next context needs one
+                self._schedule(AHEAD_S)
+
+    def on_cells(self, *, running: bool) -> None:
+        """Refill when no cell runs any more.
+
+        Args:
+            running: True if a cell runs.
+        """
+        self._cells_run = running
+        if not running and self._server is not None and self._spare is None and self._timer is None:
+            self._schedule(REFILL_S)
+
+    def on_wake(self, env: dict[str, str], python: str | None) -> None:
+        """Keep, replace or make a spare for a sandbox that has woken.
+
+        Args:
+            env: Complete environment of ``user``.
+            python: Path of the image's python; None if it has none.
+        """
+        self._failures = self._postponements = 0
+        origin = self._server or self._spare_origin
+        if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
+            self.drop()
+        if self._spare is not None:
+            # Its context will do the same. But a process takes a while to run again after a restore, and now nothing waits for it.
+            self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
+        if self._is_lean:
+            return
+        if self._is_affordable if self._server is not None or self._spare is not None else self._is_worthwhile(env):
+            self._schedule(AHEAD_S)
+
+    def drop(self) -> None:
+        """End the fork server and the spare; requests go on waiting."""
+        server, self._server = self._server, None
+        spare, self._spare = self._spare, None
+        forking, self._forking = self._forking, None
+        self._check = self._spare_origin = None
+        self._is_lean = False
+        if server is not None:
+            server.close()
+        if spare is not None:
+            spare.discard()
+        if forking is not None:
+            forking.close()
+
+    # -- when to make a spare ------------------------------------------------------------------------------------------
+
+    @property
+    def _is_affordable(self) -> bool:
+        return self._failures < MAX_FAILURES and self._oom.allows_spare
+
+    def _find_python(self, env: dict[str, str]) -> str | None:
+        return languages.find_python(env) if self._is_affordable else None
+
+    def _is_worthwhile(self, env: dict[str, str]) -> bool:
+        """Return whether the image has IPython, whose import takes long."""
+        python = self._find_python(env)
+        return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.package_folders(python, env["HOME"]))
+
+    def _environment(self) -> dict[str, str]:
+        return self._identity.environment(lookup_account("user"))
+
+    def _look_at_packages(self) -> dict[str, int]:
+        """Return the folders of installed packages, and when each last changed."""
+        env = self._environment()
+        return languages.package_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"])
+
+    def _schedule(self, delay_s: float) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(delay_s, self._make_ahead)
+
+    def _make_ahead(self) -> None:
+        """Make a spare if nothing else runs; otherwise try again later."""
+        self._timer = None
+        self._is_postponed = self._server is None and self._commands_run
+        if self._is_postponed:
+            return
+        self._postponements += 1
+        if self._postponements < MAX_POSTPONEMENTS and (self._commands_run or (self._server is not None and self._cells_run)):
+            self._schedule(AHEAD_S)
+            return
+        self._postponements = 0
+        if self._server is None and (self._spare is not None or not self._is_worthwhile(self._environment()) or self._start_server() is None):
+            return
+        self._advance()
+
+    # -- how a spare is made -------------------------------------------------------------------------------------------
+
+    def _start_server(self) -> KernelForkServer | None:
+        try:
+            self._server = KernelForkServer(
+                self._loop, self._spawner, self._identity, self._look_at_packages(), self._on_message, self._on_server_end
+            )
+        except Exception as error:  # noqa: BLE001 - kernels are started without one then
+            log(f"no fork server: {error}")
+            self._failures = MAX_FAILURES
+            return None
+        return self._server
+
+    def _advance(self) -> None:
+        """Do the next step towards the kernel that a request waits for, or towards a spare."""
+        server = self._server
+        if server is None or not server.is_ready or self._forking is not None or self._check is not None:
+            return
+        if languages.modified_times(server.package_times) != server.package_times:
+            now = self._look_at_packages()  # there may be further folders
+            if server.send({"op": "check"}):
+                self._check = now
+            else:
+                self._on_server_end()
+        elif self._spare is not None:
+            if self._waiting:
+                spare, self._spare = self._spare, None
+                self._give(spare)
+        elif self._waiting or server.is_warm:  # a spare would lack what is still being imported
+            self._fork(server)
+
+    def _fork(self, server: KernelForkServer) -> None:
+        pipes = KernelPipes(has_flush_pipe=True)
+        kernel_socket, kernel_flush = pipes.kernel_channel
+        sent = server.send({"op": "fork"}, (kernel_socket, *pipes.kernel_output, kernel_flush))
+        pipes.close_kernel_ends()
+        if sent:
+            self._forking = pipes
+        else:
+            pipes.close()
+            self._on_server_end()
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        server = self._server
+        if server is None:
+            return
+        kind = message["event"]
+        if kind in {"ready", "warm"}:
+            server.is_ready = True
+            server.is_warm = kind == "warm" or message.get("warm") is not False
+            self._advance()
+        elif kind == "fresh" and self._check is not None:
+            package_times, self._check = self._check, None
+            if message["fresh"]:
+                server.package_times = package_times
+            else:
+                self.drop()
+                if self._start_server() is None:
+                    self._refuse_waiting()
+            self._advance()
+        elif kind == "forked" and self._forking is not None:
+            pipes, self._forking = self._forking, None
+            self._on_forked(message["pid"], pipes, server)
+
+    def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
+        """Take a process that the fork server reports as a kernel.
+
+        Raises:
+            ValueError: The process cannot be one.
+        """
+        if not may_be_forked(pid) or pid in self._children:
+            pipes.close()
+            raise ValueError(pid)
+        self._failures = 0
+        kernel = KernelProcess(self._loop, pid, pipes, self._groups.create(pid), server.env)
+        self._children.add(pid, kernel)
+        if self._waiting:
+            self._give(kernel)
+            return
+        self._spare = kernel
+        kernel.on_unused_exit = self._on_spare_exit
+        if self._warming:
+            kernel.when_heard(lambda: self._report_warm(has_spare=True))
+
+    def _give(self, kernel: KernelProcess) -> None:
+        """Give a kernel to the request that has waited longest."""
+        self._report_warm(has_spare=True)
+        on_kernel = self._waiting.popleft()
+        if not self._waiting:
+            self._cancel_timeout()
+        on_kernel(kernel)
+        if self._waiting:
+            self._advance()
+        else:
+            self._schedule(REFILL_S)
+
+    def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
+        """Let a spare run a cell without output: after a restore, everything that it touches for the first time takes long."""
+        before = spare.read_ahead()
+        spare.send({"op": "rehearse"})
+
+        def look(polls_left: int) -> None:
+            if polls_left and spare is self._spare and spare.read_ahead() == before:
+                self._loop.call_later(REHEARSAL_POLL_S, lambda: look(polls_left - 1))
+            else:
+                done(spare is self._spare)
+
+        look(MAX_REHEARSAL_POLLS)
+
+    def _report_warm(self, *, has_spare: bool) -> None:
+        """Respond to ``guest.warm``; in lean mode, end the fork server."""
+        warming, self._warming = self._warming, []
+        if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:
+            self._spare_origin, self._server = self._server, None
+            self._spare_origin.close()
+        for done in warming:
+            done(has_spare)
+
+    def _on_spare_exit(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.discard()
+        self._report_warm(has_spare=False)
+
+    def _on_server_end(self) -> None:
+        """Give up the fork server: it has ended, or does not answer, or makes no sense."""
+        self._failures += 1
+        self.drop()
+        self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        self._cancel_timeout()
+        self._report_warm(has_spare=False)
+        waiting, self._waiting = self._waiting, deque()
+        for on_kernel in waiting:
+            on_kernel(None)
+
+    def _cancel_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+
+
+def may_be_forked(pid: Any) -> bool:
+    """Return whether a process that a fork server reports can be a kernel: a living child of PID 1 that belongs to ``user``."""
+    if type(pid) is not int or pid <= 1:
+        return False
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != USER_UID:
+            return False
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        task = ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+    except (OSError, ValueError, IndexError):
+        return False
+    finally:
+        os.close(fd)
+    return task.parent == 1 and not task.is_dead()

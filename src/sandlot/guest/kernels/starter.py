@@ -1,0 +1,127 @@
+"""The ways to start a kernel, in the order in which they are tried.
+
+A kernel that ends before its first message is not started the same way again: the next way follows. The last way leaves out what is
+not essential, because that may have prevented the start: IPython and other packages of the image, or options of node.
+"""
+
+from __future__ import annotations
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.kernels import languages
+from sandlot.guest.kernels.kernel import KernelPipes, KernelProcess
+from sandlot.guest.process.accounts import lookup_account
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandlot.guest.identity import SandboxIdentity
+    from sandlot.guest.kernels.prefork import Prefork
+    from sandlot.guest.kernels.process_group import ProcessGroups
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.process.children import ChildTable
+    from sandlot.guest.process.spawn import Spawner
+
+SPARE, FULL, PLAIN = "spare", "full", "plain"
+START_ORDER = {"python": (SPARE, FULL, PLAIN), "javascript": (FULL, PLAIN), "bash": (FULL,)}
+"""Language -> ways to start its kernel."""
+MAX_START_S, MIN_START_S = 30.0, 10.0
+"""Seconds that a kernel may take for its first message: the timeout of the waiting cell, within these bounds."""
+
+
+def start_timeout_s(cell_timeout_s: float | None) -> float:
+    """Return the time in seconds that a kernel may take for its first message.
+
+    Args:
+        cell_timeout_s: Timeout of the cell that waits for it; None for no timeout or no cell.
+    """
+    return max(MIN_START_S, min(MAX_START_S, cell_timeout_s or MAX_START_S))
+
+
+class KernelStarter:
+    """Starts kernels for contexts.
+
+    Args:
+        loop: The guest's loop.
+        spawner: Starts the programs.
+        children: Where their ends are reported.
+        identity: Environment of the sandbox.
+        prefork: Spare kernels.
+        groups: Process groups of kernels.
+    """
+
+    __slots__ = ("_children", "_groups", "_identity", "_loop", "_prefork", "_spawner")
+
+    def __init__(
+        self, loop: Loop, spawner: Spawner, children: ChildTable, identity: SandboxIdentity, prefork: Prefork, groups: ProcessGroups
+    ) -> None:
+        self._loop = loop
+        self._spawner = spawner
+        self._children = children
+        self._identity = identity
+        self._prefork = prefork
+        self._groups = groups
+
+    def start(
+        self,
+        language: str,
+        env: dict[str, str],
+        cwd: str,
+        attempt: int,
+        on_created: Callable[[KernelProcess, int], object],
+        on_refused: Callable[[RpcError], object],
+    ) -> None:
+        """Start a kernel by the first way, from number ``attempt`` of ``START_ORDER`` on, that is available.
+
+        Args:
+            language: Language of the context.
+            env: Variables of the sandbox and the context.
+            cwd: Working directory.
+            attempt: Number of the first way to try.
+            on_created: Called with the kernel's process and the number of the way, now or later.
+            on_refused: Called with the error if the kernel cannot be started, unless this method raises it.
+
+        Raises:
+            RpcError: The image has nothing that runs the language, or the program cannot be started.
+        """
+
+        def on_spare(kernel: KernelProcess | None) -> None:
+            if kernel is not None:
+                on_created(kernel, attempt)
+                return
+            try:
+                self.start(language, env, cwd, attempt + 1, on_created, on_refused)
+            except RpcError as error:
+                on_refused(error)
+
+        order = START_ORDER[language]
+        number = attempt
+        if order[number] == SPARE:
+            if self._prefork.acquire(env, on_spare):
+                return
+            number += 1
+        on_created(self._spawn(language, env, cwd, plain=order[number] == PLAIN), number)
+
+    def _spawn(self, language: str, env: dict[str, str], cwd: str, *, plain: bool) -> KernelProcess:
+        user = lookup_account("user")
+        argv = languages.argv(language, self._identity.environment(user, env), plain=plain)
+        pipes = KernelPipes(has_flush_pipe=language == "python")
+        kernel_ends = pipes.kernel_channel
+        try:
+            pid = self._spawner.spawn(
+                [*argv, *map(str, kernel_ends)],
+                user,
+                (self._spawner.dev_null, *pipes.kernel_output),
+                None,
+                env=env,
+                cwd=cwd,
+                keep=kernel_ends,
+            )
+        except BaseException:
+            pipes.close()
+            raise
+        finally:
+            pipes.close_kernel_ends()
+        kernel = KernelProcess(self._loop, pid, pipes, self._groups.create(pid), env)
+        self._children.add(pid, kernel)
+        return kernel

@@ -1,0 +1,267 @@
+"""Port of the package index on the sandbox's loopback, carried to the host.
+
+Invariants:
+- One TCP connection is one stream of the service ``packages``; the guest does not interpret its bytes.
+- At most :data:`MAX_CONNECTIONS` are open at once, fewer than the streams that a guest may have. Further ones wait in the
+  kernel's queue; a connection that is only kept alive is closed for them. A program that opens thousands fills that queue and
+  delays nothing else.
+- A stream is opened with the first bytes of its connection: a silent connection takes nothing of the host.
+- When the host connects anew, or the guest comes to rest, connections with a stream are reset, and the port stays open.
+  Package managers repeat their request then. A request that arrives between two services waits in the link's pipe, and is
+  reset by the handshake of the second service.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from fcntl import ioctl
+
+from sandlot.guest.loop import READ, log
+from sandlot.guest.net.socket_stream import READ_BYTES, SocketStream, send_reset_at_close
+from sandlot.protocol import schema
+from sandlot.protocol.errors import ProtocolError
+from sandlot.protocol.fast_imports import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.streams import Stream, StreamRouter
+
+ADDRESS = ("127.0.0.1", schema.PACKAGES_PORT)
+MAX_CONNECTIONS = 48
+"""Three quarters of the streams that a guest may have; more than any package manager opens by default."""
+BACKLOG = 128
+PAUSE_S = 0.1
+"""Interval between attempts to accept a connection, or to open its stream, while as many are open as are allowed."""
+IDLE_S = 1.0
+"""A connection may be closed for another one if no response has come for so long, and no request since the last response."""
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_IFREQ = struct.Struct("16sh14x")
+
+
+class PackageProxy:
+    """The listening port and its connections.
+
+    Args:
+        loop: The guest's loop.
+        router: Streams of the link.
+    """
+
+    __slots__ = ("_connections", "_is_paused", "_listener", "_loop", "_router")
+
+    def __init__(self, loop: Loop, router: StreamRouter) -> None:
+        self._loop = loop
+        self._router = router
+        self._listener: socket.socket | None = None
+        self._is_paused = False
+        self._connections: set[ProxiedConnection] = set()
+
+    def listen(self) -> None:
+        """Open the port. If that fails, the sandbox has no package index, and the log says so."""
+        try:
+            listener = _open_listener()
+        except OSError as error:
+            log(f"no port for packages: {error}")
+            return
+        self._listener = listener
+        self._loop.watch(listener.fileno(), READ, self._accept)
+
+    def add(self, connection: socket.socket) -> ProxiedConnection:
+        """Carry an accepted connection.
+
+        Args:
+            connection: Non-blocking socket; ownership passes to the proxy.
+        """
+        proxied = ProxiedConnection(self._loop, self._router, self, connection)
+        self._connections.add(proxied)
+        return proxied
+
+    def remove(self, proxied: ProxiedConnection) -> None:
+        """Forget a closed connection, and accept another one in its place."""
+        self._connections.discard(proxied)
+        self._resume()
+
+    def _accept(self, _mask: int) -> None:
+        if self._listener is None or (len(self._connections) >= MAX_CONNECTIONS and not self._close_idle()):
+            self._pause()
+            return
+        try:
+            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name of accept
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor is free, or the client has reset the connection: try again, but do not spin
+            log(f"packages: {error}")
+            self._pause()
+            return
+        connection = socket.socket(fileno=descriptor)
+        connection.setblocking(False)
+        self.add(connection)
+
+    def _close_idle(self) -> bool:
+        """Close the connection that has been idle for longest; return whether there was one."""
+        before_s = time.monotonic() - IDLE_S
+        idle = [proxied for proxied in self._connections if proxied.idle_since_s <= before_s]
+        if idle:
+            min(idle, key=lambda proxied: proxied.idle_since_s).close()
+        return bool(idle)
+
+    def _pause(self) -> None:
+        if self._listener is not None and not self._is_paused:
+            self._is_paused = True
+            self._loop.unwatch(self._listener.fileno())
+            self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._listener is not None and self._is_paused:
+            self._is_paused = False
+            self._loop.watch(self._listener.fileno(), READ, self._accept)
+
+
+class ProxiedConnection:
+    """One connection. It has a stream from its first bytes on.
+
+    Args:
+        loop: The guest's loop.
+        router: Streams of the link.
+        proxy: Proxy to tell when the connection is closed.
+        connection: Non-blocking socket.
+    """
+
+    __slots__ = ("_copy", "_has_request", "_is_closed", "_last_response_s", "_loop", "_proxy", "_router", "_socket", "_stream")
+
+    def __init__(self, loop: Loop, router: StreamRouter, proxy: PackageProxy, connection: socket.socket) -> None:
+        self._loop = loop
+        self._router = router
+        self._proxy = proxy
+        self._socket = connection
+        self._copy = SocketStream(loop, self)
+        self._stream: Stream | None = None
+        self._has_request = False
+        self._last_response_s = time.monotonic()
+        self._is_closed = False
+        self._wait_for_request()
+
+    @property
+    def idle_since_s(self) -> float:
+        """Monotonic time since which nothing was requested on the connection; infinite if a response may be due."""
+        return float("inf") if self._has_request or self._copy.has_output else self._last_response_s
+
+    def close(self) -> None:
+        """Close the connection and reset its stream. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._stream is None:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+        else:
+            self._copy.close()
+            self._stream.reset("conflict", "The connection was closed.")
+        self._proxy.remove(self)
+
+    def cut(self) -> None:
+        """Close the connection with RST. Idempotent."""
+        if not self._is_closed:
+            send_reset_at_close(self._socket)
+            self.close()
+
+    def _wait_for_request(self) -> None:
+        if not self._is_closed:
+            self._loop.watch(self._socket.fileno(), READ, self._on_request)
+
+    def _on_request(self, _mask: int) -> None:
+        """Read the first bytes, and open a stream for them."""
+        if self._router.is_full:
+            # Closed connections count until their RESET is sent. The request stays in the socket until then.
+            self._has_request = True
+            self._loop.unwatch(self._socket.fileno())
+            self._loop.call_later(PAUSE_S, self._wait_for_request)
+            return
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        try:
+            self._stream = self._router.open({"service": schema.PACKAGES, "args": {}}, self)
+        except ProtocolError:  # no service is connected, or the guest is asleep
+            self.cut()
+            return
+        self.on_data(data)
+        self._copy.start(self._socket)
+
+    # -- events of the stream -----------------------------------------------------------------------------------------
+
+    def on_bytes(self, _channel: int, data: bytes, credit: int) -> None:
+        """Write bytes of the response."""
+        self._copy.write(data, credit)
+
+    def on_end(self) -> None:
+        """End the connection after the response."""
+        self._copy.write_end()
+
+    def on_writable(self) -> None:
+        """Read on."""
+        self._copy.resume()
+
+    def on_gone(self) -> None:
+        """Cut the connection off."""
+        self.cut()
+
+    # -- events of the socket -----------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Return the number of bytes that the stream takes now."""
+        return 0 if self._stream is None else self._stream.room()
+
+    def consumed(self, credit: int) -> None:
+        """Return the credit of a piece of the response."""
+        self._has_request = False
+        self._last_response_s = time.monotonic()
+        if self._stream is not None:
+            self._stream.consumed(credit)
+
+    def on_data(self, data: bytes) -> None:
+        """Send bytes of a request."""
+        self._has_request = True
+        if self._stream is not None:
+            self._stream.send_bytes(schema.BODY, data)
+
+    def on_data_end(self) -> None:
+        """Send the end of the requests."""
+        if self._stream is not None:
+            self._stream.end()
+
+    def on_finished(self) -> None:
+        """Close the connection: both directions have ended."""
+        self.close()
+
+    def on_read_error(self) -> None:
+        """Close the connection: the client has broken it off."""
+        self.close()
+
+    def on_write_error(self) -> None:
+        """Close the connection: the client takes no more bytes."""
+        self.close()
+
+
+def _open_listener() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _bring_loopback_up(listener)
+    listener.bind(ADDRESS)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _bring_loopback_up(any_socket: socket.socket) -> None:
+    """Bring up the loopback of a new network namespace (netdevice(7)). gVisor and container runtimes do that themselves."""
+    name, flags = _IFREQ.unpack(ioctl(any_socket.fileno(), _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))
+    if not flags & _IFF_UP:
+        ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _IFREQ.pack(name, flags | _IFF_UP))

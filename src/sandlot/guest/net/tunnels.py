@@ -1,0 +1,181 @@
+"""Connections of the host to ports of programs inside, each carried on the stream of its call.
+
+Invariants:
+- Only 127.0.0.1 and ::1 are connected to, in this order, as the account ``user``. That works in a sandbox without a network.
+- The host's END is the end of file for the program; the program's is the event ``end``.
+- A program that takes no more bytes may still send: bytes for it are dropped, and its own are read to their end.
+- A tunnel ends with its stream: when the host connects anew, or the guest comes to rest, its connection is reset. So a copy of
+  a sandbox has no tunnel of the original.
+- At most :data:`MAX_TUNNELS` are open at once.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.loop import WRITE
+from sandlot.guest.net.socket_stream import SocketStream, send_reset_at_close
+from sandlot.guest.process.accounts import as_file_user, lookup_account
+from sandlot.protocol import schema
+from sandlot.protocol.fast_imports import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandlot.guest.loop import Loop, Timer
+    from sandlot.guest.rpc import Call
+
+MAX_TUNNELS = 64
+"""A third of the streams that the host may have, so that other calls get through."""
+CONNECT_S = 10.0
+"""Time to connect to a program that listens and does not accept. The kernel would try for minutes (tcp_syn_retries, tcp(7))."""
+
+_IN_PROGRESS = (0, errno.EINPROGRESS)
+
+
+class TunnelService:
+    """The ``port.connect`` call, and the open tunnels.
+
+    Args:
+        loop: The guest's loop.
+    """
+
+    __slots__ = ("_loop", "open")
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.open: set[Tunnel] = set()
+
+    def connect(self, call: Call) -> None:
+        """Handle ``port.connect``."""
+        port = call.args["port"]
+        if not 0 < port <= schema.MOST_PORT:
+            raise RpcError("invalid_request", f"There is no port {port}.", f"Use 1 to {schema.MOST_PORT}.")
+        if port == schema.PACKAGES_PORT:
+            raise RpcError("port_not_found", f"Port {port} is the service's own.", "Let the program listen on another one.")
+        if len(self.open) >= MAX_TUNNELS:
+            raise RpcError("limit_exceeded", f"{MAX_TUNNELS} connections to ports of the sandbox are open.", "Close one that nobody uses.")
+        tunnel = Tunnel(self._loop, call, port, self.open)
+        self.open.add(tunnel)
+        tunnel.connect_to_next()
+
+
+class Tunnel:
+    """One connection and its call.
+
+    Args:
+        loop: The guest's loop.
+        call: Call of the host.
+        port: Port to connect to.
+        tunnels: All open tunnels; a closed one removes itself.
+    """
+
+    __slots__ = ("_addresses", "_call", "_connecting", "_copy", "_loop", "_port", "_timer", "_tunnels")
+
+    def __init__(self, loop: Loop, call: Call, port: int, tunnels: set[Tunnel]) -> None:
+        self._loop = loop
+        self._call = call
+        self._port = port
+        self._tunnels = tunnels
+        self._addresses: Iterator[tuple[int, str]] = iter(zip((socket.AF_INET, socket.AF_INET6), schema.LOOPBACK, strict=True))
+        self._connecting: socket.socket | None = None
+        self._copy = SocketStream(loop, self)
+        self._timer: Timer = loop.call_later(CONNECT_S, self._on_timeout)
+        call.on_bytes = lambda channel, data, credit: self._copy.write(data, credit) if channel == schema.BODY else call.consumed(credit)
+        call.on_end = self._copy.write_end
+        call.on_writable = self._copy.resume
+        call.on_gone = self.cut
+
+    def connect_to_next(self) -> None:
+        """Connect to the next address that exists; respond with an error if there is none left."""
+        for family, address in self._addresses:
+            try:
+                with as_file_user(lookup_account("user")):
+                    connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT:
+                    continue
+                self._fail("limit_exceeded", f"No connection could be made: {error.strerror}.", "Let the programs inside close some of theirs.")
+                return
+            if connection.connect_ex((address, self._port)) in _IN_PROGRESS:
+                self._connecting = connection
+                self._loop.watch(connection.fileno(), WRITE, lambda _mask, address=address: self._on_connected(address))  # type: ignore[misc]
+                return
+            connection.close()
+        self._fail(
+            "port_not_found", f"Nothing listens on port {self._port}.", "Start what is to listen there first, on 127.0.0.1 or on every address."
+        )
+
+    def cut(self) -> None:
+        """End the connection with RST, so that the program does not take it for complete. Idempotent."""
+        if self._connecting is not None:
+            send_reset_at_close(self._connecting)
+        self._copy.cut()
+        self._close()
+
+    def _on_connected(self, address: str) -> None:
+        connection = self._connecting
+        if connection is None:
+            return
+        # If nothing listens, and the kernel has chosen the port itself for this end, the connection leads to itself
+        # (simultaneous open, RFC 9293 3.5).
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or connection.getsockname()[:2] == (address, self._port):
+            self._close_connecting()
+            self.connect_to_next()
+            return
+        self._connecting = None
+        self._timer.cancel()
+        self._call.event("connected", address=address)
+        self._copy.start(connection)
+
+    def _on_timeout(self) -> None:
+        self._fail("timeout", f"What listens on port {self._port} accepted nobody for {CONNECT_S:g} s.", "Look whether the program still runs.")
+
+    def _fail(self, code: str, message: str, hint: str) -> None:
+        self.cut()
+        self._call.fail(code, message, hint)
+
+    def _close(self) -> None:
+        self._timer.cancel()
+        self._close_connecting()
+        self._copy.close()
+        self._tunnels.discard(self)
+
+    def _close_connecting(self) -> None:
+        connection, self._connecting = self._connecting, None
+        if connection is not None:
+            self._loop.unwatch(connection.fileno())
+            connection.close()
+
+    # -- events of the socket -----------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Return the number of bytes that the call's stream takes now."""
+        return self._call.room()
+
+    def consumed(self, credit: int) -> None:
+        """Return the credit of bytes of the host."""
+        self._call.consumed(credit)
+
+    def on_data(self, data: bytes) -> None:
+        """Send bytes of the program."""
+        self._call.data(schema.BODY, data)
+
+    def on_data_end(self) -> None:
+        """Send the end of the program's bytes."""
+        self._call.event("end")
+
+    def on_finished(self) -> None:
+        """Respond: both directions have ended."""
+        self._close()
+        self._call.result()
+
+    def on_read_error(self) -> None:
+        """Respond with an error: the program has broken the connection off."""
+        self._fail("conflict", "The program broke the connection off.", "Look at what it printed.")
+
+    def on_write_error(self) -> None:
+        """Drop bytes of the host from now on; the program's are read to their end."""
+        self._copy.drop_output()

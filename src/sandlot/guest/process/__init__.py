@@ -1,0 +1,1 @@
+"""Processes of the sandbox: accounts, spawning, reaping, limits, terminals, and the ``process.*`` calls."""

@@ -1,0 +1,222 @@
+"""Processes of the host: the ``process.*`` calls.
+
+Invariants:
+- The id of a process is the id of the call that started it; a repeated start returns the same process.
+- Each process has its own session and group. A timeout or a signal reaches the group and every descendant that has left it.
+- At most ``MAX_KEPT`` processes are remembered, with at most ``MAX_KEPT_BYTES`` of output, not counting those that run.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.pipes import InputPipe, OutputPipe, open_pipe
+from sandlot.guest.process.accounts import lookup_account
+from sandlot.guest.process.process import ARRIVAL_S, Process
+from sandlot.guest.process.procfs import kill_tree
+from sandlot.guest.process.pty import TerminalInput, TerminalOutput, open_terminal
+from sandlot.protocol.fast_imports import OrderedDict
+from sandlot.protocol.schema import LIMITS, STDERR, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from sandlot.guest.loop import Loop
+    from sandlot.guest.process.accounts import Account
+    from sandlot.guest.process.spawn import Spawner
+    from sandlot.guest.rpc import Call, RpcServer
+
+MAX_KEPT = 64
+MAX_KEPT_BYTES = 16 * 1024 * 1024
+MAX_SIGNAL = 64
+
+
+class ProcessManager:
+    """All processes that the host has started, running or remembered.
+
+    Args:
+        loop: The guest's loop.
+        spawner: Starts the programs.
+        rpc: Refuses the ids of processes that are no longer kept.
+        on_first_start: Called when a process starts while no other runs.
+        on_all_ended: Called when the last process that ran has ended.
+    """
+
+    __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
+
+    def __init__(
+        self, loop: Loop, spawner: Spawner, rpc: RpcServer, on_first_start: Callable[[], object], on_all_ended: Callable[[], object]
+    ) -> None:
+        self._loop = loop
+        self._spawner = spawner
+        self._rpc = rpc
+        self._on_first_start = on_first_start
+        self._on_all_ended = on_all_ended
+        self._by_id: OrderedDict[str, Process] = OrderedDict()
+        self._running_count = 0
+
+    def start(self, call: Call) -> None:
+        """Handle ``process.start``."""
+        process = self._by_id.get(call.id)
+        if process is None:
+            process = self._spawn(call.id, call.args)
+            if process.is_terminal and not call.args["attach"]:
+                process.hold(ARRIVAL_S)
+        if call.args["attach"]:
+            process.attach(call, 0, 0)
+        else:
+            call.result(**process.result())
+
+    def attach(self, call: Call) -> None:
+        """Handle ``process.attach``."""
+        self._find(call).attach(call, call.args["stdout_from"], call.args["stderr_from"])
+
+    def wait(self, call: Call) -> None:
+        """Handle ``process.wait``."""
+        self._find(call).wait(call)
+
+    def send_signal(self, call: Call) -> None:
+        """Handle ``process.signal``: signal the process, its group, its session and its descendants."""
+        process = self._find(call)
+        number = call.args["signal"]
+        if not 1 <= number <= MAX_SIGNAL:
+            raise RpcError("invalid_request", f"There is no signal {number}.", f"Use 1 to {MAX_SIGNAL}.")
+        running = process.running
+        if running:
+            kill_tree(process.pid, number)
+        call.result(running=running)
+
+    def resize(self, call: Call) -> None:
+        """Handle ``process.resize``."""
+        process = self._find(call)
+        process.resize(call.args["rows"], call.args["cols"])
+        call.result(running=process.running)
+
+    def get(self, call: Call) -> None:
+        """Handle ``process.get``."""
+        call.result(**self._find(call).describe())
+
+    def list_all(self, call: Call) -> None:
+        """Handle ``process.list``."""
+        newest = [process for process in self._by_id.values() if not process.hidden][-LIMITS["processes"] :]
+        call.result(processes=[process.describe() for process in newest])
+
+    def forget(self, call: Call) -> None:
+        """Handle ``process.forget``: forget a finished process."""
+        process = self._find(call)
+        if process.running:
+            raise RpcError("conflict", "The process is still running.", "Signal it first.")
+        self._drop(process)
+        call.result()
+
+    def running(self) -> list[Process]:
+        """Return the processes that were not reaped yet."""
+        return [process for process in self._by_id.values() if process.running]
+
+    def forget_finished(self) -> None:
+        """Forget the processes that have ended: they were another sandbox's."""
+        for process in [each for each in self._by_id.values() if not each.running]:
+            process.discard()
+            del self._by_id[process.id]
+
+    def _find(self, call: Call) -> Process:
+        process = self._by_id.get(call.args["process"])
+        if process is None:
+            raise RpcError(
+                "process_not_found", f"There is no process {call.args['process'][:64]!r}.", "It may have been forgotten: list the processes."
+            )
+        return process
+
+    def _spawn(self, id_: str, args: dict[str, Any]) -> Process:
+        if not args["argv"] or not args["argv"][0]:
+            raise RpcError("invalid_request", "The command is empty.")
+        account = lookup_account(args["user"])
+        process = Process(self._loop, id_, args, self._on_ended)
+        if process.is_terminal:
+            self._spawn_on_terminal(process, account, args)
+        else:
+            self._spawn_on_pipes(process, account, args)
+        if args["timeout_s"] is not None:
+            process.timer = self._loop.call_later(args["timeout_s"], lambda: process.kill("timeout"))
+        self._by_id[id_] = process
+        self._running_count += 1
+        if self._running_count == 1:
+            self._on_first_start()
+        return process
+
+    def _spawn_on_terminal(self, process: Process, account: Account, args: dict[str, Any]) -> None:
+        ours, theirs = open_terminal(args["rows"], args["cols"], account)
+        opened = [ours]
+        try:
+            ours_for_input = os.dup(ours)  # epoll watches reading and writing of one terminal by two descriptors
+            opened.append(ours_for_input)
+            fds = (theirs, theirs, theirs)
+            process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"], terminal=True)
+        except (OSError, RpcError) as error:
+            _close_all(opened)
+            raise _spawn_error(error) from None
+        finally:
+            os.close(theirs)
+        process.input = TerminalInput(self._loop, ours_for_input)
+        process.pipes.append(TerminalOutput(self._loop, ours, STDOUT, process.outputs, process.on_output))
+
+    def _spawn_on_pipes(self, process: Process, account: Account, args: dict[str, Any]) -> None:
+        opened: list[int] = []
+        try:
+            out_read, out_write = open_pipe(roomy=True)
+            opened += [out_read, out_write]
+            err_read, err_write = open_pipe(roomy=True)
+            opened += [err_read, err_write]
+            if args["stdin"]:
+                in_read, in_write = open_pipe()
+                opened += [in_read, in_write]
+            else:
+                in_read, in_write = self._spawner.dev_null, -1
+            fds = (in_read, out_write, err_write)
+            process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"])
+        except (OSError, RpcError) as error:
+            _close_all(opened)
+            raise _spawn_error(error) from None
+        _close_all([out_write, err_write])
+        if args["stdin"]:
+            os.close(in_read)
+            process.input = InputPipe(self._loop, in_write)
+        for fd, channel in ((out_read, STDOUT), (err_read, STDERR)):
+            process.pipes.append(OutputPipe(self._loop, fd, channel, process.outputs, process.on_output))
+
+    def _on_ended(self) -> None:
+        self._running_count -= 1
+        self._trim()
+        if not self._running_count:
+            self._on_all_ended()
+
+    def _trim(self) -> None:
+        """Forget the oldest finished processes without readers, beyond what is kept."""
+        finished = [process for process in self._by_id.values() if process.finished and not process.readers]
+        kept_bytes = sum(process.outputs.kept_bytes for process in self._by_id.values())
+        count = len(self._by_id)
+        for process in finished:
+            if count <= MAX_KEPT and kept_bytes <= MAX_KEPT_BYTES:
+                return
+            kept_bytes -= process.outputs.kept_bytes
+            count -= 1
+            self._drop(process)
+
+    def _drop(self, process: Process) -> None:
+        process.discard()
+        self._by_id.pop(process.id, None)
+        self._rpc.forget_result(process.id, "process.start")
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _spawn_error(error: OSError | RpcError) -> RpcError:
+    if isinstance(error, RpcError):
+        return error
+    return RpcError("limit_exceeded", f"No pipe could be made: {error.strerror}.", "End some processes.")

@@ -1,0 +1,289 @@
+"""One process: its output, its input, the calls that follow it or wait for it, and its end.
+
+Invariants:
+- The result is sent when the process itself has ended and its own output was read. Children may hold the pipes open longer;
+  their output is kept for readers that attach later.
+- ``process.wait`` gets its result at once, however slowly other calls read the output.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.output import HOLD_S, OutputLog
+from sandlot.guest.process.procfs import hang_up, kill_tree
+from sandlot.guest.process.pty import resize
+from sandlot.protocol.fast_imports import signal
+from sandlot.protocol.schema import STDERR, STDIN, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from resource import struct_rusage
+    from typing import Any
+
+    from sandlot.guest.loop import Loop, Timer
+    from sandlot.guest.output import Reader
+    from sandlot.guest.pipes import InputPipe, OutputPipe
+    from sandlot.guest.rpc import Call
+
+MAX_SHOWN_ARGUMENTS = 64
+MAX_SHOWN_ARGUMENT_CHARS = 512
+ARRIVAL_S = 3.0
+"""Time after the start of a program on a terminal in which no output is dropped, because its client is about to attach."""
+LINGER_S = 0.05
+"""Time after the end of a process in which its pipes are read to their end, if its children hold them open."""
+
+
+class Process:
+    """A process that the host has started, running or remembered.
+
+    Args:
+        loop: The guest's loop.
+        id_: Id of the call that started the process.
+        args: Arguments of that call.
+        on_ended: Called once when the process was reaped.
+    """
+
+    __slots__ = (
+        "_cpu_s",
+        "_loop",
+        "_on_ended",
+        "_peak_bytes",
+        "_reason",
+        "_waiting",
+        "argv",
+        "duration_s",
+        "exit_code",
+        "finished",
+        "hidden",
+        "id",
+        "input",
+        "is_terminal",
+        "outputs",
+        "pid",
+        "pipes",
+        "readers",
+        "signal",
+        "started_s",
+        "timer",
+    )
+
+    def __init__(self, loop: Loop, id_: str, args: dict[str, Any], on_ended: Callable[[], object]) -> None:
+        self._loop = loop
+        self._on_ended = on_ended
+        self.id = id_
+        self.argv: list[str] = args["argv"]
+        self.hidden = bool(args["hidden"])
+        self.is_terminal = args["rows"] is not None and args["cols"] is not None
+        self.pid = 0
+        self.started_s = loop.time()
+        self.duration_s = 0.0
+        self._cpu_s: float | None = None
+        self._peak_bytes: int | None = None
+        self.outputs = OutputLog((STDOUT, STDERR))
+        self.pipes: list[OutputPipe] = []
+        self.input: InputPipe | None = None
+        self.readers: list[tuple[Call, Reader]] = []
+        self._waiting: list[Call] = []
+        self.timer: Timer | None = None
+        self._reason: str | None = None
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.finished = False
+
+    @property
+    def running(self) -> bool:
+        """True until the process itself was reaped."""
+        return self.exit_code is None and self.signal is None
+
+    def attach(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
+        """Let a call follow the output and receive the result.
+
+        Args:
+            call: Call to answer.
+            stdout_from: Offset of standard output to begin at; None is the oldest byte that is kept.
+            stderr_from: The same for standard error.
+
+        Raises:
+            RpcError: ``invalid_request``: an offset lies beyond the output so far.
+        """
+        wanted = {STDOUT: stdout_from, STDERR: stderr_from}
+        if not self.outputs.has(wanted):
+            raise RpcError("invalid_request", "The offset is beyond what the process has written.", "Use an offset that was given before.")
+        call.event("started", pid=self.pid)
+        reader = self.outputs.attach(call, wanted)
+        entry = (call, reader)
+        self.readers.append(entry)
+        call.on_bytes = lambda channel, data, credit: self.feed(call, channel, data, credit)
+        call.on_end = self.end_input
+        call.on_writable = self.pump
+        call.on_gone = lambda: self._detach(entry)
+        self.pump()
+
+    def wait(self, call: Call) -> None:
+        """Let a call receive the result and none of the output."""
+        if not self.running:
+            call.result(**self.result())
+            return
+        self._waiting.append(call)
+        call.on_gone = lambda: self._waiting.remove(call)
+
+    def pump(self) -> None:
+        """Send as much output as the readers take, and the result to those that have received all of it."""
+        for entry in list(self.readers):
+            call, reader = entry
+            if reader.pump(self.outputs.buffers) and self.finished:
+                self.readers.remove(entry)
+                self.outputs.detach(reader)
+                call.on_gone = None
+                call.result(**self.result())
+        self._refresh_pipes()
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of ``process.start``, ``process.attach`` and ``process.wait``."""
+        return {
+            "process": self.id,
+            "pid": self.pid,
+            "reason": self._reason,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "duration_s": self.duration_s,
+            "cpu_s": self._cpu_s,
+            "peak_bytes": self._peak_bytes,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return a record of ``process.list``."""
+        return {
+            "process": self.id,
+            "pid": self.pid,
+            "argv": [argument[:MAX_SHOWN_ARGUMENT_CHARS] for argument in self.argv[:MAX_SHOWN_ARGUMENTS]],
+            "running": self.running,
+            "reason": self._reason,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "duration_s": self._loop.time() - self.started_s if self.running else self.duration_s,
+            "pty": self.is_terminal,
+            "stdin": self.input is not None and self.input.is_open,
+            "stdin_bytes": self.input.accepted if self.input is not None else 0,
+            "stdout_bytes": self.outputs.buffers[STDOUT].end,
+            "stderr_bytes": self.outputs.buffers[STDERR].end,
+        }
+
+    def feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
+        """Write bytes to standard input; the host may send more as the process reads them."""
+        if channel == STDIN and self.input is not None and self.input.is_open:
+            self.input.write(data, lambda: call.consumed(credit))
+        else:
+            call.consumed(credit)
+
+    def end_input(self) -> None:
+        """Close standard input after what is queued."""
+        if self.input is not None:
+            self.input.finish()
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Change the size of the terminal.
+
+        Raises:
+            RpcError: The process has no terminal, or the size is invalid.
+        """
+        if not self.is_terminal:
+            raise RpcError("conflict", "The process has no terminal.", "Start it with one.")
+        if self.pipes[0].is_open:
+            resize(self.pipes[0].fd, rows, cols, self.pid)
+
+    def hold(self, seconds: float) -> None:
+        """Drop no output for a while, in which a reader is expected."""
+        self.outputs.held = True
+        self._loop.call_later(seconds, self._release)
+
+    def kill(self, reason: str) -> None:
+        """Kill the process, its group, its session and its descendants.
+
+        Args:
+            reason: Reason of the end in the result.
+        """
+        if self.running:
+            kill_tree(self.pid, signal.SIGKILL)
+            self.on_killed(reason)
+
+    def discard(self) -> None:
+        """Close all descriptors."""
+        for pipe in self.pipes:
+            pipe.close()
+        if self.input is not None:
+            self.input.close()
+
+    def on_killed(self, reason: str) -> None:
+        """Keep the reason for which the guest has killed the process."""
+        if self.running:
+            self._reason = reason
+
+    def on_exit(self, status: int, usage: struct_rusage) -> None:
+        """Handle the end of the process itself.
+
+        Args:
+            status: Status of wait(2).
+            usage: Usage of the process and of the children that it waited for (getrusage(2)).
+        """
+        if self.timer is not None:
+            self.timer.cancel()
+        self.duration_s = self._loop.time() - self.started_s
+        self._cpu_s = usage.ru_utime + usage.ru_stime
+        self._peak_bytes = usage.ru_maxrss * 1024
+        if os.WIFSIGNALED(status):
+            self.signal = os.WTERMSIG(status)
+            self._reason = self._reason or "signalled"
+        else:
+            self.exit_code = os.WEXITSTATUS(status)
+            self._reason = self._reason or "exited"
+        if self.input is not None:
+            self.input.close()
+        for pipe in self.pipes:
+            pipe.settle()
+        if self.is_terminal:
+            hang_up(self.pid)
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call.on_gone = None
+            call.result(**self.result())
+        self._loop.call_later(LINGER_S, self._finish_lingering)
+        self.on_output()
+        self._on_ended()
+
+    def on_output(self) -> None:
+        """Handle that a pipe was read or closed: send the output on, and the result if no more can come."""
+        if not self.running and not any(pipe.is_open for pipe in self.pipes):
+            self.finished = True
+        self.pump()
+
+    def _finish_lingering(self) -> None:
+        """Send the result although children hold a pipe open, once what is in it now was read."""
+        if self.finished:
+            return
+        for pipe in self.pipes:
+            if pipe.is_open and not pipe.drain():
+                self._loop.call_later(LINGER_S, self._finish_lingering)  # a slow reader has not taken earlier output yet
+                self.pump()
+                return
+        self.finished = True
+        if self.is_terminal:  # processes that are left on the terminal get EIO
+            self.pipes[0].close()
+        self.pump()
+
+    def _detach(self, entry: tuple[Call, Reader]) -> None:
+        self.readers.remove(entry)
+        self.outputs.detach(entry[1])
+        self.hold(HOLD_S)
+        self._refresh_pipes()
+
+    def _release(self) -> None:
+        self.outputs.held = False
+        self._refresh_pipes()
+
+    def _refresh_pipes(self) -> None:
+        for pipe in self.pipes:
+            pipe.refresh()

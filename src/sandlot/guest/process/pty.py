@@ -1,0 +1,165 @@
+"""Terminals of processes: the pair of ends, its size, and what is typed.
+
+Invariants:
+- A terminal never blocks the guest: input that the program does not read waits here, output that is not read waits there.
+- When the leader of a terminal's session has ended, the session receives SIGHUP, and the terminal is closed once it was read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.pipes import InputPipe, OutputPipe
+from sandlot.guest.process.procfs import live_processes, send_signal
+from sandlot.protocol.fast_imports import signal
+from sandlot.protocol.schema import LIMITS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandlot.guest.loop import Loop, Timer
+    from sandlot.guest.output import OutputLog
+    from sandlot.guest.process.accounts import Account
+
+READ_AGAIN_S = 0.05
+"""Interval between reads of a terminal that no process holds open."""
+END_OF_FILE = b"\x04"
+"""Ctrl-D: end of the input for a terminal in its usual mode (VEOF, termios(3))."""
+
+_TIOCSWINSZ = 0x5414
+_TIOCGPGRP = 0x540F
+_WINSIZE = struct.Struct("HHHH")
+
+
+def open_terminal(rows: int, cols: int, account: Account) -> tuple[int, int]:
+    """Open a close-on-exec pair: the guest's end, and the end for an account's process.
+
+    Raises:
+        RpcError: The size is invalid, or no terminal is free.
+    """
+    _check_size(rows, cols)
+    try:
+        ours, theirs = os.openpty()
+    except OSError as error:
+        raise RpcError("limit_exceeded", f"No terminal could be made: {error.strerror}.", "End some processes.") from None
+    try:
+        _set_size(ours, rows, cols)
+        os.fchown(theirs, account.uid, -1)  # the group stays tty, as after grantpt(3)
+    except OSError as error:
+        os.close(ours)
+        os.close(theirs)
+        raise RpcError("unsupported", f"The terminal cannot be used: {error.strerror}.", "Run it without one.") from None
+    return ours, theirs
+
+
+def resize(fd: int, rows: int, cols: int, session: int) -> None:
+    """Change the size of a terminal and notify its processes by SIGWINCH.
+
+    Args:
+        fd: The guest's end.
+        rows: Height in characters.
+        cols: Width in characters.
+        session: Session that the terminal controls.
+
+    Raises:
+        RpcError: The size is invalid.
+    """
+    _check_size(rows, cols)
+    _set_size(fd, rows, cols)
+    try:
+        fcntl.ioctl(fd, _TIOCGPGRP, bytes(4))
+    except OSError:
+        # gVisor does not report the foreground group to this end, and does not send it SIGWINCH either. The whole session
+        # receives the signal instead; a process without a handler ignores it (signal(7)).
+        for process in live_processes():
+            if process.session == session:
+                send_signal(process.pid, signal.SIGWINCH)
+
+
+def _check_size(rows: int, cols: int) -> None:
+    for what, value in (("rows", rows), ("columns", cols)):
+        if not 1 <= value <= LIMITS["screen"]:
+            raise RpcError("invalid_request", f"A terminal has no {value} {what}.", f"Use 1 to {LIMITS['screen']}.")
+
+
+def _set_size(fd: int, rows: int, cols: int) -> None:
+    fcntl.ioctl(fd, _TIOCSWINSZ, _WINSIZE.pack(rows, cols, 0, 0))
+
+
+class TerminalOutput(OutputPipe):
+    """Output of a terminal.
+
+    If no process holds the terminal open, a read fails with EIO. That is not the end of the output: cat(1) closes the terminal
+    before it exits, and would be killed by SIGHUP if the guest closed its end then; and a process of the session may open
+    the terminal again. So the terminal is read again until its process has ended.
+    """
+
+    __slots__ = ("_has_process_ended", "_pause")
+
+    def __init__(self, loop: Loop, fd: int, channel: int, outputs: OutputLog, changed: Callable[[], object]) -> None:
+        self._has_process_ended = False
+        self._pause: Timer | None = None
+        super().__init__(loop, fd, channel, outputs, changed)
+
+    def refresh(self) -> None:
+        """Watch the terminal, unless the buffer is full or the terminal is not open elsewhere."""
+        if self._pause is None:
+            super().refresh()
+
+    def settle(self) -> None:
+        """Read the rest, because the process has ended. From now on, EIO is the end of the output."""
+        self._has_process_ended = True
+        self._resume()
+        self.drain()
+
+    def close(self) -> None:
+        """Close the terminal. Idempotent."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        super().close()
+
+    def _failed(self) -> None:
+        if self._has_process_ended:
+            self.close()
+        elif self._pause is None:
+            if self._watching:
+                self._loop.unwatch(self.fd)
+                self._watching = False
+            self._pause = self._loop.call_later(READ_AGAIN_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self.refresh()
+
+
+class TerminalInput(InputPipe):
+    """Input of a terminal. Its end is a character, because closing the terminal would take it away from its processes."""
+
+    __slots__ = ("_in_line",)
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        super().__init__(loop, fd)
+        self._in_line = False
+
+    def write(self, data: bytes, taken: Callable[[], object]) -> None:
+        """Queue bytes; ``taken`` is called once they are dealt with."""
+        self._in_line = data[-1:] not in {b"\n", b"\r", END_OF_FILE}
+        super().write(data, taken)
+
+    def finish(self) -> None:
+        """Queue the end of the input. Idempotent."""
+        if self.is_open:
+            # In the middle of a line, the first Ctrl-D only passes on the line so far.
+            self._queue.append((memoryview(END_OF_FILE * (2 if self._in_line else 1)), _nothing))
+        super().finish()
+
+
+def _nothing() -> None:
+    """Do nothing: no credit is due for Ctrl-D."""

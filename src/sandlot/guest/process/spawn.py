@@ -1,0 +1,281 @@
+"""Starting programs: the only place in the guest that calls fork and exec.
+
+``_posixsubprocess.fork_exec`` is the C function below the standard library's subprocess, which takes longer to import than
+the rest of the guest. Its signature is that of Python 3.11 (Modules/_posixsubprocess.c), the interpreter that ships with the
+guest; a test checks the signature.
+"""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import errno
+import fcntl
+import os
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.process.accounts import BASH, DEFAULT_PATH, SH, as_process_user, build_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sandlot.guest.identity import SandboxIdentity
+    from sandlot.guest.process.accounts import Account
+    from sandlot.guest.process.children import Child, ChildTable
+    from sandlot.guest.process.pid_limit import PidLimit
+
+TERM = "xterm-256color"
+"""Value of ``TERM`` for a process on a terminal, unless its environment has another one."""
+
+_MAX_STANDARD_FD = 2
+_OOM_SCORE_MAX = b"1000"
+_TIOCSCTTY = 0x540E
+
+
+class Spawner:
+    """Starts programs with the sandbox's environment, counts them against the process limit, and registers their owners.
+
+    Args:
+        identity: Environment and workspace of the sandbox.
+        children: Owners of child processes.
+        pid_limit: Process limit, which counts as long as anything runs.
+        dev_null: Descriptor of /dev/null.
+
+    Attributes:
+        dev_null: Descriptor of /dev/null, for standard descriptors that are not used.
+    """
+
+    __slots__ = ("_children", "_identity", "_pid_limit", "dev_null")
+
+    def __init__(self, identity: SandboxIdentity, children: ChildTable, pid_limit: PidLimit, dev_null: int) -> None:
+        self._identity = identity
+        self._children = children
+        self._pid_limit = pid_limit
+        self.dev_null = dev_null
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        account: Account,
+        fds: tuple[int, int, int],
+        child: Child | None,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        keep: Sequence[int] = (),
+        terminal: bool = False,
+    ) -> int:
+        """Start a program and return its pid once exec(2) has succeeded.
+
+        Args:
+            argv: Program and arguments, as for :func:`spawn`.
+            account: Account to run as.
+            fds: Descriptors that become 0, 1 and 2.
+            child: Owner of the process; None if the caller adds one to the table of children before it returns to the loop.
+            env: Variables in addition to those of the account and the sandbox.
+            cwd: Working directory; by default the workspace.
+            keep: Further descriptors to inherit, under their own numbers.
+            terminal: If true, the first of ``fds`` becomes the controlling terminal.
+
+        Raises:
+            RpcError: The directory or the program does not exist or cannot be used, or no further process can be started.
+        """
+        defaults = {"TERM": TERM} if terminal else {}
+        variables = build_environment(account, defaults, self._identity.env, env or {})
+        pid = spawn(argv, variables, cwd or self._identity.workspace, account, fds, keep, terminal=terminal)
+        if child is not None:
+            self._children.add(pid, child)
+        self._pid_limit.watch()
+        return pid
+
+
+def spawn(
+    argv: Sequence[str],
+    env: dict[str, str],
+    cwd: str,
+    account: Account,
+    fds: tuple[int, int, int],
+    keep: Sequence[int] = (),
+    *,
+    terminal: bool = False,
+) -> int:
+    """Start a program and return its pid once exec(2) has succeeded.
+
+    The program leads its own session and process group, has default signal handlers, and inherits no descriptors
+    but ``fds`` and ``keep``. If ``argv[0]`` is /bin/bash and the image has no bash, /bin/sh runs instead.
+
+    Args:
+        argv: Program and arguments. A program without a slash is searched for in the ``PATH`` of ``env``.
+        env: Complete environment.
+        cwd: Absolute path of the working directory.
+        account: Account to run as.
+        fds: Descriptors that become 0, 1 and 2.
+        keep: Further descriptors to inherit, under their own numbers.
+        terminal: If true, the first of ``fds`` becomes the controlling terminal of the session.
+
+    Raises:
+        RpcError: The directory or the program does not exist or cannot be used, or no further process can be started.
+    """
+    pid, failure = _fork_and_wait_for_exec(argv, env, cwd, account, fds, keep, terminal=terminal)
+    if not failure:
+        _prefer_for_oom_kill(pid)
+        return pid
+    os.waitpid(pid, 0)
+    if argv[0] == BASH and not os.path.exists(BASH):
+        # argv[0] has to change too: busybox, which may be the image's sh, chooses its applet by that name.
+        return spawn((SH, *argv[1:]), env, cwd, account, fds, keep, terminal=terminal)
+    raise _exec_error(failure, argv, cwd)
+
+
+def search_path(program: str, env: dict[str, str]) -> list[bytes]:
+    """Return the paths at which a program may be, in the order in which execvp(3) tries them."""
+    if "/" in program:
+        return [os.fsencode(program)]
+    directories = env.get("PATH", DEFAULT_PATH).split(":")
+    return [os.fsencode(os.path.join(directory or ".", program)) for directory in directories]
+
+
+def _fork_and_wait_for_exec(
+    argv: Sequence[str],
+    env: dict[str, str],
+    cwd: str,
+    account: Account,
+    fds: tuple[int, int, int],
+    keep: Sequence[int],
+    *,
+    terminal: bool,
+) -> tuple[int, bytes]:
+    """Fork, exec, and return the child's pid with its failure report; the report is empty after a successful exec.
+
+    Raises:
+        RpcError: ``limit_exceeded``: the fork failed.
+    """
+    status_read, status_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        low_fds: list[int] = []
+        try:
+            # fork_exec needs the status pipe above the standard descriptors, which it overwrites in the child.
+            while status_write <= _MAX_STANDARD_FD:
+                low_fds.append(status_write)
+                status_write = os.dup(status_write)
+                os.set_inheritable(status_write, False)
+            for fd in keep:
+                os.set_inheritable(fd, True)
+            try:
+                pid = _fork_exec(argv, env, cwd, account, fds, (status_read, status_write), _take_terminal if terminal else None)
+            finally:
+                for fd in keep:
+                    os.set_inheritable(fd, False)
+        except BlockingIOError:
+            raise RpcError("limit_exceeded", "The sandbox has reached its limit of processes.", "End a process, or raise the pids limit.") from None
+        except OSError as error:
+            raise RpcError("limit_exceeded", f"The process could not be started: {error.strerror}.") from None
+        finally:
+            os.close(status_write)
+            for fd in low_fds:
+                os.close(fd)
+        # A successful exec closes the pipe. A failed one writes "OSError:<errno in hex>:<step>", in several writes.
+        report = b""
+        while piece := os.read(status_read, 4096):
+            report += piece
+        return pid, report
+    finally:
+        os.close(status_read)
+
+
+def _fork_exec(
+    argv: Sequence[str],
+    env: dict[str, str],
+    cwd: str,
+    account: Account,
+    fds: tuple[int, int, int],
+    status_pipe: tuple[int, int],
+    before_exec: Callable[[], None] | None,
+) -> int:
+    """Fork and exec under an account; return the child's pid.
+
+    The guest changes its own ids for the length of one vfork, and the child inherits them. ``fork_exec`` could change the
+    ids in the child instead, but then it cannot vfork: in gVisor a fork of the guest takes 10 to 18 ms and a vfork 1 ms
+    (measured). exec(2) drops the saved ids and the capabilities.
+    """
+    stdin, stdout, stderr = fds
+    arguments = [os.fsencode(argument) for argument in argv]
+    variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
+    executables = search_path(argv[0], env)
+    with as_process_user(account):
+        return _posixsubprocess.fork_exec(
+            arguments,
+            executables,
+            False,  # close_fds: every descriptor of the guest is close-on-exec, and listing /proc/self/fd takes time
+            (),  # pass_fds
+            cwd,
+            variables,
+            stdin,  # p2cread
+            -1,  # p2cwrite
+            -1,  # c2pread
+            stdout,  # c2pwrite
+            -1,  # errread
+            stderr,  # errwrite
+            *status_pipe,  # errpipe_read, errpipe_write
+            True,  # restore_signals
+            True,  # call_setsid
+            -1,  # pgid_to_set: setsid(2) makes the process group
+            None,  # gid
+            None,  # extra_groups
+            None,  # uid
+            0o022,  # umask
+            before_exec,  # type: ignore[arg-type]  # preexec_fn; typeshed does not allow None
+            True,  # allow_vfork: has no effect if preexec_fn is set
+        )
+
+
+def _take_terminal() -> None:
+    """Make standard input the controlling terminal of this session (TIOCSCTTY(2const)).
+
+    The only preexec_fn of Sandlot: a terminal has to be taken after setsid(2) and before exec(2). The guest has one
+    thread, so running Python between fork and exec is safe. A preexec_fn rules out vfork: 10 ms more in gVisor.
+    """
+    fcntl.ioctl(0, _TIOCSCTTY, 0)
+
+
+def _prefer_for_oom_kill(pid: int) -> None:
+    """Make the kernel kill a process and its children before PID 1 when the sandbox runs out of memory.
+
+    The kernel kills the process with the largest oom_score_adj and memory (proc(5)). Among many small processes that
+    would be PID 1. No effect in gVisor, where the host's kernel kills the whole sandbox.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # the process has ended
+        return
+    try:
+        os.write(fd, _OOM_SCORE_MAX)
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
+    """Return the error for a failure report of ``fork_exec``."""
+    _, _, rest = report.partition(b":")
+    number, _, step = rest.partition(b":")
+    code = int(number or b"0", 16)
+    if not code:  # preexec_fn failed; such a report has no errno
+        return RpcError("unsupported", "The process could not get a controlling terminal.", "Run it without a terminal.")
+    reason = os.strerror(code)
+    if step == b"noexec" or not os.path.isdir(cwd):
+        return RpcError(
+            "path_not_found" if code == errno.ENOENT else "path_invalid",
+            f"The working directory {cwd!r} cannot be entered: {reason}.",
+            "Create the directory, or leave cwd out.",
+        )
+    program = argv[0][:200]
+    if code == errno.ENOENT:
+        hint = "The image has no shell: pass the program and its arguments as a list." if argv[0] == SH else "Check the name, or install the program."
+        return RpcError("path_not_found", f"There is no program {program!r} in the sandbox.", hint)
+    return RpcError(
+        "permission_denied" if code == errno.EACCES else "invalid_request",
+        f"{program!r} cannot be run: {reason}.",
+        "Use an executable file for this machine's architecture, or a script that begins with #! and its interpreter.",
+    )

@@ -1,0 +1,296 @@
+"""Calls from the host: validated against the schema, carried out once per id, answered on their stream.
+
+Invariants:
+- The arguments of a call are validated before its handler sees them. An invalid call has no effect.
+- A call is carried out once per id. If an id is repeated, the outcome of the first call is sent again, or the call that is in
+  progress moves to the new stream. Ids are forgotten when the guest is woken as a copy of another sandbox.
+- A handler that fails responds with ``internal``, and the guest continues.
+- The outcomes of at most :data:`MAX_OUTCOMES` calls are kept.
+"""
+
+from __future__ import annotations
+
+from sandlot.guest.errors import RpcError
+from sandlot.guest.loop import log_exception
+from sandlot.protocol import schema
+from sandlot.protocol.fast_imports import OrderedDict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+    from typing import Any
+
+    from sandlot.guest.streams import Stream, StreamRouter
+    from sandlot.protocol import events
+
+    Handler = Callable[["Call"], object]
+
+MAX_OUTCOMES = 4096
+
+NOT_MEMOIZED = frozenset(
+    {
+        "guest.info",
+        "process.start",
+        "process.attach",
+        "process.wait",
+        "process.resize",
+        "process.get",
+        "process.list",
+        "kernel.execute",
+        "kernel.attach",
+        "kernel.list",
+        "file.read",
+        "file.stat",
+        "file.list",
+        "port.connect",
+    }
+)
+"""Calls that may be repeated without harm, or whose service remembers their ids itself."""
+
+HELD_UNTIL_WAKE_SCRIPTS = frozenset({"process.start", "kernel.create", "kernel.execute"})
+"""Calls that start something: they wait between ``RpcServer.hold_starts`` and ``RpcServer.release_starts``."""
+
+
+class Call:
+    """One call in progress.
+
+    A handler that does not respond at once sets the callbacks that it needs. None of them is called after the response.
+
+    Attributes:
+        name: Name of the call.
+        id: Id of the call, in hexadecimal.
+        args: Validated arguments; absent ones are None.
+        outcome: Result or error that was sent; None while the call is in progress.
+        is_patient: If true, events and bytes may wait for a moment, because the response is about to follow.
+        on_bytes: Called with channel, bytes and credit when bytes arrive. The handler passes the credit to :meth:`consumed`.
+        on_end: Called when the host sends no more bytes.
+        on_writable: Called when there is room again after :meth:`room` was 0.
+        on_gone: Called once when the stream is over before the response.
+    """
+
+    __slots__ = ("_on_outcome", "args", "id", "is_patient", "name", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
+
+    def __init__(self, stream: Stream, name: str, id_: str, args: dict[str, Any], on_outcome: Callable[[Call], object]) -> None:
+        self._on_outcome = on_outcome
+        self.name = name
+        self.id = id_
+        self.args = args
+        self.outcome: dict[str, Any] | RpcError | None = None
+        self.is_patient = False
+        self.on_bytes: Callable[[int, bytes, int], object] | None = None
+        self.on_end: Callable[[], object] | None = None
+        self.on_gone: Callable[[], object] | None = None
+        self.on_writable: Callable[[], object] | None = None
+        self.stream = stream
+        stream.handler = CallStream(self)
+
+    def event(self, event: str, /, **fields: Any) -> None:
+        """Send an event."""
+        self.stream.send({"event": event, **fields}, later=self.is_patient)
+
+    def data(self, channel: int, piece: bytes) -> None:
+        """Send bytes of a channel."""
+        self.stream.send_bytes(channel, piece, later=self.is_patient)
+
+    def lost(self, channel: int, size: int) -> None:
+        """Send the event that bytes of a channel are no longer kept."""
+        self.event("lost", channel=channel, bytes=size)
+
+    def result(self, **fields: Any) -> None:
+        """Respond with a result."""
+        self.respond(fields)
+
+    def fail(self, code: str, message: str, hint: str = "") -> None:
+        """Respond with an error."""
+        self.respond(RpcError(code, message, hint))
+
+    def respond(self, outcome: dict[str, Any] | RpcError) -> None:
+        """Send the outcome, which ends the call. Only the first outcome counts."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        if isinstance(outcome, RpcError):
+            self.stream.reset(outcome.code, outcome.message, outcome.hint)
+        else:
+            self.stream.send({"result": outcome})
+            self.stream.end()
+        self._on_outcome(self)
+
+    def room(self) -> int:
+        """Return the number of bytes that may be sent now; after 0, ``on_writable`` is called."""
+        return self.stream.room()
+
+    def consumed(self, credit: int) -> None:
+        """Allow the host to send more, after its bytes were dealt with."""
+        self.stream.consumed(credit)
+
+    def move_to(self, stream: Stream) -> None:
+        """Continue on another stream: the host has repeated the call."""
+        self.stream.handler = None
+        stream.handler = CallStream(self)
+        self.stream = stream
+
+
+class CallStream:
+    """Passes the events of a stream to the callbacks of its call, as long as the call is in progress."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
+        """Pass bytes on; drop them if the handler takes none."""
+        call = self._call
+        if call.on_bytes is not None and call.outcome is None:
+            call.on_bytes(channel, data, credit)
+        else:
+            call.consumed(credit)
+
+    def on_end(self) -> None:
+        """Pass the end of the host's bytes on."""
+        if self._call.on_end is not None and self._call.outcome is None:
+            self._call.on_end()
+
+    def on_writable(self) -> None:
+        """Pass new room on, also after the response."""
+        if self._call.on_writable is not None:
+            self._call.on_writable()
+
+    def on_gone(self) -> None:
+        """Report the end of the stream once, if the call is in progress."""
+        callback, self._call.on_gone = self._call.on_gone, None
+        if callback is not None and self._call.outcome is None:
+            callback()
+
+
+class RpcServer:
+    """Validates the calls of the host and passes them to their handlers.
+
+    Args:
+        router: Streams of the link.
+        is_asleep: Returns whether the guest waits for ``guest.wake``.
+    """
+
+    __slots__ = ("_handlers", "_held", "_is_asleep", "_outcomes", "_router", "_running")
+
+    def __init__(self, router: StreamRouter, is_asleep: Callable[[], bool]) -> None:
+        self._router = router
+        self._is_asleep = is_asleep
+        self._handlers: dict[str, Handler] = {}
+        self._held: list[Call] | None = None
+        self._running: dict[str, Call] = {}
+        self._outcomes: OrderedDict[str, tuple[str, dict[str, Any] | RpcError]] = OrderedDict()
+
+    def serve(self, handlers: dict[str, Handler]) -> None:
+        """Add handlers of calls.
+
+        Args:
+            handlers: Name of the call -> handler.
+        """
+        self._handlers.update(handlers)
+
+    def on_opened(self, event: events.Opened) -> None:
+        """Handle a call: carry it out once per id, and respond with an error if its handler fails."""
+        stream = self._router.stream(event.stream)
+        try:
+            name, id_, args = parse_request(event.head, self._handlers, asleep=self._is_asleep())
+        except RpcError as error:
+            stream.reset(error.code, error.message, error.hint)
+            return
+        running = self._running.get(id_)
+        if id_ in self._outcomes:
+            earlier, outcome = self._outcomes[id_]
+            conflict = RpcError("conflict", f"The id was used for {earlier} before.", "Use a fresh id.")
+            Call(stream, name, id_, args, self._on_outcome).respond(outcome if earlier == name else conflict)
+        elif running is not None and running.name == name:
+            running.move_to(stream)
+        else:
+            self._begin(Call(stream, name, id_, args, self._on_outcome))
+
+    def hold_starts(self) -> None:
+        """Make calls that start something wait until :meth:`release_starts`. Idempotent."""
+        if self._held is None:
+            self._held = []
+
+    def release_starts(self) -> None:
+        """Carry out the calls that have waited, except those whose stream is over. Idempotent."""
+        held, self._held = self._held or [], None
+        for call in held:
+            if call.stream.is_open:
+                self._run(call)
+            else:
+                self.abandon(call)
+
+    def forget_all_results(self) -> None:
+        """Forget all outcomes: the guest is another sandbox from now on."""
+        self._outcomes.clear()
+
+    def forget_result(self, id_: str, name: str) -> None:
+        """Refuse an id from now on, because its process or cell is no longer kept.
+
+        Args:
+            id_: Id of the call.
+            name: Name of the call.
+        """
+        self._keep(id_, name, RpcError("process_not_found", "That was done before, and its result is no longer kept.", "Use a fresh id."))
+
+    def abandon(self, call: Call) -> None:
+        """Forget a call that ended without an outcome, so that a repetition of its id begins again."""
+        self._running.pop(call.id, None)
+
+    def _begin(self, call: Call) -> None:
+        if call.name not in NOT_MEMOIZED:
+            self._running[call.id] = call
+        if self._held is not None and call.name in HELD_UNTIL_WAKE_SCRIPTS:
+            self._held.append(call)
+        else:
+            self._run(call)
+
+    def _run(self, call: Call) -> None:
+        try:
+            self._handlers[call.name](call)
+        except RpcError as error:
+            call.respond(error)
+        except Exception as error:  # noqa: BLE001 - the host receives a response whatever happens
+            log_exception()
+            call.fail("internal", f"The guest failed: {type(error).__name__}: {error}")
+
+    def _on_outcome(self, call: Call) -> None:
+        """Keep the outcome of a memoized call for repetitions of its id."""
+        if call.outcome is not None and self._running.get(call.id) is call:
+            del self._running[call.id]
+            self._keep(call.id, call.name, call.outcome)
+
+    def _keep(self, id_: str, name: str, outcome: dict[str, Any] | RpcError) -> None:
+        self._outcomes[id_] = (name, outcome)
+        while len(self._outcomes) > MAX_OUTCOMES:
+            self._outcomes.popitem(last=False)
+
+
+def parse_request(head: Any, served: Container[str], *, asleep: bool) -> tuple[str, str, dict[str, Any]]:
+    """Return name, id and arguments of a call. Pure.
+
+    Args:
+        head: First message of the call's stream.
+        served: Names of the calls that have a handler.
+        asleep: True while only ``guest.wake`` is served.
+
+    Raises:
+        RpcError: The call is malformed, unknown, or not served now.
+    """
+    if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
+        raise RpcError("invalid_request", "A call needs a name and arguments.")
+    id_ = head.get("id")
+    if type(id_) is not bytes or len(id_) != schema.CALL_ID_BYTES:
+        raise RpcError("invalid_request", "A call needs an id of 16 bytes.")
+    name, args = head["call"], head["args"]
+    if name not in schema.CALLS or name not in served:
+        raise RpcError("unsupported", f"This guest has no call {name[:50]!r}.")
+    if asleep and name != "guest.wake":
+        raise RpcError("conflict", "The guest is asleep.", "Wake it first.")
+    fields = schema.CALLS[name]["args"]
+    wrong = schema.mismatch(fields, args)
+    if wrong:
+        raise RpcError("invalid_request", f"{name}: {wrong}.")
+    return name, id_.hex(), {**dict.fromkeys(fields), **args}

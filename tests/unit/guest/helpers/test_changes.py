@@ -1,0 +1,102 @@
+"""What finds the files that a run created or changed, as a process of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sandlot.guest.helpers import changes
+from sandlot.protocol import values
+from tests.support.programs import begin, decoded, next_message
+
+
+@contextmanager
+def between(*folders: Path) -> Iterator[dict[str, Any]]:
+    """Look before and after the body; in the end ``files`` (path -> whether it was created) and ``more`` are there."""
+    found: dict[str, Any] = {}
+    with begin("changes") as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(values.encode_message({"folders": [str(folder) for folder in folders]}))
+        process.stdin.flush()
+        assert next_message(process.stderr) == {"marked": True}
+        yield found
+        _, raw = process.communicate(values.encode_message({}))
+    *told, last = decoded(raw)
+    found["files"] = {os.path.relpath(file["path"], folders[0]): file["created"] for message in told for file in message["files"]}
+    found.update(last["result"])
+
+
+def test_what_was_created_or_changed_in_any_way_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("same", "content", "length", "rights", "replaced", "renamed", "removed", "read"):
+        (tmp_path / name).write_text("old")
+    (tmp_path / "sub").mkdir()
+    with between(tmp_path) as found:
+        (tmp_path / "read").read_text()
+        times = (tmp_path / "content").stat()
+        (tmp_path / "content").write_text("new")
+        os.utime(tmp_path / "content", ns=(times.st_atime_ns, times.st_mtime_ns))
+        (tmp_path / "length").write_text("longer")
+        (tmp_path / "rights").chmod(0o600)
+        (tmp_path / "beside").write_text("old")
+        (tmp_path / "beside").rename(tmp_path / "replaced")
+        (tmp_path / "renamed").rename(tmp_path / "sub/renamed")
+        (tmp_path / "removed").unlink()
+        (tmp_path / ".hidden").write_text("x")
+        (tmp_path / "new/deep").mkdir(parents=True)
+        (tmp_path / "new/deep/file").write_text("x")
+        (tmp_path / "link").symlink_to("same")
+        os.mkfifo(tmp_path / "pipe")
+    assert not found["more"]
+    changed, created = ("content", "length", "rights", "replaced"), ("sub/renamed", ".hidden", "new/deep/file")
+    assert found["files"] == {**dict.fromkeys(changed, False), **dict.fromkeys(created, True)}
+
+
+def test_a_file_that_was_written_just_before_counts_when_it_is_written_just_after(tmp_path: Path) -> None:
+    """The kernel's stamps tick every few milliseconds: written twice in one tick, with content of one length, it looks the same."""
+    for _ in range(5):
+        (tmp_path / "file").write_text("a")
+        with between(tmp_path) as found:
+            (tmp_path / "file").write_text("b")
+        assert found["files"] == {"file": False}
+
+
+def test_no_link_is_followed_and_a_folder_that_comes_later_is_new(tmp_path: Path) -> None:
+    inside, outside, later = tmp_path / "in", tmp_path / "out", tmp_path / "later"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "link").symlink_to(outside)
+    with between(inside, later) as found:
+        (outside / "file").write_text("x")
+        (inside / "linked").symlink_to(outside)
+        later.mkdir()
+        (later / "file").write_text("x")
+    assert found == {"files": {"../later/file": True}, "more": False}
+
+
+def test_beyond_its_bounds_it_says_so_and_takes_nothing_for_new_that_it_had_not_looked_at(tmp_path: Path) -> None:
+    for number in range(30):
+        folder = tmp_path / f"{number:02}"
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    before = changes.Look(str(tmp_path), max_entries=40)
+    for number in range(5):
+        (tmp_path / f"{number:02}" / "file").unlink()
+        (tmp_path / f"{number:02}").rmdir()
+    (tmp_path / "05/new").write_text("x")
+    (tmp_path / "06/file").write_text("changed")
+    after = changes.Look(str(tmp_path), max_entries=40)
+    assert not before.complete
+    found = {file["path"].removeprefix(f"{tmp_path}/"): file["created"] for file in changes.difference(before, after)}
+    assert found == {"05/new": True, "06/file": False}
+
+
+def test_a_thousand_are_reported_and_the_rest_is_said_to_be_there(tmp_path: Path) -> None:
+    with between(tmp_path) as found:
+        for number in range(1005):
+            (tmp_path / str(number)).touch()
+    assert len(found["files"]) == 1000
+    assert found["more"]

@@ -1,0 +1,159 @@
+"""What watches a folder in a sandbox, as a process of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.protocol import values
+from tests.support.programs import begin, next_message, run
+
+Happened = tuple[str, str, str | None]
+
+
+class Watcher:
+    """A watch of a folder, by one of the two ways."""
+
+    def __init__(self, folder: Path, *, recursive: bool, by: str, folders: int = 1000) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] = begin("watch")
+        assert self.process.stdin is not None
+        self.process.stdin.write(values.encode_message({"path": str(folder), "recursive": recursive, "folders": folders, "by": by}))
+        self.process.stdin.flush()
+        self.begun = self.next()
+
+    def next(self) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        return next_message(self.process.stderr)
+
+    def until(self, *wanted: Happened) -> list[Happened]:
+        """What is told until all of that was."""
+        told: list[Happened] = []
+        while not set(wanted) <= set(told):
+            message = self.next()
+            if "events" not in message:
+                raise AssertionError((message, told))
+            told += [(event["kind"], self._short(event["path"]), self._short(event["from"])) for event in message["events"]]
+        return told
+
+    def _short(self, path: str | None) -> Any:  # noqa: ANN401 - as it comes
+        return None if path is None else path.removeprefix(f"{self.folder}/")
+
+    def end(self) -> int:
+        self.process.communicate()  # ends its input
+        return self.process.returncode
+
+
+Begin = Callable[..., Watcher]
+
+
+@pytest.fixture
+def watch() -> Iterator[Begin]:
+    begun: list[Watcher] = []
+
+    def start(folder: Path, *, recursive: bool = True, by: str = "", folders: int = 1000) -> Watcher:
+        begun.append(Watcher(folder, recursive=recursive, by=by, folders=folders))
+        return begun[-1]
+
+    yield start
+    for watcher in begun:
+        watcher.end()
+
+
+@pytest.mark.parametrize("by", ["inotify", "scan"])
+def test_what_happens_to_files_is_told(tmp_path: Path, watch: Begin, by: str) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "sub").mkdir()
+    watcher = watch(tmp_path, by=by)
+    assert watcher.begun == {"watching": True, "by": by, "root": os.path.realpath(tmp_path)}
+    (tmp_path / "new").write_text("new")
+    watcher.until(("created", "new", None))
+    (tmp_path / "old").write_text("newer")
+    watcher.until(("modified", "old", None))
+    (tmp_path / "new").rename(tmp_path / "sub/moved")
+    watcher.until(("moved", "sub/moved", "new"))
+    (tmp_path / "sub/moved").unlink()
+    watcher.until(("removed", "sub/moved", None))
+    (tmp_path / "deep/er").mkdir(parents=True)
+    (tmp_path / "deep/er/file").write_text("x")
+    told = watcher.until(("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None))
+    assert len(told) == len(set(told)), "nothing twice"
+
+
+@pytest.mark.parametrize("by", ["inotify", "scan"])
+def test_the_last_word_is_that_the_folder_is_gone(tmp_path: Path, watch: Begin, by: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    watcher = watch(folder, by=by)
+    folder.rename(tmp_path / "elsewhere")
+    message = watcher.next()
+    while "result" not in message:
+        message = watcher.next()
+    assert message == {"result": {"gone": True}}
+
+
+def test_only_the_folder_itself_unless_those_in_it_are_asked_for(tmp_path: Path, watch: Begin) -> None:
+    (tmp_path / "sub").mkdir()
+    watcher = watch(tmp_path, recursive=False)
+    (tmp_path / "sub/unseen").write_text("x")
+    (tmp_path / "seen").write_text("x")
+    assert "sub/unseen" not in {path for _, path, _ in watcher.until(("created", "seen", None))}
+
+
+def test_a_folder_that_moves_is_followed_and_one_that_leaves_is_not(tmp_path: Path, watch: Begin) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    (inside / "a/b").mkdir(parents=True)
+    outside.mkdir()
+    watcher = watch(inside)
+    (inside / "a").rename(inside / "c")
+    watcher.until(("moved", "c", "a"))
+    (inside / "c/b/x").write_text("x")
+    watcher.until(("created", "c/b/x", None))
+    (inside / "c").rename(outside / "c")
+    watcher.until(("removed", "c", None))
+    (outside / "c/b/y").write_text("y")
+    (inside / "z").write_text("z")
+    assert not {path for _, path, _ in watcher.until(("created", "z", None))} & {"c/b/y", "c/b"}
+
+
+def test_links_are_not_followed_out_of_the_folder(tmp_path: Path, watch: Begin) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "link").symlink_to(outside)
+    watcher = watch(inside)
+    (inside / "later").symlink_to(outside)
+    (outside / "unseen").write_text("x")
+    (inside / "seen").write_text("x")
+    assert not [path for _, path, _ in watcher.until(("created", "seen", None)) if "unseen" in path]
+
+
+def test_more_folders_than_may_be_watched_are_refused_or_told(tmp_path: Path, watch: Begin) -> None:
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+    said = run("watch", {"path": str(tmp_path), "recursive": True, "folders": 4, "by": ""})
+    assert said.error == "limit_exceeded"
+    watcher = watch(tmp_path, folders=5)
+    (tmp_path / "one more").mkdir()
+    watcher.until(("overflow", "", None))
+
+
+def test_a_queue_that_overflows_says_so_and_goes_on(tmp_path: Path, watch: Begin) -> None:
+    """As many events as the kernel keeps for nobody who reads them: /proc/sys/fs/inotify/max_queued_events."""
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if most > 100_000:
+        pytest.skip(f"this machine keeps {most} events")
+    watcher = watch(tmp_path)
+    watcher.process.send_signal(19)  # SIGSTOP
+    names = [tmp_path / str(number) for number in range(2)]
+    for number in range(most + 10):
+        names[number % 2].touch()
+    watcher.process.send_signal(18)  # SIGCONT
+    watcher.until(("overflow", "", None))
+    (tmp_path / "after").write_text("x")
+    watcher.until(("created", "after", None))

@@ -1,0 +1,47 @@
+"""One kernel of each shell for each module of tests: cells leave it usable, whatever they do; that is what most of these tests are about."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Generator
+from types import ModuleType
+
+import pytest
+
+from sandlot.guest.kernels.context import FLUSH_REQUEST_S
+from tests.support.kernels import Process, ship
+
+IMPORTS = "import os, sys, time, threading, subprocess, asyncio"
+
+
+@pytest.fixture(params=["ipython", "plain"])
+def kernel(request: pytest.FixtureRequest) -> Process:
+    running: Process = request.getfixturevalue(request.param)
+    running.run(IMPORTS)
+    return running
+
+
+@pytest.fixture(scope="module")
+def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=FLUSH_REQUEST_S)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as where the guest starts one by itself
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str], ModuleType]]:
+    """Imports the kernel's modules as they lie in a sandbox, where ``values`` is beside them."""
+    folder = str(ship(tmp_path_factory.mktemp("shipped")).parent)
+    sys.path.insert(0, folder)
+    yield lambda name: importlib.import_module(f"sandlot_kernel.{name}")
+    sys.path.remove(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sandlot_kernel"]:
+        del sys.modules[name]

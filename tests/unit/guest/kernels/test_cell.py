@@ -1,0 +1,46 @@
+"""Messages about a kernel that has ended, and output of a cell whose follower was lost."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from sandlot.guest.kernels.cell import Cell, kernel_death_message
+from sandlot.guest.loop import Loop
+from sandlot.guest.rpc import Call
+from sandlot.protocol.schema import STDERR, STDOUT
+from tests.support.guest import ManualLoop, RecordingCall, flood
+
+ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
+
+
+@pytest.mark.parametrize(
+    "status, began, late, expected",
+    [
+        ("died", True, False, "died"),
+        ("killed", True, True, "did not stop when it was interrupted"),
+        ("killed", True, False, "started anew"),
+        # A restart before the first message tells nothing about the program of the language.
+        ("killed", False, False, "started anew"),
+        ("died", False, False, "The image's node did not start at all, so nothing was run"),
+        ("died", False, True, "did not start in time"),
+        ("oom", True, False, "no memory left"),
+        ("oom", True, True, "no memory left"),
+    ],
+)
+def test_message_names_the_cause_of_the_death(status: str, *, began: bool, late: bool, expected: str) -> None:
+    assert expected in kernel_death_message(status, "javascript", began=began, late=late)
+
+
+def test_output_is_kept_for_30_seconds_after_its_reader_was_lost() -> None:
+    loop, call = ManualLoop(), RecordingCall()
+    cell = Cell(cast("Loop", loop), "c", ARGS)
+    cell.follow(cast("Call", call), 0, 0, 0)
+
+    call.on_gone()
+    loop.advance(29.5)
+
+    assert flood(cell.outputs, (STDOUT, STDERR)), "the kernel waits"
+    loop.advance(1.0)
+    assert not flood(cell.outputs, (STDOUT, STDERR)), "the oldest output is dropped"

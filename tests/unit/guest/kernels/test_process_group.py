@@ -1,0 +1,37 @@
+"""Marks of kernels."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from sandlot.guest.kernels import process_group
+from sandlot.guest.kernels.process_group import FIRST_MARK, ProcessGroups
+from sandlot.guest.process.accounts import USER_UID, lookup_account
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The marks of the groups that a test creates."""
+    created: list[int] = []
+    monkeypatch.setattr(process_group, "ProcessGroup", lambda _pid, mark: created.append(mark))
+    return created
+
+
+def test_every_kernel_has_a_mark_of_its_own(marks: list[int]) -> None:
+    groups = ProcessGroups()
+    for _ in range(3):
+        groups.create(1 << 22)
+
+    assert len(set(marks)) == 3
+    assert min(marks) > FIRST_MARK
+
+
+def test_process_and_its_children_have_the_mark() -> None:
+    ids = {"user": USER_UID, "group": lookup_account("user").gid}
+    with subprocess.Popen(["sh", "-c", "read line; sh -c 'ulimit -Hf'"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **ids) as process:  # type: ignore[call-overload]
+        ProcessGroups().create(process.pid)
+        output, _ = process.communicate("\n")
+
+    assert int(output) == (FIRST_MARK + 1) // 512

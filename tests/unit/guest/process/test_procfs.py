@@ -1,0 +1,42 @@
+"""Families of processes: who belongs to a tree that has to die."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from sandlot.guest.process.procfs import ProcStat, kill_tree, tree
+
+FAMILY = 6
+"""The shell, two sleeps of its own, the shell that left, and that one's two."""
+
+
+def task(pid: int, parent: int, group: int, session: int) -> ProcStat:
+    fields = [b"S", str(parent).encode(), str(group).encode(), str(session).encode(), *[b"0"] * 13, b"1"]
+    return ProcStat(pid, fields)
+
+
+def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
+    everything = [
+        task(1, 0, 1, 1),
+        task(10, 1, 10, 10),
+        task(11, 10, 10, 10),
+        task(12, 11, 12, 12),  # left the session, kept its parent
+        task(13, 1, 10, 10),  # lost its parent, kept the session
+        task(14, 12, 14, 14),
+        task(20, 1, 20, 20),
+    ]
+    assert tree(10, everything) == [10, 11, 12, 13, 14]
+    assert tree(20, everything) == [20]
+    assert 1 not in tree(1, everything)
+
+
+def test_where_nobody_can_be_seen_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root inside may put a folder of its own over /proc."""
+    monkeypatch.setattr("sandlot.guest.process.procfs.live_processes", list)
+    with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], start_new_session=True) as shell:
+        kill_tree(shell.pid, signal.SIGTERM)
+        assert shell.wait() == -signal.SIGTERM
+    kill_tree(shell.pid, signal.SIGKILL)  # nobody is left, which is no error

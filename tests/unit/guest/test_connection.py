@@ -1,0 +1,130 @@
+"""The guest's end of the link: what is written, and when."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from collections.abc import Generator
+
+import pytest
+
+from sandlot.guest.connection import LinkConnection
+from sandlot.guest.loop import READ, Loop
+from sandlot.protocol import events, handshake
+from sandlot.protocol.connection import GENERATION, HOST, Connection
+
+
+class Link:
+    """A guest's wire that was greeted and woken, and the host's end of it."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        their_in, self._to = os.pipe()
+        self._from, their_out = os.pipe()
+        self._fds = (their_in, self._to, self._from, their_out)
+        os.set_blocking(self._from, False)
+        self.opened: list[int] = []
+        self.connection = LinkConnection(self.loop, their_in, their_out)
+        self.connection.start(self._happened)
+        self.connection.protocol.asleep = False
+        self.host = Connection(HOST)
+        self.host.hello(b"n" * handshake.NONCE_BYTES)
+        self.exchange()
+
+    def _happened(self, event: events.Event) -> None:
+        if isinstance(event, events.Opened):
+            self.opened.append(event.stream)
+
+    def exchange(self) -> None:
+        """All that either has to say."""
+        for _ in range(4):
+            while (frame := self.host.next_frame()) is not None:
+                os.write(self._to, frame)
+            self.turn()
+            self.host.receive(self.written())
+
+    def turn(self) -> None:
+        for _ in range(2):
+            self.loop.call_soon(lambda: None)
+            self.loop.turn()
+
+    def written(self) -> bytes:
+        try:
+            return os.read(self._from, 1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def link() -> Generator[Link]:
+    made = Link()
+    made.host.open({"call": "x"})
+    made.exchange()
+    yield made
+    made.close()
+
+
+def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) -> None:
+    """A life that was saved while its output was full may have lost what would tell it of room."""
+    (stream,) = link.opened
+    out = link.connection._fd_out  # noqa: SLF001 - the pipe
+    filled = os.write(out, bytes(1 << 20))
+    link.connection.protocol.send_bytes(stream, 1, b"output")
+    link.connection.flush_soon()
+    link.turn()
+    link.loop._epoll.unregister(out)  # noqa: SLF001 - as gVisor leaves it
+    assert len(link.written()) == filled
+    link.turn()
+    assert link.written() == b""
+    link.host = Connection(HOST)
+    link.host.hello(b"m" * handshake.NONCE_BYTES)
+    link.exchange()
+    assert link.host.is_ready
+
+
+def test_half_written_frame_is_dropped_when_another_host_greets(link: Link) -> None:
+    (stream,) = link.opened
+    out = link.connection._fd_out  # noqa: SLF001 - the pipe
+    os.write(out, bytes(1 << 20))
+    assert len(os.read(link._from, 4096)) == 4096  # noqa: SLF001 - its other end
+    link.connection.protocol.send_bytes(stream, 1, b"x" * 10_000)
+    link.connection.flush_soon()
+    link.turn()
+    assert select.select([], [out], [], 0)[1] == [], "the pipe is full, with a part of the frame"
+    link.host = Connection(HOST)
+    link.host.hello(b"m" * handshake.NONCE_BYTES)
+    os.write(link._to, link.host.next_frame() or b"")  # noqa: SLF001 - the pipe to the guest
+    link.turn()
+
+    link.written()
+    link.turn()
+
+    assert link.written() == handshake.welcome(b"m" * handshake.NONCE_BYTES, GENERATION, asleep=False)
+
+
+def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(select, "epoll", full)
+    link.host = Connection(HOST)
+    link.host.hello(b"m" * handshake.NONCE_BYTES)
+    link.exchange()
+    assert link.host.is_ready
+
+
+def test_a_descriptor_that_was_closed_is_watched_no_more_and_takes_none_along(link: Link) -> None:
+    theirs, ours = os.pipe()
+    link.loop.watch(theirs, READ, lambda _: None)
+    os.close(theirs)
+    os.close(ours)
+    link.loop.rearm()
+    link.loop.unwatch(theirs)
+    link.host.open({"call": "y"})
+    link.exchange()
+    assert len(link.opened) == 2

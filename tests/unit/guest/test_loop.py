@@ -1,0 +1,90 @@
+"""The loop's time: what the sandbox has lived, not what the clock says."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.guest import loop as module
+from sandlot.guest.loop import Loop
+
+
+class Clock:
+    """A clock that a test turns; sleeping in epoll is the only other thing that moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Epoll:
+    """Waits by turning the clock, and by a leap where a test wants one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.leap_s = 0.0
+        self.asked: list[float] = []
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        self.asked.append(timeout_s)
+        assert timeout_s >= 0, "nobody would ever wake it"
+        self.clock.now_s += timeout_s + self.leap_s
+        self.leap_s = 0.0
+        return []
+
+
+class Machine:
+    """A loop on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.loop = Loop()
+        self.epoll = Epoll(self.clock)
+        self.loop._epoll = self.epoll  # type: ignore[assignment]  # noqa: SLF001 - what the loop waits on
+        self.rung: list[float] = []
+
+    def after(self, delay_s: float) -> None:
+        self.loop.call_later(delay_s, lambda: self.rung.append(self.clock.now_s))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(module, "time", made.clock)
+    return made
+
+
+def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
+    machine.after(60)
+    machine.clock.now_s += 10
+    machine.loop.hold_clock()
+    machine.clock.now_s += 3600  # a checkpoint, and what was restored from it an hour later
+    machine.loop.turn()
+    assert machine.rung == []
+    machine.loop.release_clock()
+    assert machine.loop.time() == 1010.0
+    machine.loop.turn()
+    assert machine.rung == [machine.clock.now_s]
+    assert machine.epoll.asked[-1] == 50.0
+
+
+def test_a_held_loop_is_released_in_the_end_lest_a_deadline_is_missed(machine: Machine) -> None:
+    machine.after(60)
+    machine.loop.hold_clock()
+    machine.epoll.leap_s = 7200.0  # of which it lived none
+    for _ in range(int(module.MAX_HOLD_S / module.HOLD_TICK_S)):
+        assert machine.rung == []
+        machine.loop.turn()
+    machine.loop.turn()
+    assert machine.rung == [machine.clock.now_s]
+    assert machine.clock.now_s == 1000 + 7200 + module.MAX_HOLD_S + 60
+
+
+def test_who_was_frozen_in_the_middle_of_a_wait_waits_anew(machine: Machine) -> None:
+    machine.after(60)
+    machine.epoll.leap_s = 3600.0
+    machine.loop.turn()
+    assert machine.rung == []
+    machine.loop.turn()
+    assert machine.rung == [1000.0 + 3660 + 60]
