@@ -26,7 +26,6 @@ NOT_DONE = {
     "doors/sandboxapi",
     "doors/tensorlake",
     "drivers",
-    "egress",
     "guest",
     "host",
     "images",

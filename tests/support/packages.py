@@ -11,21 +11,21 @@ from pathlib import Path
 
 import httpx
 
-from sandlot.egress.cache import PackageCache
-from sandlot.egress.sources.machine import Sources
-from sandlot.egress.sources.values import Debian, Npm, Pypi
+from sandlot.egress.packages.cache import PackageCache
+from sandlot.egress.packages.config.machine import PackageSources
+from sandlot.egress.packages.config.values import DebianSources, NpmSources, PypiSources
 from sandlot.model.errors import SandlotError
 from tests.support.http import NO_TLS
 
 MIB = 1024 * 1024
 
 
-def sources_of(origin: str) -> Callable[[], Sources]:
+def sources_of(origin: str) -> Callable[[], PackageSources]:
     """All registries at one origin: ``/simple/``, ``/registry/``, ``/deb/`` and ``/sec/``."""
-    return lambda: Sources(
-        pypi=Pypi(indexes=(f"{origin}/simple/",)),
-        npm=Npm(registry=f"{origin}/registry/"),
-        debian=Debian(archives={"debian": f"{origin}/deb/", "debian-security": f"{origin}/sec/"}),
+    return lambda: PackageSources(
+        pypi=PypiSources(indexes=(f"{origin}/simple/",)),
+        npm=NpmSources(registry=f"{origin}/registry/"),
+        debian=DebianSources(archives={"debian": f"{origin}/deb/", "debian-security": f"{origin}/sec/"}),
     )
 
 
@@ -84,7 +84,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, sources: Callable[[], Sources], *, max_bytes: int = 512 * MIB, ttl_s: float = 600.0, origin: str = ""
+    folder: Path, sources: Callable[[], PackageSources], *, max_bytes: int = 512 * MIB, ttl_s: float = 600.0, origin: str = ""
 ) -> AsyncIterator[Served]:
     """Serve a cache for as long as the context is open.
 
