@@ -34,7 +34,6 @@ NOT_DONE = {
     "protocol",
     "sdk",
     "server",
-    "store",
     "testing",
     "web",
 }

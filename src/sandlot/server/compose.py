@@ -66,7 +66,7 @@ from sandlot.server import state
 from sandlot.server.records import open_records
 from sandlot.server.settings import Settings
 from sandlot.store.blobs import open_blobs
-from sandlot.store.database import open_store
+from sandlot.store.store import open_store
 
 _log = structlog.get_logger("sandlot.server")
 

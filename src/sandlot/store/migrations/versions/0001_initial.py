@@ -1,4 +1,4 @@
-"""Sandboxes, keys, files, executions, events."""
+"""All tables of the first version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade(op: Operations) -> None:
-    """Make the tables."""
+    """Create the tables."""
     op.create_table(
         "sandboxes",
         sa.Column("id", sa.String(24), primary_key=True),
@@ -35,12 +35,46 @@ def upgrade(op: Operations) -> None:
     op.create_index("sandboxes_by_end", "sandboxes", ["ended_at"])
     op.create_index("sandboxes_by_request", "sandboxes", ["owner", "idempotency_key"], unique=True)
     op.create_table(
-        "labels",
+        "sandbox_metadata",
         sa.Column("sandbox", sa.String(24), sa.ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
-        sa.Column("name", sa.LargeBinary, nullable=False),
+        sa.Column("key", sa.LargeBinary, nullable=False),
         sa.Column("value", sa.LargeBinary, nullable=False),
-        sa.PrimaryKeyConstraint("sandbox", "name", name="labels_pkey"),
+        sa.PrimaryKeyConstraint("sandbox", "key", name="sandbox_metadata_pkey"),
     )
+    op.create_table(
+        "snapshots",
+        sa.Column("id", sa.String(26), primary_key=True),
+        sa.Column("node", sa.String(4), nullable=False),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("name", sa.String(63)),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("spec", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("ready", sa.Boolean(create_constraint=False), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("layer", sa.Boolean(create_constraint=False), nullable=False),
+        sa.Column("problem", sa.LargeBinary, nullable=False),
+        sa.Column("idempotency_key", sa.LargeBinary),
+        sa.Column("request_digest", sa.String(64)),
+    )
+    op.create_index("snapshots_by_node", "snapshots", ["node"])
+    op.create_index("snapshots_by_owner", "snapshots", ["owner", "created_at", "id"])
+    op.create_index("snapshots_by_age", "snapshots", ["created_at", "id"])
+    op.create_index("snapshots_by_name", "snapshots", ["owner", "name"], unique=True)
+    op.create_index("snapshots_by_request", "snapshots", ["owner", "idempotency_key"], unique=True)
+    op.create_table(
+        "volumes",
+        sa.Column("id", sa.String(25), primary_key=True),
+        sa.Column("node", sa.String(4), nullable=False),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("name", sa.String(63), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("ready", sa.Boolean(create_constraint=False), nullable=False),
+        sa.Column("used_bytes", sa.BigInteger, nullable=False),
+    )
+    op.create_index("volumes_by_node", "volumes", ["node"])
+    op.create_index("volumes_by_name", "volumes", ["owner", "name"], unique=True)
     op.create_table(
         "keys",
         sa.Column("id", sa.String(12), primary_key=True),
@@ -86,6 +120,7 @@ def upgrade(op: Operations) -> None:
         sa.Column("error", sa.LargeBinary),
         sa.Column("origin", sa.String(32), nullable=False),
         sa.Column("files", sa.Integer),
+        sa.Column("mode", sa.String(16)),
     )
     op.create_index("executions_by_owner", "executions", ["owner", "created_at", "id"])
     op.create_index("executions_by_sandbox", "executions", ["sandbox", "created_at", "id"])
@@ -93,12 +128,34 @@ def upgrade(op: Operations) -> None:
     running = sa.text("status = 'running'")
     op.create_index("executions_running", "executions", ["created_at"], sqlite_where=running, postgresql_where=running)
     op.create_table(
-        "runs",
+        "execution_counts",
         sa.Column("month", sa.String(7), nullable=False),
         sa.Column("owner", sa.String(12), nullable=False),
-        sa.Column("begun", sa.BigInteger, nullable=False),
-        sa.PrimaryKeyConstraint("month", "owner", name="runs_pkey"),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("month", "owner", name="execution_counts_pkey"),
     )
+    op.create_table(
+        "webhooks",
+        sa.Column("id", sa.String(19), primary_key=True),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("name", sa.LargeBinary),
+        sa.Column("url", sa.LargeBinary, nullable=False),
+        sa.Column("events", sa.Text, nullable=False),
+        sa.Column("secret", sa.LargeBinary, nullable=False),
+        sa.Column("shape", sa.String(32), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("cursor", sa.BigInteger, nullable=False),
+        sa.Column("tries", sa.Integer, nullable=False),
+        sa.Column("next_at", sa.BigInteger),
+        sa.Column("delivered", sa.BigInteger, nullable=False),
+        sa.Column("given_up", sa.BigInteger, nullable=False),
+        sa.Column("last_at", sa.BigInteger),
+        sa.Column("last_error", sa.LargeBinary, nullable=False),
+        sa.Column("holder", sa.String(4)),
+        sa.Column("held_until", sa.BigInteger),
+        sa.Column("enabled", sa.Boolean(create_constraint=False), nullable=False),
+    )
+    op.create_index("webhooks_by_owner", "webhooks", ["owner", "created_at", "id"])
     op.create_table(
         "events",
         sa.Column("sequence", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
