@@ -28,7 +28,6 @@ NOT_DONE = {
     "drivers",
     "guest",
     "host",
-    "images",
     "link",
     "model",
     "protocol",

@@ -148,7 +148,7 @@ class ImageTemplates:
 
     def at(self, name: str, digest: str) -> ResolvedTemplate | None:
         """Return the build of a template that has a digest. None: the build has been removed."""
-        root = self._store.kept(digest)
+        root = self._store.find_root(digest)
         return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The shelf: nothing half built is ever seen, nothing is built twice, nothing dead stays."""
+"""The builds: nothing half built is ever seen, nothing is built twice, nothing dead stays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.images.shelf import Shelf
+from sandlot.images.build_cache import BuildCache
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 KEY = "a" * 64
@@ -37,34 +37,34 @@ def left_in(cache: Path) -> list[str]:
 
 
 def test_a_thing_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "cache", "things")
-    assert shelf.find(KEY) is None
-    assert shelf.held() == []
-    folder = shelf.ensure(KEY, fill(), nobody)
+    builds = BuildCache(tmp_path / "cache", "things")
+    assert builds.find(KEY) is None
+    assert builds.keys() == []
+    folder = builds.ensure(KEY, fill(), nobody)
     assert (folder / "file").read_text(encoding="utf-8") == "done"
-    assert shelf.ensure(KEY, never, nobody) == folder
-    assert shelf.find(KEY) == folder
-    assert shelf.held() == [KEY]
+    assert builds.ensure(KEY, never, nobody) == folder
+    assert builds.find(KEY) == folder
+    assert builds.keys() == [KEY]
     assert left_in(tmp_path / "cache") == []
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things")
 
     def fail(folder: Path, _lock: int) -> None:
         (folder / "half").touch()
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        shelf.ensure(KEY, fail, nobody)
-    assert shelf.find(KEY) is None
+        builds.ensure(KEY, fail, nobody)
+    assert builds.find(KEY) is None
     assert left_in(tmp_path) == []
-    assert shelf.ensure(KEY, fill(), nobody).is_dir()
+    assert builds.ensure(KEY, fill(), nobody).is_dir()
 
 
 def test_the_second_builder_builds_when_the_first_failed(tmp_path: Path) -> None:
     building, waiting = threading.Event(), threading.Event()
-    shelf = Shelf(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things")
 
     def failing(_folder: Path, _lock: int) -> None:
         building.set()
@@ -73,50 +73,50 @@ def test_the_second_builder_builds_when_the_first_failed(tmp_path: Path) -> None
 
     def attempt() -> None:
         with pytest.raises(RuntimeError):
-            shelf.ensure(KEY, failing, nobody)
+            builds.ensure(KEY, failing, nobody)
 
     first = threading.Thread(target=attempt)
     first.start()
     assert building.wait(30)
-    assert (shelf.ensure(KEY, fill("second"), waiting.set) / "file").read_text(encoding="utf-8") == "second"
+    assert (builds.ensure(KEY, fill("second"), waiting.set) / "file").read_text(encoding="utf-8") == "second"
     first.join()
 
 
 def test_builders_of_different_keys_do_not_wait(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things")
 
     def build(folder: Path, lock: int) -> None:
-        shelf.ensure(OTHER, fill(), nobody)
+        builds.ensure(OTHER, fill(), nobody)
         fill()(folder, lock)
 
-    shelf.ensure(KEY, build, nobody)
-    assert shelf.held() == [KEY, OTHER]
+    builds.ensure(KEY, build, nobody)
+    assert builds.keys() == [KEY, OTHER]
 
 
 def test_build_is_protected_by_the_lock_whose_descriptor_it_gets(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things")
 
     def build(folder: Path, lock: int) -> None:
         assert os.path.samestat(os.fstat(lock), folder.parent.stat())
-        assert shelf.sweep() == 0
+        assert builds.sweep() == 0
 
-    shelf.ensure(KEY, build, nobody)
+    builds.ensure(KEY, build, nobody)
 
 
 def test_next_builder_sweeps_what_a_dead_one_left(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things")
     (tmp_path / "tmp/things-dead").mkdir(parents=True)
-    shelf.ensure(KEY, fill(), nobody)
+    builds.ensure(KEY, fill(), nobody)
     assert left_in(tmp_path) == []
 
 
 def test_removed_folder_is_built_again(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
-    shelf.ensure(KEY, fill(), nobody)
-    assert shelf.remove(KEY)
-    assert not shelf.remove(KEY)
+    builds = BuildCache(tmp_path, "things")
+    builds.ensure(KEY, fill(), nobody)
+    assert builds.remove(KEY)
+    assert not builds.remove(KEY)
     assert left_in(tmp_path) == []
-    assert (shelf.ensure(KEY, fill("new"), nobody) / "file").read_text(encoding="utf-8") == "new"
+    assert (builds.ensure(KEY, fill("new"), nobody) / "file").read_text(encoding="utf-8") == "new"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_what_the_system_refuses_is_told_with_what_to_do(tmp_path: Path, number:
         raise OSError(number, os.strerror(number))
 
     with pytest.raises(kind, match="SANDLOT_CACHE_DIR") as caught:
-        Shelf(tmp_path, "things").ensure(KEY, build, nobody)
+        BuildCache(tmp_path, "things").ensure(KEY, build, nobody)
     assert getattr(caught.value, "code", None) is code
     assert left_in(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Running the commands of a build: their output goes to a log, their failure becomes an error that says where it lies."""
+"""Running the commands of a build. Their output goes to a log; a failure becomes an error that names the log."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TAIL_LINES = 12
 _FULL = os.strerror(errno.ENOSPC)
 
 
-class Runner:
-    """Runs commands one after another and keeps what they print.
+class CommandRunner:
+    """Runs commands one after another and logs their output.
 
     Args:
-        log: The file that their output is appended to.
-        inherit: File descriptors that the commands keep open: the lock of the folder that they write in, so that the
-            folder counts as used until the last of them is gone.
+        log: File to which the output is appended.
+        inherit: File descriptors that the commands keep open: the lock of the folder they write to, so that the folder counts as used until
+            the last of them has ended.
     """
 
     __slots__ = ("_inherit", "log")
@@ -36,14 +36,14 @@ class Runner:
         """Run a command to its end.
 
         Args:
-            what: What it does, for the error: "installing the Debian packages".
-            argv: The command; it is started in a session of its own, without standard input.
-            env: Its whole environment.
-            on_line: Called with every line that it prints.
+            what: Description for the error message, such as "installing the Debian packages".
+            argv: The command. It runs in a session of its own, without standard input.
+            env: The whole environment of the command.
+            on_line: Called with each line of the output.
 
         Raises:
-            LimitError: It failed because the disk is full.
-            HostError: It is not there, or failed; the message has the end of its output.
+            LimitError: The command failed because the disk is full.
+            HostError: The command is not installed or failed. The message contains the end of its output.
         """
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         full = False
@@ -61,12 +61,12 @@ class Runner:
                     pass_fds=self._inherit,
                 )
             except FileNotFoundError:
-                raise missing(argv[0]) from None
+                raise missing_program(argv[0]) from None
             with process:
-                # A build takes minutes of processor time and much memory: it is no part of what keeps the service alive.
+                # A build takes minutes of CPU time and much memory. It must not have the protection of the service's own process.
                 let_go(process.pid)
                 output = process.stdout
-                assert output is not None  # noqa: S101 - asked for above
+                assert output is not None  # noqa: S101 - it is a pipe
                 try:
                     for raw in output:
                         log.write(raw)
@@ -76,7 +76,7 @@ class Runner:
                             full = full or _FULL in line
                             on_line(line)
                 except BaseException:
-                    # Whoever is left of it holds the pipe: only its end means that nobody writes into the tree any more.
+                    # Remaining processes of the command hold the pipe open. Nothing writes to the tree any more when the pipe ends.
                     process.kill()
                     output.read()
                     raise
@@ -91,7 +91,7 @@ class Runner:
             return LimitError(
                 f"The disk is full: {what} failed.\n{end}\n",
                 code=ErrorCode.DISK_FULL,
-                hint=f"{free >> 20} MiB are free there; make room, or set SANDLOT_CACHE_DIR to a folder on another disk. The full log is {self.log}.",
+                hint=f"{free >> 20} MiB are free. Free more space, or set SANDLOT_CACHE_DIR to a folder on another disk. The full log is {self.log}.",
                 fields=fields,
             )
         how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
@@ -99,7 +99,7 @@ class Runner:
 
 
 def output_of(argv: tuple[str, ...]) -> str:
-    """What a short command of the machine prints; empty where there is no such command or it fails."""
+    """Return the output of a short command of the host, or an empty text if it is not installed or fails."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except FileNotFoundError:
@@ -107,19 +107,19 @@ def output_of(argv: tuple[str, ...]) -> str:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
-def require(*programs: str) -> None:
-    """Check that programs of the host are there.
+def require_programs(*programs: str) -> None:
+    """Check that programs are installed on the host.
 
     Raises:
-        HostError: One is not.
+        HostError: A program is missing.
     """
     for program in programs:
         if shutil.which(program) is None:
-            raise missing(program)
+            raise missing_program(program)
 
 
-def missing(program: str) -> HostError:
-    """The error for a program that is not installed."""
+def missing_program(program: str) -> HostError:
+    """Return the error for a program that is not installed."""
     package = {"unshare": "util-linux", "setpriv": "util-linux", "dpkg": "dpkg"}.get(program, program)
     return HostError(
         f"{program} is not installed.", code=ErrorCode.HOST_NOT_READY, hint=f"Install it: apt-get install {package}", fields={"program": program}

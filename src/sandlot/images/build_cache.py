@@ -1,10 +1,10 @@
-"""One kind of build result in the image cache. Each result has a folder named by its key and never changes.
+"""Build results of one kind in the image cache. Each result has a folder named by its key and never changes.
 
 Invariants, beside those of :mod:`sandlot.host.locked_folder`:
 - A key is built once: a second builder waits for the first and uses its result.
 - Only root can look in: images hold files of uid 1000, which may be a person on the host.
 
-The kinds share two folders of the cache: ``tmp/`` for what is being built, and ``locks/`` with one lock for each key.
+The kinds share two folders of the cache: ``tmp/`` for incomplete builds, and ``locks/`` with one lock for each key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Build = Callable[[Path, int], None]
 """Fills an empty folder. The second argument is the descriptor of its lock; commands that write into the folder inherit it."""
 
 
-class Shelf:
+class BuildCache:
     """All results of one kind.
 
     Args:
@@ -47,7 +47,7 @@ class Shelf:
         folder = self._folder / key
         return folder if folder.is_dir() else None
 
-    def held(self) -> list[str]:
+    def keys(self) -> list[str]:
         """Return the keys of all results, sorted."""
         return sorted(folder.name for folder in self._folder.iterdir() if KEY.fullmatch(folder.name)) if self._folder.is_dir() else []
 
@@ -63,7 +63,7 @@ class Shelf:
             HostError: The cache cannot be written.
             LimitError: The disk is full.
         """
-        with _storage(self._cache):
+        with _translated_errors(self._cache):
             found = self.find(key)
             if found is not None:
                 return found
@@ -75,7 +75,7 @@ class Shelf:
                 self.sweep()
                 with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
                     build(temporary.content, temporary.descriptor)
-                    tree.sync(temporary.content)
+                    tree.sync_file_system(temporary.content)
                     temporary.publish(self._folder / key)
         return self._folder / key
 
@@ -114,19 +114,19 @@ class Shelf:
 
 
 @contextmanager
-def _storage(cache: Path) -> Iterator[None]:
+def _translated_errors(cache: Path) -> Iterator[None]:
     """Turn errors of the operating system into errors with a hint."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LimitError(
-                f"The disk of {cache} is full.", code=ErrorCode.DISK_FULL, hint="Make room, or set SANDLOT_CACHE_DIR to a folder on another disk."
+                f"The disk of {cache} is full.", code=ErrorCode.DISK_FULL, hint="Free space, or set SANDLOT_CACHE_DIR to a folder on another disk."
             ) from error
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise HostError(
                 f"{cache} cannot be written: {error.strerror}.",
                 code=ErrorCode.HOST_NOT_READY,
-                hint="Run as root, or set SANDLOT_CACHE_DIR to a folder of yours.",
+                hint="Run as root, or set SANDLOT_CACHE_DIR to a folder that you can write to.",
             ) from error
         raise
