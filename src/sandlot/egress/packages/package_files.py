@@ -87,8 +87,8 @@ class PackageFiles:
         Raises:
             HttpError: There is no such file or range, or the file could not be fetched.
         """
-        must_reload = request.reload and file.digest is None
-        found = await self._open_existing(file, request.range_) if not must_reload else None
+        must_reload = request.reload and file.digest is None and file.stored_as is not None
+        found = None if must_reload else await self._open_existing(file, request.range_)
         if found is not None:
             return found
         self._counters.misses += 1

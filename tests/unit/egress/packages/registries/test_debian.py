@@ -101,6 +101,14 @@ async def test_a_package_of_unknown_length_is_passed_through_and_not_stored(clie
         assert len(registry.asked) > before
 
 
+async def test_a_package_that_is_larger_than_the_store_is_passed_through(tmp_path: Path, registry: Upstream) -> None:
+    registry.says[f"/deb/{POOL}"] = Said(LARGE)
+    async with served(tmp_path / "p", sources_of(registry.origin), max_bytes=MIB) as cache, cache.client() as client:
+        for _ in range(2):
+            assert (await client.get(f"/debian/{POOL}")).content == LARGE
+    assert list((tmp_path / "p/urls").iterdir()) == []
+
+
 async def test_no_cache_replaces_a_stored_package(client: httpx.AsyncClient, registry: Upstream) -> None:
     registry.says[f"/deb/{POOL}"] = Said(OTHER)
     assert (await client.get(f"/debian/{POOL}")).content == OTHER
@@ -123,7 +131,9 @@ async def test_packages_of_this_machines_folders_are_not_copied(tmp_path: Path) 
     (tmp_path / "deb/pool/x_1_amd64.deb").write_bytes(DEB)
     sources = PackageSources(debian=DebianSources(archives={"debian": f"{(tmp_path / 'deb').as_uri()}/"}))
     async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
-        assert (await client.get("/debian/pool/x_1_amd64.deb")).content == DEB
+        for headers in ({}, {"Cache-Control": "no-cache"}):
+            response = await client.get("/debian/pool/x_1_amd64.deb", headers={"Range": "bytes=3-5", **headers})
+            assert (response.status_code, response.content) == (206, DEB[3:6])
     assert list((tmp_path / "p/urls").iterdir()) == []
 
 
