@@ -34,8 +34,8 @@ class TcpStream:
     """A TCP connection as a stream that a guest opened.
 
     Args:
-        reader: What the client sends.
-        writer: What it gets.
+        reader: Bytes of the client.
+        writer: Bytes to the client.
     """
 
     reader: asyncio.StreamReader
@@ -62,15 +62,15 @@ class Served:
     """A cache that answers on a port.
 
     Args:
-        cache: It.
-        origin: Where.
+        cache: The cache.
+        origin: Origin of the port.
     """
 
     cache: PackageCache
     origin: str
     allowed: bool = True
     sandbox: str = "one"
-    """Whose connections they are, those that are opened from now on."""
+    """Sandbox of connections that are opened from now on."""
     cut: list[SandlotError] = field(default_factory=list)
     """Connections that it cut, by why."""
 
@@ -90,10 +90,10 @@ async def served(
 
     Args:
         folder: Its store.
-        sources: Where packages come from.
-        max_bytes: What the store may take.
-        ttl_s: How long a page is fresh.
-        origin: What npm's pages say; by default where it is.
+        sources: Returns the upstream indexes.
+        max_bytes: Size limit of the store.
+        ttl_s: Seconds for which a page is fresh.
+        origin: Origin in npm's metadata; by default that of the port.
     """
     connections: set[asyncio.Task[None]] = set()
 

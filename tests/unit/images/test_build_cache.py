@@ -1,4 +1,4 @@
-"""The builds: nothing half built is ever seen, nothing is built twice, nothing dead stays."""
+"""The build cache: no incomplete build is visible, nothing is built twice, and nothing of a dead builder stays."""
 
 from __future__ import annotations
 

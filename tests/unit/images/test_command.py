@@ -1,4 +1,4 @@
-"""Running a build's commands: what they print is kept, how they fail is told."""
+"""Commands of a build: their output is logged, and a failure is an error that names the log."""
 
 from __future__ import annotations
 

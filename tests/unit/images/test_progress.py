@@ -1,4 +1,4 @@
-"""Progress: what is said, and how often."""
+"""Progress lines of a build, and their frequency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a tree a sandbox's, and what of the host goes."""
+"""Layout of a root file system, and removal of traces of the host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_empty_tree_gets_all_that_a_sandbox_needs(tmp_path: Path) -> None:
 
 
 def test_sudo_of_an_image_belongs_to_one_generation() -> None:
-    """An image that was built before keeps its sudo, beside a guest layer that is newer: whoever changes it raises the generation."""
+    """A cached image keeps its sudo beside a newer guest layer, so a change of sudo needs a higher generation."""
     assert (recipe.GENERATION, rootfs_layout.SUDO) == (
         2,
         '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/programs/sudo.py "$@"\n',

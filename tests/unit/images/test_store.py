@@ -1,4 +1,4 @@
-"""The store without building anything: names, keys, what is told when something is missing."""
+"""The image store without builds: names, keys, and errors about missing templates."""
 
 from __future__ import annotations
 

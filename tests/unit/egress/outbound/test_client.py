@@ -21,7 +21,7 @@ OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Receiver:
-    """Says what it is told to say, and remembers what it heard."""
+    """Sends a given response, and records what it receives."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -1,4 +1,4 @@
-"""Pages that a process of their own makes: the same as in this one, an error of its own, and nothing that stays."""
+"""Pages that another process builds: equal results, errors, and no process that stays."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def asking(client: httpx.AsyncClient, path: str) -> AsyncIterator[httpx.Re
 
 
 async def cut(client: httpx.AsyncClient, path: str) -> bytes:
-    """What a client gets of an answer that is cut."""
+    """Return the bytes of a response that is cut."""
     got = b""
     async with client.stream("GET", path) as response:
         try:
@@ -172,9 +172,9 @@ async def test_what_a_client_has_is_kept_although_the_service_ends(
 ) -> None:
     keep, slow = PackageStore.publish, threading.Event()
 
-    def keep_slowly(shelf: PackageStore, draft: DraftFile, kind: Kind, name: str, *, durable: bool = True) -> None:
+    def keep_slowly(store: PackageStore, draft: DraftFile, kind: Kind, name: str, *, durable: bool = True) -> None:
         slow.wait(0.5)
-        keep(shelf, draft, kind, name, durable=durable)
+        keep(store, draft, kind, name, durable=durable)
 
     monkeypatch.setattr(PackageStore, "publish", keep_slowly)
     async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:

@@ -67,7 +67,7 @@ async def test_a_redirect_that_leads_nowhere_is_not_followed(threads: DiskThread
 
 @pytest.fixture
 async def secure(tmp_path: Path) -> AsyncIterator[tuple[fake.Upstream, Path]]:
-    """One that speaks HTTPS, and the certificate that vouches for it."""
+    """An HTTPS server and its certificate."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1")
     made = await asyncio.create_subprocess_exec(*request, "-keyout", key, "-out", certificate, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""JavaScript's packages through the cache: packuments and tarballs."""
+"""JavaScript packages through the cache: metadata and tarballs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Npm's packuments: links rewritten, files found again, abbreviated where the registry does not."""
+"""npm metadata: rewritten links, the table of files, and the abbreviated form."""
 
 from __future__ import annotations
 

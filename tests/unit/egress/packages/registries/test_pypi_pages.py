@@ -1,4 +1,4 @@
-"""What is served of a Python project, and finding its files again."""
+"""Project pages of a Python index, and the table of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes when room is needed."""
+"""Choice of files to evict."""
 
 from __future__ import annotations
 

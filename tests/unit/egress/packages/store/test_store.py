@@ -93,9 +93,7 @@ def test_no_room_is_had_for_more_than_there_may_be(store: PackageStore) -> None:
     other.close()
 
 
-def test_what_was_not_given_is_not_counted_and_a_full_shelf_is_not_scanned_for_everybody(
-    store: PackageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_space_is_not_counted_and_a_full_store_is_not_scanned_each_time(store: PackageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     scans, scan = 0, store._scan  # noqa: SLF001 - how often the disk is read is what this is about
 
     def counted() -> list[StoredFile]:
@@ -135,7 +133,7 @@ def test_what_a_dead_writer_left_is_swept_and_what_a_live_one_writes_is_not(stor
     live.close()
 
 
-def test_two_services_share_a_shelf(store: PackageStore, tmp_path: Path) -> None:
+def test_two_services_share_a_store(store: PackageStore, tmp_path: Path) -> None:
     other = PackageStore(tmp_path / "packages", 1 * MIB, Counters())
     other.prepare()
     name = put(store, "a")

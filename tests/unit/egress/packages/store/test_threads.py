@@ -1,4 +1,4 @@
-"""The cache's threads: what is opened for nobody is closed."""
+"""Threads of the cache: a file that was opened for a cancelled caller is closed."""
 
 from __future__ import annotations
 
