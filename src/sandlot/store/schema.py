@@ -320,8 +320,8 @@ webhooks = Table(
     Column("given_up", BigInteger, nullable=False),
     Column("last_at", UtcMicrosecondsType),
     Column("last_error", Utf8TextType, nullable=False),
-    Column("holder", ShortTextType(4)),
-    Column("held_until", UtcMicrosecondsType),
+    Column("leased_by", ShortTextType(4)),
+    Column("leased_until", UtcMicrosecondsType),
     Column("enabled", Boolean(create_constraint=False), nullable=False),
     Index("webhooks_by_owner", "owner", "created_at", "id"),
 )

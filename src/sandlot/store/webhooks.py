@@ -69,14 +69,14 @@ class SqlWebhookRepository:
 
     async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
         """Give a node the lease of a webhook and return the record. Return None if another node has the lease or there is no such webhook."""
-        is_free = or_(webhooks.c.holder.is_(None), webhooks.c.holder == node, webhooks.c.held_until <= now)
-        statement = update(webhooks).where(webhooks.c.id == webhook, is_free).values(holder=node, held_until=until).returning(*webhooks.columns)
+        is_free = or_(webhooks.c.leased_by.is_(None), webhooks.c.leased_by == node, webhooks.c.leased_until <= now)
+        statement = update(webhooks).where(webhooks.c.id == webhook, is_free).values(leased_by=node, leased_until=until).returning(*webhooks.columns)
         row = await self._database.write(lambda connection: connection.execute(statement).first())
         return None if row is None else _record(row)
 
     async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
         """Record the progress of a webhook if the node still has its lease. Return whether it has."""
-        statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.holder == node).values(**asdict(progress))
+        statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.leased_by == node).values(**asdict(progress))
         return await self._database.apply(statement) > 0
 
     async def remove(self, webhook: WebhookId) -> bool:

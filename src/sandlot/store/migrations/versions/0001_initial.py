@@ -151,8 +151,8 @@ def upgrade(op: Operations) -> None:
         sa.Column("given_up", sa.BigInteger, nullable=False),
         sa.Column("last_at", sa.BigInteger),
         sa.Column("last_error", sa.LargeBinary, nullable=False),
-        sa.Column("holder", sa.String(4)),
-        sa.Column("held_until", sa.BigInteger),
+        sa.Column("leased_by", sa.String(4)),
+        sa.Column("leased_until", sa.BigInteger),
         sa.Column("enabled", sa.Boolean(create_constraint=False), nullable=False),
     )
     op.create_index("webhooks_by_owner", "webhooks", ["owner", "created_at", "id"])
