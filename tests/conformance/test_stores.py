@@ -22,8 +22,8 @@ from sandlot.model.ids import new_file_id
 from sandlot.model.storage import Store
 from sandlot.store import engine, migrations, schema
 from sandlot.store.blobs import FolderBlobs, open_blobs
-from sandlot.store.keys import Keys
-from sandlot.store.sandboxes import Sandboxes
+from sandlot.store.keys import SqlKeyRepository
+from sandlot.store.sandboxes import SqlSandboxRepository
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
 from sandlot.testing.stores.bench import OURS, StoreBench, StoreOpener, event, every_event, execution, key, sandbox, snapshot
 from sandlot.testing.stores.blobs import given
@@ -71,10 +71,10 @@ class MigrationsSuite:
 
     async def test_the_oldest_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench) -> None:
         record, made = sandbox(name="old"), key("old")
-        async with engine.opened(_place(bench)) as database:
+        async with engine.open_database(_place(bench)) as database:
             await migrations.migrate(database, head="0001")
-            await Sandboxes(database).save(record, event())
-            await Keys(database).add(made)
+            await SqlSandboxRepository(database).save(record, event())
+            await SqlKeyRepository(database).add(made)
         async with bench.open() as store:
             assert await store.sandboxes.get(record.id) == record
             assert list(await store.keys.all()) == [made]
@@ -89,7 +89,7 @@ class MigrationsSuite:
         def differences(connection: Connection) -> list[object]:
             return list(compare_metadata(MigrationContext.configure(connection, opts={"compare_type": False}), schema.metadata))
 
-        async with engine.opened(_place(bench)) as database:
+        async with engine.open_database(_place(bench)) as database:
             await migrations.migrate(database)
             assert await database.read(differences) == []
 
@@ -97,26 +97,26 @@ class MigrationsSuite:
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))\n    op.execute("DELETE FROM keys")\n    op.execute("no SQL")')
         async with bench.open() as store:
             await store.keys.add(key("kept"))
-        async with engine.opened(_place(bench)) as database:
+        async with engine.open_database(_place(bench)) as database:
             with pytest.raises(Exception, match="refused a statement"):
                 await migrations.migrate(database, steps, NEXT)
             assert not await database.read(lambda connection: inspect(connection).has_table("more"))
         async with bench.open() as store:  # this version still opens it: nothing was changed
             assert [record.name for record in await store.keys.all()] == ["kept"]
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))')
-        async with engine.opened(_place(bench)) as database:
+        async with engine.open_database(_place(bench)) as database:
             await migrations.migrate(database, steps, NEXT)
             assert await database.read(lambda connection: inspect(connection).has_table("more"))
 
     async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, bench: StoreBench, tmp_path: Path) -> None:
         async with bench.open() as store:
             await store.keys.add(key("kept"))
-        async with engine.opened(_place(bench)) as database:
+        async with engine.open_database(_place(bench)) as database:
             await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), NEXT)
         with pytest.raises(HostError, match=rf"newer version of Sandlot \(its revision is {NEXT}, this version's {schema.HEAD}\)"):
             async with bench.open():
                 pass
-        async with engine.opened(_place(bench)) as database:
+        async with engine.open_database(_place(bench)) as database:
             assert [row.word for row in await database.rows(text("SELECT word FROM keys"))] == ["kept"]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.images import interpreter, tree
-from sandlot.images.process import output_of
+from sandlot.images.command import output_of
 from sandlot.images.recipe import Debian, Recipe, Step, parse
 from sandlot.images.store import ImageStore
 from sandlot.link import payload
@@ -158,7 +158,7 @@ def test_concurrent_builders_make_an_image_once_with_progress_and_it_is_then_fou
     assert first == second
     progress = told + also_told
     assert progress.count("tiny: installing Debian bookworm with mmdebstrap") == 1
-    assert "tiny: another process is building it; waiting for that" in progress
+    assert "tiny: waiting for another process that builds it" in progress
     assert "tiny: running /bin/busybox" in progress
     assert left_in(built.cache) == []
     lines: list[str] = []
@@ -167,7 +167,7 @@ def test_concurrent_builders_make_an_image_once_with_progress_and_it_is_then_fou
     assert tiny.root("tiny").path == Path(first.strip())
     assert (image.path / "bin/ls").is_symlink()
     assert image.env == {"PATH": "/bin"}
-    summary = tree.summary(image.path)
+    summary = tree.summarize(image.path)
     assert (image.digest, image.files, image.size_bytes) == (summary.digest, summary.files, summary.size_bytes)
 
 
@@ -184,13 +184,13 @@ def test_child_starts_from_its_parent_shares_its_files_and_outlives_it(furnished
     assert (image.path / "home/user/me").stat().st_uid == 1000
     assert (image.path / "bin/busybox").samefile(parent.path / "bin/busybox")
     assert not (parent.path / "etc/greeting").exists()
-    assert parent.digest == tree.summary(parent.path).digest
+    assert parent.digest == tree.summarize(parent.path).digest
     store.remove(image.key)
     assert store.ensure("child") == image, "an image that is built again is the same"
     store.remove(parent.key)
     progress: list[str] = []
     assert (store.ensure("child", progress.append), progress) == (image, [])
-    assert tree.summary(image.path).digest == image.digest
+    assert tree.summarize(image.path).digest == image.digest
 
 
 def test_steps_have_no_network_and_see_nothing_of_the_host(furnished: Path) -> None:
@@ -317,7 +317,7 @@ def test_guest_interpreter_starts_in_an_image_without_python(tiny: ImageStore, t
 def test_sandbox_does_not_change_its_image(tiny: ImageStore, tmp_path: Path) -> None:
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
     inside(root, image.env, ("/bin/sh", "-c", "echo x > /etc/passwd; rm -r /bin/busybox /home/user; touch /new"), tmp_path, uid=0)
-    assert tree.summary(image.path).digest == image.digest
+    assert tree.summarize(image.path).digest == image.digest
     assert sorted(path.name for path in root.path.iterdir()) == sorted([".sandlot", *(path.name for path in image.path.iterdir())])
 
 

@@ -21,7 +21,7 @@ import pytest
 from sandlot.host import aptsource
 from sandlot.images import recipe as recipes
 from sandlot.images import tree
-from sandlot.images.process import output_of
+from sandlot.images.command import output_of
 from sandlot.images.store import Image, ImageStore, cache_from
 from sandlot.model.specs import RootFs
 from sandlot.protocol import schema

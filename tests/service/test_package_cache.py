@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.egress.sources.machine import Sources
+from sandlot.egress.packages.config.machine import PackageSources
 from tests.support.packages import Served, served
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ UV = Path(sysconfig.get_path("scripts")) / "uv"
 
 @pytest.fixture
 async def cache(tmp_path: Path) -> AsyncIterator[Served]:
-    async with served(tmp_path / "packages", Sources.of_this_machine) as found:
+    async with served(tmp_path / "packages", PackageSources.of_this_machine) as found:
         yield found
 
 

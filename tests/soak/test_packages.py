@@ -20,9 +20,9 @@ from sandlot.core.execution.output import CommandResult
 from sandlot.core.execution.requirements import InstallParams, Manager
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.egress.cache import PackageCache
-from sandlot.egress.counters import Counters
-from sandlot.egress.sources.machine import Sources
+from sandlot.egress.packages.cache import PackageCache
+from sandlot.egress.packages.config.machine import PackageSources
+from sandlot.egress.packages.counters import Counters
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR, UNBOUNDED
 from sandlot.model.specs import GIB, MIB
@@ -61,7 +61,7 @@ async def serving(folder: Path, cache: PackageCache) -> AsyncIterator[Service]:
 
 def cache_in(folder: Path, max_bytes: int) -> PackageCache:
     # A day: however long this takes, no page of an index becomes old meanwhile.
-    return PackageCache(folder / "packages", Sources.of_this_machine, max_bytes=max_bytes, ttl_s=86_400)
+    return PackageCache(folder / "packages", PackageSources.of_this_machine, max_bytes=max_bytes, ttl_s=86_400)
 
 
 async def sandbox_of(service: Service, isolation: str) -> Sandbox:

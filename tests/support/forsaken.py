@@ -39,7 +39,7 @@ from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import Limits
 from sandlot.server.compose import Service
-from sandlot.store.snapshots import Snapshots
+from sandlot.store.snapshots import SqlSnapshotRepository
 from tests.support.saving import BASE, cell, fill, make, real_service
 from tests.support.until import until
 
@@ -86,12 +86,12 @@ def amid(owner: Any, name: str) -> None:  # noqa: ANN401
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "intended": lambda: after(Snapshots, "save"),
+    "intended": lambda: after(SqlSnapshotRepository, "save"),
     "writing": lambda: amid(OciInstance, "snapshot"),
     "written": lambda: after(writer, "image"),
-    "recorded": lambda: after(Snapshots, "update"),
+    "recorded": lambda: after(SqlSnapshotRepository, "update"),
     "packing": lambda: amid(overlay, "pack_layer"),
-    "forgotten": lambda: after(Snapshots, "remove"),
+    "forgotten": lambda: after(SqlSnapshotRepository, "remove"),
     "conceived": lambda: after(Scheduler, "admit"),
     "restoring": lambda: amid(MemoryImageStart, "start"),
     "one waits": lambda: amid(ForkBatch, "wait_all_ready"),

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import httpx
 
-from sandlot.egress.cache import PackageCache
-from sandlot.egress.sources.machine import Sources
-from sandlot.egress.sources.values import Debian, Npm, Pypi
+from sandlot.egress.packages.cache import PackageCache
+from sandlot.egress.packages.config.machine import PackageSources
+from sandlot.egress.packages.config.values import DebianSources, NpmSources, PypiSources
 from sandlot.model.errors import SandlotError
 from tests.support.http import NO_TLS
 
 MIB = 1024 * 1024
 
 
-def sources_of(origin: str) -> Callable[[], Sources]:
+def sources_of(origin: str) -> Callable[[], PackageSources]:
     """All registries at one origin: ``/simple/``, ``/registry/``, ``/deb/`` and ``/sec/``."""
-    return lambda: Sources(
-        pypi=Pypi(indexes=(f"{origin}/simple/",)),
-        npm=Npm(registry=f"{origin}/registry/"),
-        debian=Debian(archives={"debian": f"{origin}/deb/", "debian-security": f"{origin}/sec/"}),
+    return lambda: PackageSources(
+        pypi=PypiSources(indexes=(f"{origin}/simple/",)),
+        npm=NpmSources(registry=f"{origin}/registry/"),
+        debian=DebianSources(archives={"debian": f"{origin}/deb/", "debian-security": f"{origin}/sec/"}),
     )
 
 
@@ -34,8 +34,8 @@ class TcpStream:
     """A TCP connection as a stream that a guest opened.
 
     Args:
-        reader: What the client sends.
-        writer: What it gets.
+        reader: Bytes of the client.
+        writer: Bytes to the client.
     """
 
     reader: asyncio.StreamReader
@@ -62,15 +62,15 @@ class Served:
     """A cache that answers on a port.
 
     Args:
-        cache: It.
-        origin: Where.
+        cache: The cache.
+        origin: Origin of the port.
     """
 
     cache: PackageCache
     origin: str
     allowed: bool = True
     sandbox: str = "one"
-    """Whose connections they are, those that are opened from now on."""
+    """Sandbox of connections that are opened from now on."""
     cut: list[SandlotError] = field(default_factory=list)
     """Connections that it cut, by why."""
 
@@ -84,16 +84,16 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, sources: Callable[[], Sources], *, max_bytes: int = 512 * MIB, ttl_s: float = 600.0, origin: str = ""
+    folder: Path, sources: Callable[[], PackageSources], *, max_bytes: int = 512 * MIB, ttl_s: float = 600.0, origin: str = ""
 ) -> AsyncIterator[Served]:
     """Serve a cache for as long as the context is open.
 
     Args:
         folder: Its store.
-        sources: Where packages come from.
-        max_bytes: What the store may take.
-        ttl_s: How long a page is fresh.
-        origin: What npm's pages say; by default where it is.
+        sources: Returns the upstream indexes.
+        max_bytes: Size limit of the store.
+        ttl_s: Seconds for which a page is fresh.
+        origin: Origin in npm's metadata; by default that of the port.
     """
     connections: set[asyncio.Task[None]] = set()
 

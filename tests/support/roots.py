@@ -49,7 +49,7 @@ class Roots:
             subprocess.run(["cp", "-al", str(image), str(root)], check=True)  # a third of the time that Python takes
         if os.path.lexists(root / GUEST):
             remove_tree(root / GUEST)
-        tree.link(self.image / GUEST, root / GUEST)
+        tree.link_tree(self.image / GUEST, root / GUEST)
         return root
 
     def add_image(self, name: str) -> None:

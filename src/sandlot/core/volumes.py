@@ -34,7 +34,7 @@ from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
 from sandlot.model.specs import GIB, MIB, VolumeMount, placed, slots
-from sandlot.model.storage import VolumeTable
+from sandlot.model.storage import VolumeRepository
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 LEAST_BYTES: Final = 16 * MIB
@@ -97,7 +97,7 @@ class VolumeManager:
 
     def __init__(
         self,
-        table: VolumeTable,
+        table: VolumeRepository,
         disks: VolumeDisks,
         node: NodeId,
         clock: Clock,

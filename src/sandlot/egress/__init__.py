@@ -1,5 +1,5 @@
-"""The way out of a sandbox: the package-index cache.
+"""Requests that leave the host on behalf of sandboxes and tenants.
 
-A sandbox has no network. What its pip, npm and apt ask for comes over a stream that its guest opens, is answered out of a store on the
-host's disk, and what is not there is fetched from the indexes that the machine itself is configured to use. ``cache.py`` is where it begins.
+``packages`` is the package cache: sandboxes have no network and install packages through it. ``outbound`` sends requests to URLs that tenants
+chose, such as webhooks.
 """

@@ -21,34 +21,34 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 1 with the reason on stderr.
     """
-    parser = argparse.ArgumentParser(prog="python -m sandlot.images", description="What sandboxes start from.")
+    parser = argparse.ArgumentParser(prog="python -m sandlot.images", description="Build and manage the images that sandboxes start from.")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--cache", type=Path, default=cache_from(os.environ), help="the cache directory (SANDLOT_CACHE_DIR, or /var/cache/sandlot)")
-    shared.add_argument("--recipes", type=Path, help="a folder with recipes of your own, beside those that come with Sandlot")
+    shared.add_argument("--recipes", type=Path, help="a folder with further recipes, in addition to those that come with Sandlot")
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build", parents=[shared], help="build templates that are not there yet, and print their root folders")
+    building = commands.add_parser("build", parents=[shared], help="build templates that are not built yet, and print their root folders")
     building.add_argument("names", nargs="+", metavar="NAME")
-    commands.add_parser("list", parents=[shared], help="what is in the cache")
-    removing = commands.add_parser("remove", parents=[shared], help="remove things by their keys")
+    commands.add_parser("list", parents=[shared], help="list the content of the cache")
+    removing = commands.add_parser("remove", parents=[shared], help="remove builds by their keys")
     removing.add_argument("keys", nargs="+", metavar="KEY")
-    commands.add_parser("prune", parents=[shared], help="remove what this version does not use; no sandbox may be running")
-    words = parser.parse_args(argv)
+    commands.add_parser("prune", parents=[shared], help="remove builds that this version does not use; no sandbox may be running")
+    arguments = parser.parse_args(argv)
 
-    # An end asked for politely goes the way of an error: the build cleans up behind itself.
-    signal.signal(signal.SIGTERM, _leave)
+    # SIGTERM raises SystemExit, so that a build removes its incomplete files.
+    signal.signal(signal.SIGTERM, _exit)
     try:
-        own = recipe.load_folder(words.recipes) if words.recipes else {}
-        store = ImageStore(words.cache, {**recipe.builtin(), **own})
-        match words.command:
+        own = recipe.load_folder(arguments.recipes) if arguments.recipes else {}
+        store = ImageStore(arguments.cache, {**recipe.builtin(), **own})
+        match arguments.command:
             case "build":
-                clock = _Clock()
-                for name in words.names:
-                    print(store.root(name, clock).path)
+                progress = _TimedProgress()
+                for name in arguments.names:
+                    print(store.root(name, progress).path)
             case "list":
                 for stored in store.list():
                     print(f"{stored.kind:<13} {stored.key}  {stored.size_bytes / 1e6:8.1f} MB  {stored.name}")
             case "remove":
-                for key in words.keys:
+                for key in arguments.keys:
                     store.remove(key)
             case _:
                 print(f"{store.prune()} removed", file=sys.stderr)
@@ -56,22 +56,22 @@ def main(argv: list[str] | None = None) -> int:
         print(f"sandlot: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("sandlot: interrupted; nothing half built is left.", file=sys.stderr)
+        print("sandlot: interrupted; incomplete builds were removed.", file=sys.stderr)
         return 130
     return 0
 
 
-class _Clock:
+class _TimedProgress:
     """Prints progress with the seconds since the first line."""
 
     def __init__(self) -> None:
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def __call__(self, line: str) -> None:
-        print(f"{time.monotonic() - self._began_s:7.1f} s  {line}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - self._started_s:7.1f} s  {line}", file=sys.stderr, flush=True)
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 

@@ -1,7 +1,7 @@
-"""Building: what goes into a fresh folder so that it becomes an image, an interpreter, a guest layer.
+"""The steps of building images, interpreters, guest layers and roots.
 
-Each function fills one folder of a :class:`~sandlot.images.shelf.Shelf` and is told nothing about the cache around it. What
-they decide is in :mod:`~sandlot.images.plan` and :mod:`~sandlot.host.aptsource`; here it is done, in order.
+Each function fills one folder of a :class:`~sandlot.images.build_cache.BuildCache` and knows nothing about the cache. The decisions are in
+:mod:`~sandlot.images.plan` and :mod:`~sandlot.host.aptsource`; this module carries them out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from sandlot.host import aptsource
 from sandlot.host.locked_folder import remove_tree
-from sandlot.images import furnish, interpreter, plan, tree
-from sandlot.images.process import Runner, output_of, require
-from sandlot.images.progress import Meter, Reporter
+from sandlot.images import interpreter, plan, rootfs_layout, tree
+from sandlot.images.command import CommandRunner, output_of, require_programs
+from sandlot.images.progress import OutputParser, ProgressReporter
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.link import payload
 from sandlot.model.errors import ErrorCode, HostError
 
 TREE = "tree"
-"""The folder with the file system, in everything on a shelf."""
+"""Folder with the file system, in every build result."""
 MANIFEST = "manifest.json"
-"""What it is, beside the tree."""
+"""File with name, digest and size of a build result, beside the tree."""
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -34,10 +34,10 @@ _LIBRARIES = "/usr/local/lib"
 
 
 def architecture() -> str:
-    """Debian's word for this machine.
+    """Return Debian's name of this machine's architecture.
 
     Raises:
-        HostError: There is no gVisor for it.
+        HostError: gVisor does not support the architecture.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -45,105 +45,107 @@ def architecture() -> str:
     return _ARCHITECTURES[machine]
 
 
-def image(folder: Path, recipe: Recipe, parent: Path | None, runner: Runner, report: Reporter) -> None:
+def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: CommandRunner, report: ProgressReporter) -> None:
     """Build an image.
 
     Args:
-        folder: The folder to fill: ``tree`` and ``manifest.json``.
-        recipe: What to build.
-        parent: The tree of the image that it begins with.
+        folder: Folder to fill with ``tree`` and ``manifest.json``.
+        recipe: Recipe of the image.
+        parent: Tree of the image that the recipe begins with.
         runner: Runs the commands.
-        report: Told what is done.
+        report: Reports the progress.
 
     Raises:
-        HostError: Something failed; the message has the end of its output and where the log lies.
+        HostError: A command failed. The message contains the end of its output and the path of the log.
         LimitError: The disk is full.
     """
-    _need_root()
-    began_s = time.time()
+    _require_root()
+    started_s = time.time()
     root = folder / TREE
     scratch = folder.parent
     if recipe.debian is not None:
-        debian(recipe.debian, root, scratch, runner, report)
-        furnish.unsource(root)
-        furnish.furnish(root, recipe.files)
+        install_debian(recipe.debian, root, scratch, runner, report)
+        rootfs_layout.remove_apt_sources(root)
+        rootfs_layout.apply_layout(root, recipe.files)
     elif parent is not None:
         report.step(f"copying {recipe.parent}")
         runner.run(f"copying {recipe.parent}", plan.copy_argv(parent, root), env=os.environ)
-        furnish.furnish(root, recipe.files)
-    furnish.devices(root)
+        rootfs_layout.apply_layout(root, recipe.files)
+    rootfs_layout.create_device_nodes(root)
     if recipe.lock:
-        _python(recipe.lock, root, scratch, runner, report, began_s)
+        _install_python(recipe.lock, root, scratch, runner, report, started_s)
     for step in recipe.run:
         report.step(f"running {step.argv[0]}")
         runner.run(f"running {step.argv[0]}", plan.inside_argv(root, step.argv, step.user), env=plan.inside_env(step.user))
-    furnish.clean(root)
-    furnish.give(root)
+    rootfs_layout.remove_build_traces(root)
+    rootfs_layout.chown_usr_local(root)
     if parent is not None:
-        tree.share(parent, root)
-    tree.settle_times(root, since_s=began_s, to_s=plan.BUILD_TIME_S)
-    report.step("summing up")
-    _write_manifest(folder, root, {"name": recipe.name, "built_s": int(began_s)})
+        tree.share_unchanged(parent, root)
+    tree.normalize_times(root, since_s=started_s, to_s=plan.BUILD_TIME_S)
+    report.step("computing the digest")
+    _write_manifest(folder, root, {"name": recipe.name, "built_s": int(started_s)})
 
 
-def debian(wanted: Debian, root: Path, scratch: Path, runner: Runner, report: Reporter) -> None:
-    """Make a tree of Debian packages from the machine's own mirrors.
+def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter) -> None:
+    """Create a tree of Debian packages from the machine's own mirrors.
 
     Args:
-        wanted: The packages.
-        root: The folder to make.
-        scratch: A folder for what is in between.
+        debian: The packages.
+        root: Folder to create.
+        scratch: Folder for temporary files.
         runner: Runs mmdebstrap.
-        report: Told what is done.
+        report: Reports the progress.
     """
-    require("mmdebstrap", "unshare", "setpriv")
-    sources = _sources(wanted.suite)
+    require_programs("mmdebstrap", "unshare", "setpriv")
+    sources = _apt_sources(debian.suite)
     sources_file = scratch / "image.sources"
     sources_file.write_text(aptsource.sources_text(sources), encoding="utf-8")
     options_file = scratch / "apt.conf"
     netrc = {name: path for name, path in (("netrc", "/etc/apt/auth.conf"), ("netrcparts", "/etc/apt/auth.conf.d")) if Path(path).exists()}
     options_file.write_text(aptsource.options_text(output_of(("apt-config", "dump"))) + aptsource.credentials_text(netrc), encoding="utf-8")
     argv = plan.mmdebstrap_argv(
-        wanted,
+        debian,
         root,
         sources=sources_file if sources else None,
         apt_options=options_file,
         file_mirrors=any(source.uri.startswith(("file:", "copy:")) for source in sources),
     )
-    report.step(f"installing Debian {wanted.suite} with mmdebstrap")
-    meter = Meter()
+    report.step(f"installing Debian {debian.suite} with mmdebstrap")
+    parser = OutputParser()
     try:
-        runner.run("installing the Debian packages", argv, env=plan.mmdebstrap_env(os.environ), on_line=lambda line: _detail(report, meter, line))
+        runner.run(
+            "installing the Debian packages", argv, env=plan.mmdebstrap_env(os.environ), on_line=lambda line: _report_detail(report, parser, line)
+        )
     finally:
-        # They may hold the address and the password of a private mirror.
+        # The files may contain the address and the password of a private mirror.
         sources_file.unlink(missing_ok=True)
         options_file.unlink(missing_ok=True)
 
 
-def guest_interpreter(folder: Path, runner: Runner, report: Reporter) -> None:
-    """Build the guest's interpreter: ``tree`` is what ``/.sandlot`` begins with."""
-    _need_root()
+def build_interpreter(folder: Path, runner: CommandRunner, report: ProgressReporter) -> None:
+    """Build the guest's interpreter. Its ``tree`` is the beginning of ``/.sandlot``."""
+    _require_root()
     scratch = folder.parent
     extracted = scratch / "debian"
-    debian(interpreter.DEBIAN, extracted, scratch, runner, report)
+    install_debian(interpreter.DEBIAN, extracted, scratch, runner, report)
     report.step("assembling")
     root = folder / TREE
     root.mkdir(mode=0o755)
     interpreter.assemble(extracted, root, scratch, runner)
-    tree.settle_times(root, since_s=0, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=0, to_s=plan.BUILD_TIME_S)
     _write_manifest(folder, root, {"name": "interpreter", "built_s": int(time.time())})
 
 
-def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
+def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
     """Build ``/.sandlot``: an interpreter and the guest's own code.
 
     Args:
-        folder: The folder to fill.
-        base: The interpreter's tree.
-        runner: Runs it, to compile.
+        folder: Folder to fill.
+        base: Tree of the interpreter.
+        runner: Runs the interpreter to compile the guest.
 
     Raises:
-        InternalError: The guest imports what the interpreter does not have.
+        InternalError: The guest imports a module that the interpreter does not have.
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
@@ -152,7 +154,7 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
     interpreter.check_imports(own, base, beside=[Path(path).stem for path in programs])
 
     root = folder / TREE
-    tree.link(base, root)
+    tree.link_tree(base, root)
     below = folder.parent / "guest"
     for inside, text in sources.items():
         (below / inside).parent.mkdir(parents=True, exist_ok=True)
@@ -163,27 +165,27 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
         (root / path).write_bytes(text)
         (root / path).chmod(0o644)
     (root / payload.VOLUMES).mkdir(mode=0o755)
-    tree.settle_times(root, since_s=plan.BUILD_TIME_S + 1, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=plan.BUILD_TIME_S + 1, to_s=plan.BUILD_TIME_S)
     _write_manifest(folder, root, {"name": "guest", "built_s": int(time.time())})
 
 
-def compose(folder: Path, image_tree: Path, guest_tree: Path) -> None:
-    """Put an image and a guest layer together, by hard links: nothing is copied and nothing mounted."""
+def build_root(folder: Path, image_tree: Path, guest_tree: Path) -> None:
+    """Combine an image and a guest layer by hard links. Nothing is copied or mounted."""
     root = folder / TREE
-    tree.link(image_tree, root)
-    tree.link(guest_tree, root / payload.GUEST_ROOT.strip("/"))
+    tree.link_tree(image_tree, root)
+    tree.link_tree(guest_tree, root / payload.GUEST_ROOT.strip("/"))
     for path in (root, root / payload.GUEST_ROOT.strip("/")):
         os.utime(path, (plan.BUILD_TIME_S, plan.BUILD_TIME_S))
 
 
-def manifest(folder: Path) -> Mapping[str, object]:
-    """What a finished folder says that it is."""
-    words: dict[str, object] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    return words
+def read_manifest(folder: Path) -> Mapping[str, object]:
+    """Return the manifest of a build result."""
+    manifest: dict[str, object] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
 
 
-def _python(lock: str, root: Path, scratch: Path, runner: Runner, report: Reporter, began_s: float) -> None:
-    """Download the locked wheels outside, install them inside."""
+def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter, started_s: float) -> None:
+    """Download the locked wheels outside the tree and install them inside."""
     loader, libraries = interpreter.loader_of(root)
     python = plan.own_python_argv(root, loader, libraries, Path("usr/bin/python3"))
     wheels = root / plan.WHEELS.strip("/")
@@ -193,51 +195,53 @@ def _python(lock: str, root: Path, scratch: Path, runner: Runner, report: Report
     total = sum(1 for line in lock.splitlines() if "==" in line)
 
     report.step(f"downloading {total} Python packages")
-    meter = Meter(total)
+    parser = OutputParser(total)
     runner.run(
         "downloading the Python packages",
         plan.download_argv(python, lock_file, wheels),
         env=plan.download_env(os.environ),
-        on_line=lambda line: _detail(report, meter, line),
+        on_line=lambda line: _report_detail(report, parser, line),
     )
     lock_file.rename(root / _LOCK_INSIDE.strip("/"))
     report.step("installing the Python packages")
     runner.run("installing the Python packages", plan.inside_argv(root, plan.install_argv(_LOCK_INSIDE)), env=plan.inside_env())
     remove_tree(wheels)
-    tree.settle_times(root, since_s=began_s, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=started_s, to_s=plan.BUILD_TIME_S)
     folders = sorted(f"{_LIBRARIES}/{path.parent.name}/{path.name}" for path in (root / _LIBRARIES.strip("/")).glob("python3*/dist-packages"))
     modules = sum(1 for _ in (root / _LIBRARIES.strip("/")).rglob("*.py"))
     report.step(f"compiling {modules} Python modules")
-    meter = Meter(modules)
+    parser = OutputParser(modules)
     runner.run(
         "compiling the Python packages",
         plan.inside_argv(root, plan.compile_argv(folders)),
         env=plan.inside_env(),
-        on_line=lambda line: _detail(report, meter, line),
+        on_line=lambda line: _report_detail(report, parser, line),
     )
 
 
-def _sources(suite: str) -> list[aptsource.Source]:
+def _apt_sources(suite: str) -> list[aptsource.Source]:
     found = []
-    for target, asked in aptsource.choose(aptsource.parse_targets(output_of(("apt-get", "indextargets"))), suite, architecture()):
+    for target, suite_name in aptsource.choose(aptsource.parse_targets(output_of(("apt-get", "indextargets"))), suite, architecture()):
         entry = Path(target.entry.rpartition(":")[0])
         signed_by = aptsource.signed_by(target.entry, entry.read_text(encoding="utf-8")) if entry.is_file() else ""
         if not signed_by and _DEBIAN_KEYRING.is_file():
             signed_by = str(_DEBIAN_KEYRING)
-        found.append(aptsource.Source(uri=target.uri, suite=asked, signed_by=signed_by))
+        found.append(aptsource.Source(uri=target.uri, suite=suite_name, signed_by=signed_by))
     return found
 
 
-def _detail(report: Reporter, meter: Meter, line: str) -> None:
-    text = meter.feed(line)
+def _report_detail(report: ProgressReporter, parser: OutputParser, line: str) -> None:
+    text = parser.feed(line)
     if text is not None:
         report.detail(text)
 
 
-def _write_manifest(folder: Path, root: Path, words: Mapping[str, object]) -> None:
-    (folder / MANIFEST).write_text(json.dumps({**words, **asdict(tree.summary(root))}, indent=1) + "\n", encoding="utf-8")
+def _write_manifest(folder: Path, root: Path, fields: Mapping[str, object]) -> None:
+    (folder / MANIFEST).write_text(json.dumps({**fields, **asdict(tree.summarize(root))}, indent=1) + "\n", encoding="utf-8")
 
 
-def _need_root() -> None:
+def _require_root() -> None:
     if os.geteuid() != 0:
-        raise HostError("Building an image needs root: its files belong to more than one user.", code=ErrorCode.HOST_NOT_READY, hint="Run as root.")
+        raise HostError(
+            "Building an image needs root, because its files belong to several users.", code=ErrorCode.HOST_NOT_READY, hint="Run as root."
+        )

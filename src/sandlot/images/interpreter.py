@@ -1,13 +1,12 @@
-"""The guest's own interpreter: Debian's python3.11 made relocatable by copying, nothing patched.
+"""The guest's own interpreter: Debian's python3.11, made relocatable by copying. Nothing is patched.
 
-It is Debian's binary with the libraries that it names and its own dynamic loader, so that it runs in any image, also in one
-without Python or with another C library. Of the standard library it has what the guest may need and nothing else, as byte
-code in one stored zip: the interpreter reads no source, checks no time, and opens few files, each of which would be a
-round trip to gVisor's file server.
+It is Debian's binary with its libraries and its own dynamic loader, so that it runs in any image, also in one without Python or with another
+C library. It has only the part of the standard library that the guest may need, as byte code in one stored zip. The interpreter therefore reads
+no source, checks no times and opens few files. Each file would be a round trip to gVisor's file server.
 
-Laws:
+Invariants:
 - The suite is fixed: every host builds the same interpreter, whatever its own release.
-- What :data:`ROOTS` names can be imported, with all that it imports; :func:`unknown_imports` finds what cannot.
+- The modules in :data:`ROOTS` can be imported, with all that they import. :func:`unknown_imports` finds other imports.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sandlot.images import plan
-from sandlot.images.process import Runner, output_of
+from sandlot.images.command import CommandRunner, output_of
 from sandlot.images.recipe import Debian
 from sandlot.model.errors import ErrorCode, HostError, InternalError
 
 GENERATION = 1
-"""Raise it when this module makes something else."""
+"""Raise it when this module builds another interpreter from the same packages."""
 
 DEBIAN = Debian(suite="bookworm", variant="extract", packages=("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"))
 VERSION = "3.11"
@@ -68,10 +67,10 @@ ROOTS = (
     *("socket", "stat", "string", "struct", "subprocess", "sys", "tempfile", "termios", "textwrap", "threading", "time", "token", "tokenize"),
     *("traceback", "tty", "types", "typing", "unicodedata", "warnings", "weakref", "zipimport", "zlib"),
 )
-"""What the guest may import. Not asyncio, dataclasses, argparse: each would double the guest's start."""
+"""Modules that the guest may import. asyncio, dataclasses and argparse are missing, because each would double the guest's start-up time."""
 
 _LEFT_OUT = frozenset({"_hashlib", "_bz2", "_lzma", "_ssl", "bz2", "lzma", "_compression"})
-"""Found by following imports, but optional there, and each brings a library: hashlib and shutil do without."""
+"""Modules that imports lead to but that are optional there. Each needs a library; hashlib and shutil work without them."""
 
 _CLOSURE = """
 import importlib, sys
@@ -106,27 +105,27 @@ for folder, _, names in os.walk(source_folder):
 
 
 def key(architecture: str) -> str:
-    """What an interpreter is made from, as SHA-256 in hexadecimal."""
-    words = [GENERATION, architecture, DEBIAN.suite, DEBIAN.packages, ROOTS, sorted(_LEFT_OUT), _COMPILE]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+    """Return the SHA-256 of everything that an interpreter is built from, in hexadecimal."""
+    inputs = [GENERATION, architecture, DEBIAN.suite, DEBIAN.packages, ROOTS, sorted(_LEFT_OUT), _COMPILE]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def argv_in(folder: Path) -> tuple[str, ...]:
-    """How the interpreter in a folder is started on the host, wherever the folder lies."""
+    """Return the command that starts the interpreter of a folder on the host. The folder may be anywhere."""
     return (str(folder / "lib/ld.so"), "--library-path", str(folder / "lib"), str(folder / "bin/python3"), "-SI")
 
 
-def assemble(debian: Path, target: Path, scratch: Path, runner: Runner) -> None:
-    """Make the interpreter out of an extracted Debian tree.
+def assemble(debian: Path, target: Path, scratch: Path, runner: CommandRunner) -> None:
+    """Assemble the interpreter from an extracted Debian tree.
 
     Args:
-        debian: Where the packages of :data:`DEBIAN` were extracted.
-        target: The folder that becomes ``/.sandlot``.
-        scratch: A folder for what is in between.
+        debian: Folder with the extracted packages of :data:`DEBIAN`.
+        target: Folder that becomes ``/.sandlot``.
+        scratch: Folder for temporary files.
         runner: Runs the interpreter.
 
     Raises:
-        HostError: The tree does not hold what it should.
+        HostError: The tree is incomplete.
     """
     loader, libraries = loader_of(debian)
     python = plan.own_python_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
@@ -138,7 +137,7 @@ def assemble(debian: Path, target: Path, scratch: Path, runner: Runner) -> None:
     shutil.copyfile(debian / f"usr/bin/python{VERSION}", target / "bin/python3")
     for extension in extensions:
         shutil.copyfile(extension, target / "lib" / f"python{VERSION}" / "lib-dynload" / extension.name)
-    for name, library in _needed((debian / f"usr/bin/python{VERSION}", *extensions), loader, libraries).items():
+    for name, library in _needed_libraries((debian / f"usr/bin/python{VERSION}", *extensions), loader, libraries).items():
         shutil.copyfile(library, target / "lib" / name)
 
     sources = scratch / "stdlib"
@@ -152,14 +151,14 @@ def assemble(debian: Path, target: Path, scratch: Path, runner: Runner) -> None:
     runner.run("starting the guest's interpreter", (*argv_in(target), "-c", f"import {', '.join(ROOTS)}"), env={})
 
 
-def compile_zip(python: tuple[str, ...], sources: Path, archive: Path, seen_as: str, runner: Runner) -> None:
-    """Compile a folder of sources into a stored zip of byte code, the same bytes for the same sources.
+def compile_zip(python: tuple[str, ...], sources: Path, archive: Path, seen_as: str, runner: CommandRunner) -> None:
+    """Compile a folder of sources into a stored zip of byte code. The same sources give the same bytes.
 
     Args:
-        python: The interpreter that will read it, as an argument vector.
+        python: Command of the interpreter that will read the zip.
         sources: The folder.
         archive: The zip to write.
-        seen_as: Where the zip will lie, for tracebacks.
+        seen_as: Later path of the zip, for tracebacks.
         runner: Runs the interpreter.
     """
     compiled = sources.with_name(f"{sources.name}-compiled")
@@ -172,8 +171,8 @@ def compile_zip(python: tuple[str, ...], sources: Path, archive: Path, seen_as: 
     archive.chmod(0o644)
 
 
-def available(folder: Path) -> frozenset[str]:
-    """The modules that an interpreter has, by name; not those that are built into it."""
+def available_modules(folder: Path) -> frozenset[str]:
+    """Return the names of an interpreter's modules, without those that are built into the binary."""
     with zipfile.ZipFile(folder / f"lib/python{VERSION.replace('.', '')}.zip") as archive:
         names = [name.removesuffix(".pyc").removesuffix("/__init__").replace("/", ".") for name in archive.namelist()]
     extensions = [path.name.partition(".")[0] for path in (folder / "lib" / f"python{VERSION}" / "lib-dynload").iterdir()]
@@ -181,13 +180,13 @@ def available(folder: Path) -> frozenset[str]:
 
 
 def unknown_imports(sources: Mapping[str, bytes], known: Iterable[str]) -> dict[str, list[str]]:
-    """Which modules the sources import that are not among the known ones: module -> the files that do.
+    """Return the imported modules that are not known, each with the files that import it.
 
-    Imports for type checkers only do not count, nor do those of ``sandlot`` itself.
+    Imports for type checkers do not count, nor do those of ``sandlot`` itself.
 
     Args:
-        sources: File name -> source.
-        known: Names that can be imported.
+        sources: Source by file name.
+        known: Names of modules that can be imported.
     """
     known = {"__future__", "sandlot", *known}
     found: dict[str, list[str]] = {}
@@ -199,33 +198,35 @@ def unknown_imports(sources: Mapping[str, bytes], known: Iterable[str]) -> dict[
 
 
 def check_imports(sources: Mapping[str, bytes], folder: Path, *, beside: Iterable[str] = ()) -> None:
-    """Check that the guest's sources import nothing that its interpreter lacks.
+    """Check that the guest's sources import only modules that its interpreter has.
 
     Args:
-        sources: File name -> source.
+        sources: Source by file name.
         folder: The interpreter.
-        beside: Modules of the guest's own that lie beside a source.
+        beside: Names of the guest's own modules beside a source.
 
     Raises:
-        InternalError: They do.
+        InternalError: A source imports another module.
     """
     builtin = output_of((*argv_in(folder), "-c", "import sys; print(*sys.builtin_module_names)")).split()
-    unknown = unknown_imports(sources, {*builtin, *available(folder), *ROOTS, *beside})
+    unknown = unknown_imports(sources, {*builtin, *available_modules(folder), *ROOTS, *beside})
     if unknown:
-        words = "; ".join(f"{name} ({', '.join(files)})" for name, files in unknown.items())
-        raise InternalError(f"The guest imports what its interpreter does not have: {words}.", hint="Add it to ROOTS in images/interpreter.py.")
+        imports = "; ".join(f"{name} ({', '.join(files)})" for name, files in unknown.items())
+        raise InternalError(
+            f"The guest imports what its interpreter does not have: {imports}.", hint="Add the module to ROOTS in images/interpreter.py."
+        )
 
 
 def loader_of(root: Path) -> tuple[Path, list[Path]]:
-    """A tree's dynamic loader and its folders of libraries. ``lib64/ld-linux*`` will not do: it points out of the tree.
+    """Return the dynamic loader of a tree and its library folders. ``lib64/ld-linux*`` is not used, because it links out of the tree.
 
     Raises:
-        HostError: It has none.
+        HostError: The tree has no loader.
     """
     found = sorted(root.glob("lib/*-linux-gnu*/ld-linux*.so.*")) or sorted(root.glob("usr/lib/*-linux-gnu*/ld-linux*.so.*"))
     if not found:
         raise HostError(
-            "The packages came without a dynamic loader.",
+            "The Debian packages contain no dynamic loader.",
             code=ErrorCode.HOST_NOT_READY,
             hint="Check that the machine's apt sources offer libc6 of bookworm.",
         )
@@ -243,14 +244,14 @@ def _imports(node: ast.AST) -> list[str]:
     return [name for child in ast.iter_child_nodes(node) for name in _imports(child)]
 
 
-def _closure(python: tuple[str, ...], runner: Runner) -> tuple[dict[str, Path], list[Path]]:
-    """What importing :data:`ROOTS` brings in: path inside the zip -> source, and the extension modules."""
+def _closure(python: tuple[str, ...], runner: CommandRunner) -> tuple[dict[str, Path], list[Path]]:
+    """Return the modules that importing :data:`ROOTS` loads: sources by their path in the zip, and extension modules."""
     modules: dict[str, Path] = {}
     extensions: list[Path] = []
 
     def read(line: str) -> None:
-        word, *rest = line.split(maxsplit=3)
-        if word != "MODULE":
+        tag, *rest = line.split(maxsplit=3)
+        if tag != "MODULE":
             return
         name, package, file = rest
         if file.endswith(".so"):
@@ -263,8 +264,8 @@ def _closure(python: tuple[str, ...], runner: Runner) -> tuple[dict[str, Path], 
     return modules, extensions
 
 
-def _needed(binaries: Iterable[Path], loader: Path, libraries: list[Path]) -> dict[str, Path]:
-    """The libraries that binaries name, by the name that they ask for; ld.so(8), --list."""
+def _needed_libraries(binaries: Iterable[Path], loader: Path, libraries: list[Path]) -> dict[str, Path]:
+    """Return the libraries that binaries need, by the name that the binaries use (ld.so(8), --list)."""
     found: dict[str, Path] = {}
     for binary in binaries:
         text = output_of((str(loader), "--library-path", ":".join(map(str, libraries)), "--list", str(binary)))

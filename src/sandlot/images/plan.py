@@ -1,11 +1,11 @@
-"""The commands of a build, decided purely: argument vectors and environments, no I/O.
+"""Command lines and environments of a build's commands. Pure.
 
-Laws:
-- Every command runs in its own mount and process namespaces and dies with the builder, however that dies: setpriv(1)
-  arms the parent-death signal, and unshare(1) kills its process namespace when it goes. So no mount and no process
-  outlives a build, and none is ever visible in the host's mount table.
-- What runs *inside* of the tree has no network, no terminal and none of the host's environment.
-- What needs the network (apt, pip's downloads) runs *outside*, under the machine's own configuration.
+Invariants:
+- Every command runs in its own mount and process namespaces and ends with the builder, however the builder ends: setpriv(1) sets the
+  parent-death signal, and unshare(1) kills its process namespace when it ends. No mount and no process outlives a build, and no mount is
+  visible in the host's mount table.
+- Commands *inside* the tree have no network, no terminal and no variable of the host's environment.
+- Commands that need the network (apt, pip's downloads) run *outside*, with the machine's own configuration.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sandlot.images.recipe import Debian
 from sandlot.model.specs import User
 
 USER_ID = 1000
-"""``user`` inside, and its group."""
+"""User id and group id of ``user`` inside an image."""
 
 BUILD_TIME_S = 1_735_689_600
-"""The time that files made by a build carry (2025-01-01), so that two builds of the same packages are alike. It is not passed
-as SOURCE_DATE_EPOCH: that makes py_compile write byte code that reads its source at every import."""
+"""Time of files that a build creates (2025-01-01), so that two builds of the same packages are equal. It is not passed as SOURCE_DATE_EPOCH,
+which makes py_compile write byte code that reads its source at every import."""
 
 WHEELS = "/tmp/.wheels"  # noqa: S108 - inside of the tree that is being built
-"""Where the downloaded wheels lie inside while they are installed."""
+"""Folder of the downloaded wheels inside the tree while they are installed."""
 
 _MACHINE_ENV = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy")
-"""How the machine reaches the world."""
+"""Variables with the machine's proxies."""
 
 _PIP_ENV = (
     "PIP_CERT",
@@ -49,24 +49,24 @@ _PIP_ENV = (
     "XDG_CONFIG_DIRS",
     "XDG_CONFIG_HOME",
 )
-"""Where pip's packages come from. Not where they go: a machine's PIP_TARGET or PIP_USER is about the machine."""
+"""Variables that name pip's sources. Variables that name its target, such as PIP_TARGET or PIP_USER, are about the machine and not used."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LEASH = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
+_NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
 
 
 def mmdebstrap_argv(debian: Debian, target: Path, *, sources: Path | None, apt_options: Path, file_mirrors: bool) -> tuple[str, ...]:
-    """Make a tree of Debian packages, mmdebstrap(1).
+    """Return the command that creates a tree of Debian packages (mmdebstrap(1)).
 
     Args:
-        debian: What the recipe says.
-        target: The folder to make.
-        sources: A deb822 file that names the machine's mirrors; None is mmdebstrap's own default.
-        apt_options: A file with the machine's apt options; mmdebstrap reads none of them by itself.
-        file_mirrors: Whether a mirror is a folder of this machine, which then has to be seen inside as well.
+        debian: Packages of the recipe.
+        target: Folder to create.
+        sources: A deb822 file with the machine's mirrors; None for mmdebstrap's default.
+        apt_options: A file with the machine's apt options, which mmdebstrap does not read by itself.
+        file_mirrors: Whether a mirror is a folder of this machine, which must be visible inside the tree as well.
     """
     return (
-        *_LEASH,
+        *_NAMESPACES,
         "--mount-proc",
         "--",
         "mmdebstrap",
@@ -87,9 +87,9 @@ def mmdebstrap_argv(debian: Debian, target: Path, *, sources: Path | None, apt_o
 
 
 def mmdebstrap_env(machine: Mapping[str, str]) -> dict[str, str]:
-    """The environment of mmdebstrap: of the machine's only how it reaches the world."""
+    """Return the environment of mmdebstrap: only the proxies of the machine's environment."""
     return {
-        **_taken(machine, _MACHINE_ENV),
+        **_select(machine, _MACHINE_ENV),
         "PATH": _PATH,
         "HOME": "/root",
         "LC_ALL": "C.UTF-8",
@@ -98,31 +98,31 @@ def mmdebstrap_env(machine: Mapping[str, str]) -> dict[str, str]:
 
 
 def copy_argv(source: Path, target: Path) -> tuple[str, ...]:
-    """Copy a tree with owners, modes, times and attributes; blocks are shared where the file system can."""
+    """Return the command that copies a tree with owners, modes, times and attributes. Blocks are shared if the file system supports it."""
     return ("setpriv", "--pdeathsig", "KILL", "cp", "-a", "--reflink=auto", str(source), str(target))
 
 
 def own_python_argv(root: Path, loader: Path, libraries: Iterable[Path], python: Path) -> tuple[str, ...]:
-    """Run a tree's python from outside of it, through that tree's own loader: no chroot, so that the host's files are in sight.
+    """Return the command that starts a tree's Python without chroot, through the tree's own loader, so that it sees the host's files.
 
     Args:
-        root: The tree; used for nothing but to say where ``python`` lies.
-        loader: The tree's dynamic loader.
-        libraries: The tree's library folders.
-        python: The interpreter, relative to the tree.
+        root: The tree.
+        loader: Dynamic loader of the tree.
+        libraries: Library folders of the tree.
+        python: Path of the interpreter, relative to the tree.
     """
     return (str(loader), "--library-path", ":".join(str(folder) for folder in libraries), str(root / python))
 
 
 def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[str, ...]:
-    """Download the locked wheels with the image's own pip, which knows what fits it, under the machine's configuration.
+    """Return the command that downloads the locked wheels with the image's own pip and the machine's configuration.
 
-    Wheels only: a source archive would run its own build as root, with build requirements that no hash vouches for.
+    Only wheels are downloaded: a source archive would run its own build as root, with build requirements that no hash covers.
 
     Args:
-        python: The image's python, run from outside (:func:`own_python_argv`).
+        python: Command of the image's Python (:func:`own_python_argv`).
         lock: The requirements file.
-        wheels: The folder to fill.
+        wheels: Folder for the wheels.
     """
     return (
         *("setpriv", "--pdeathsig", "KILL"),
@@ -133,9 +133,9 @@ def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[st
 
 
 def download_env(machine: Mapping[str, str]) -> dict[str, str]:
-    """The environment of pip's download: of the machine's what says where packages come from."""
+    """Return the environment of pip's download: the machine's proxies and package sources."""
     return {
-        **_taken(machine, (*_MACHINE_ENV, *_PIP_ENV, "HOME")),
+        **_select(machine, (*_MACHINE_ENV, *_PIP_ENV, "HOME")),
         "PATH": machine.get("PATH", _PATH),
         "LC_ALL": "C.UTF-8",
         "PIP_REQUIRE_VIRTUALENV": "0",
@@ -144,13 +144,13 @@ def download_env(machine: Mapping[str, str]) -> dict[str, str]:
 
 
 def inside_argv(root: Path, argv: Iterable[str], user: User = User.ROOT) -> tuple[str, ...]:
-    """Run a command inside of a tree: chroot, own /proc, no network."""
+    """Return the command that runs another one inside a tree: chroot, own /proc, no network."""
     drop = (f"--setgid={USER_ID}", f"--setuid={USER_ID}") if user is User.USER else ()
-    return (*_LEASH, "--net", "--ipc", "--uts", f"--root={root}", "--wd=/", "--mount-proc=/proc", *drop, "--", *argv)
+    return (*_NAMESPACES, "--net", "--ipc", "--uts", f"--root={root}", "--wd=/", "--mount-proc=/proc", *drop, "--", *argv)
 
 
 def inside_env(user: User = User.ROOT) -> dict[str, str]:
-    """The environment of a command inside."""
+    """Return the environment of a command inside a tree."""
     return {
         "PATH": _PATH,
         "HOME": "/home/user" if user is User.USER else "/root",
@@ -161,7 +161,7 @@ def inside_env(user: User = User.ROOT) -> dict[str, str]:
 
 
 def install_argv(lock: str) -> tuple[str, ...]:
-    """Install the downloaded wheels, inside. Byte code comes later (:func:`compile_argv`): it holds its source's time."""
+    """Return the command that installs the downloaded wheels, for inside. Byte code is compiled later, because it contains the time of its source."""
     return (
         *("python3", "-m", "pip", "install", "--no-input", "--no-cache-dir", "--progress-bar=off", "--disable-pip-version-check"),
         *(
@@ -177,9 +177,12 @@ def install_argv(lock: str) -> tuple[str, ...]:
 
 
 def compile_argv(folders: Iterable[str]) -> tuple[str, ...]:
-    """Compile what was installed, inside: checked by the source's time and size as usual, so that who edits a library sees the edit."""
+    """Return the command that compiles installed packages, for inside.
+
+    Byte code is checked against the time and size of its source, as usual, so that an edited library takes effect.
+    """
     return ("python3", "-m", "compileall", "-j", "0", "--invalidation-mode=timestamp", *folders)
 
 
-def _taken(machine: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+def _select(machine: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     return {name: machine[name] for name in names if name in machine}

@@ -1,4 +1,4 @@
-"""What a build says while it runs: one line per step, and how far a long one has come, read from the tool's own output."""
+"""Progress of a build: one line for each step, and details of long steps, which are read from the output of the tools."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 
 Progress = Callable[[str], None]
-"""Takes one line for a person. It may raise: that ends the build, which then cleans up behind itself."""
+"""Called with one line of text. If it raises, the build ends and removes its incomplete files."""
 
 DETAIL_EVERY_S = 2.0
 
 
-def quiet(_line: str) -> None:
-    """Says nothing."""
+def discard_progress(_line: str) -> None:
+    """Ignore a line."""
 
 
-class Reporter:
-    """Lines of one piece of work, each with its name in front; details of a long step at most every 2 s.
+class ProgressReporter:
+    """Reports the progress of one build. Lines begin with its name; details of a long step are reported at most every 2 s.
 
     Args:
-        name: What is being built.
-        progress: Where the lines go.
-        clock: Monotonic seconds.
+        name: Name of the build.
+        progress: Called with each line.
+        clock: Returns monotonic seconds.
     """
 
     __slots__ = ("_clock", "_last_s", "_name", "_progress")
@@ -34,27 +34,27 @@ class Reporter:
         self._last_s = clock()
 
     def step(self, text: str) -> None:
-        """A step begins."""
+        """Report that a step begins."""
         self._last_s = self._clock()
         self._progress(f"{self._name}: {text}")
 
     def detail(self, text: str) -> None:
-        """How far it has come; left out when the last line is younger than 2 s."""
+        """Report the progress of a step, unless the last line is younger than 2 s."""
         if self._clock() - self._last_s >= DETAIL_EVERY_S:
             self.step(text)
 
 
-class Meter:
-    """Reads a tool's output line by line and says how far it is. One per run of a tool.
+class OutputParser:
+    """Derives progress from the output of a tool. Use one parser for each run of a tool.
 
     Args:
-        total: How many packages, where that is known beforehand.
+        total: Number of packages or modules, if known beforehand.
     """
 
     __slots__ = ("_done", "_total")
 
     _NEW = re.compile(r"\d+ upgraded, (\d+) newly installed")
-    #: apt-get's, dpkg's and pip's own wording -> what it counts. Package lists have two words less than packages.
+    #: Lines of apt-get, dpkg and pip, with the step that they count. Lines about package lists have two words less than those about packages.
     _COUNTED = (
         (re.compile(r"Get:\d+ (?:\S+ ){6}\["), "downloading Debian packages"),
         (re.compile(r"Unpacking "), "unpacking Debian packages"),
@@ -74,7 +74,7 @@ class Meter:
         self._done: dict[str, int] = {}
 
     def feed(self, line: str) -> str | None:
-        """What to say after this line of output; None is nothing new."""
+        """Return the progress after a line of output, or None if it has not changed."""
         found = self._NEW.match(line)
         if found is not None:
             self._total = int(found.group(1))

@@ -1,4 +1,4 @@
-"""Recipes: what an image holds, as TOML.
+"""Recipes: the content of an image, as TOML.
 
 A recipe either begins with Debian packages or with another recipe, and adds Python packages from a lock, files, an
 environment and commands to run::
@@ -23,10 +23,10 @@ environment and commands to run::
     user = "root"                        # or "user"
     argv = ["python3", "-c", "import this"]
 
-Laws:
-- A recipe names no host: where packages come from is the machine's own configuration.
-- What a recipe does not know it refuses: a misspelt key is an error, not silence.
-- Two recipes of one :func:`key` build the same image, whatever their names.
+Invariants:
+- A recipe names no host. Packages come from the indexes that the machine is configured to use.
+- An unknown key is an error, so that a misspelt key is noticed.
+- Two recipes with the same :func:`image_key` build the same image, whatever their names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.specs import User, check_env
 
 GENERATION = 3
-"""Goes into every key. Raise it when the builder makes something else out of the same recipe."""
+"""Part of every key. Raise it when the builder makes another image from the same recipe."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -57,7 +57,7 @@ _VARIANTS = ("extract", "custom", "essential", "apt", "required", "minbase", "im
 
 @dataclass(frozen=True, slots=True)
 class Debian:
-    """What comes from Debian's archive; see the module's example."""
+    """Debian packages of an image; see the example of the module."""
 
     suite: str
     variant: str = "apt"
@@ -68,7 +68,7 @@ class Debian:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command of the build: run inside, without network."""
+    """A command of the build. It runs inside the image, without network."""
 
     argv: tuple[str, ...]
     user: User = User.ROOT
@@ -76,16 +76,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One recipe. Exactly one of ``debian`` and ``parent`` is there.
+    """One recipe. Exactly one of ``debian`` and ``parent`` is set.
 
     Args:
-        name: Its name, which is the template's.
+        name: Name of the recipe and of its template.
         description: One line for people.
-        debian: What it begins with, from Debian's archive.
-        parent: The recipe that it begins with (``from``).
-        lock: Python packages, the lock's text.
-        env: Environment of every process, added to the parent's.
-        files: Absolute path inside -> text.
+        debian: Debian packages that the image begins with.
+        parent: Name of the recipe that the image begins with (``from``).
+        lock: Text of the lock of Python packages.
+        env: Environment of every process, in addition to the parent's.
+        files: Text by absolute path inside the image.
         run: Commands of the build, in order.
     """
 
@@ -100,15 +100,15 @@ class Recipe:
 
 
 def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
-    """A recipe from its text.
+    """Parse a recipe.
 
     Args:
-        name: The recipe's name, 1 to 63 characters of ``a-z 0-9 -``.
+        name: Name of the recipe, 1 to 63 characters of ``a-z 0-9 -``.
         text: The TOML.
-        locks: File name -> text of the locks beside it.
+        locks: Text of the locks beside the recipe, by file name.
 
     Raises:
-        InvalidRequestError: It is not TOML, has a key that is not known, or a value that cannot be used.
+        InvalidRequestError: The text is not TOML, or has an unknown key or an invalid value.
     """
     if not NAME.fullmatch(name):
         raise InvalidRequestError(f"{name!r} is not a name for a recipe.", hint="Names are 1 to 63 characters of a-z, 0-9 and '-'.")
@@ -124,8 +124,8 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
         debian=_debian(debian) if debian is not None else None,
         parent=table.text("from") or None,
         lock=_lock(python, locks) if python is not None else "",
-        env=table.texts("env"),
-        files=table.texts("files"),
+        env=table.text_table("env"),
+        files=table.text_table("files"),
         run=tuple(_step(step) for step in table.tables("run")),
     )
     table.done()
@@ -139,7 +139,7 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
 
 
 def builtin() -> Mapping[str, Recipe]:
-    """The recipes that come with Sandlot, by name."""
+    """Return the recipes that come with Sandlot, by name."""
     return _read(
         {
             entry.name: entry.read_text(encoding="utf-8")
@@ -150,16 +150,16 @@ def builtin() -> Mapping[str, Recipe]:
 
 
 def load_folder(folder: Path) -> Mapping[str, Recipe]:
-    """The recipes of a folder: every ``NAME.toml``, with the locks beside it.
+    """Load the recipes of a folder: every ``NAME.toml``, with the locks beside it.
 
     Raises:
-        InvalidRequestError: One of them cannot be used.
+        InvalidRequestError: A recipe is invalid.
     """
     return _read({entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.suffix in {".toml", ".lock"}})
 
 
-def line_of(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
-    """The recipe and everything that it begins with, the first ancestor first.
+def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
+    """Return a recipe and its ancestors, the first ancestor first.
 
     Raises:
         NotFoundError: There is no such recipe, or no such parent.
@@ -170,10 +170,10 @@ def line_of(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
     while wanted is not None:
         recipe = recipes.get(wanted)
         if recipe is None:
-            asked = f"There is no template {wanted!r}." if not line else f"The recipe {line[-1].name} begins with {wanted!r}, which does not exist."
+            message = f"There is no template {wanted!r}." if not line else f"The recipe {line[-1].name} begins with {wanted!r}, which does not exist."
             known = ", ".join(sorted(recipes)) or "none"
             raise NotFoundError(
-                asked, code=ErrorCode.TEMPLATE_NOT_FOUND, hint=f"Known templates: {known}.", fields={"template": wanted, "known": sorted(recipes)}
+                message, code=ErrorCode.TEMPLATE_NOT_FOUND, hint=f"Known templates: {known}.", fields={"template": wanted, "known": sorted(recipes)}
             )
         if recipe in line:
             raise InvalidRequestError(f"The recipe {recipe.name} begins with itself: {' <- '.join(r.name for r in [*line, recipe])}.")
@@ -183,28 +183,28 @@ def line_of(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
 
 
 def environment(line: Sequence[Recipe]) -> dict[str, str]:
-    """The environment of a recipe's processes: its ancestors' words, its own last."""
+    """Return the environment of a recipe's processes. The recipe's own variables override those of its ancestors."""
     env: dict[str, str] = {}
     for recipe in line:
         env.update(recipe.env)
     return env
 
 
-def key(line: Sequence[Recipe], architecture: str) -> str:
-    """What an image is made from, as SHA-256 in hexadecimal.
+def image_key(line: Sequence[Recipe], architecture: str) -> str:
+    """Return the SHA-256 of everything that an image is built from, in hexadecimal.
 
-    Names and descriptions do not count; the environment does not either, because it is not in the image.
+    Names and descriptions do not count, nor does the environment, because it is not in the image.
 
     Args:
         line: The recipe and its ancestors, the first ancestor first.
-        architecture: Debian's word for the machine, for example ``amd64``.
+        architecture: Debian's name of the machine's architecture, such as ``amd64``.
     """
     parts = []
     for recipe in line:
-        words = asdict(recipe)
-        for word in ("name", "description", "parent", "env"):
-            del words[word]
-        parts.append(words)
+        content = asdict(recipe)
+        for name in ("name", "description", "parent", "env"):
+            del content[name]
+        parts.append(content)
     return hashlib.sha256(json.dumps([GENERATION, architecture, parts], sort_keys=True).encode()).hexdigest()
 
 
@@ -217,9 +217,9 @@ def _debian(table: _Table) -> Debian:
     debian = Debian(
         suite=table.text("suite"),
         variant=table.text("variant") or "apt",
-        packages=table.words("packages"),
-        exclude=table.words("exclude"),
-        include=table.words("include"),
+        packages=table.text_list("packages"),
+        exclude=table.text_list("exclude"),
+        include=table.text_list("include"),
     )
     table.done()
     if not _SUITE.fullmatch(debian.suite):
@@ -244,7 +244,7 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
 
 
 def _step(table: _Table) -> Step:
-    argv, user = table.words("argv"), table.text("user") or User.ROOT
+    argv, user = table.text_list("argv"), table.text("user") or User.ROOT
     table.done()
     if not argv or user not in set(User):
         raise InvalidRequestError(f"A step of {table.where} needs argv, and user is root or user.")
@@ -252,7 +252,7 @@ def _step(table: _Table) -> Step:
 
 
 class _Table:
-    """A TOML table that is read key by key; what nobody asked for is an error."""
+    """A TOML table that is read key by key. A key that was not read is an error."""
 
     def __init__(self, where: str, values: dict[str, Any]) -> None:
         self.where = where
@@ -261,13 +261,13 @@ class _Table:
     def text(self, name: str) -> str:
         return self._take(name, str, "")
 
-    def words(self, name: str) -> tuple[str, ...]:
+    def text_list(self, name: str) -> tuple[str, ...]:
         values = self._take(name, list, [])
         return tuple(self._each(name, value, str) for value in values)
 
-    def texts(self, name: str) -> dict[str, str]:
+    def text_table(self, name: str) -> dict[str, str]:
         values = self._take(name, dict, {})
-        return {word: self._each(f"{name}.{word}", value, str) for word, value in values.items()}
+        return {key: self._each(f"{name}.{key}", value, str) for key, value in values.items()}
 
     def table(self, name: str) -> _Table | None:
         return _Table(f"[{name}] in the {self.where}", self._take(name, dict, {})) if name in self._values else None

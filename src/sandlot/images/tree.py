@@ -1,6 +1,6 @@
-"""Folders as values: what is in them as one digest, and copies by hard link.
+"""File trees: digests, copies by hard link, normalized times.
 
-A tree here was made by Debian's packages and our own builder, as root. Nothing follows a symbolic link inside of it.
+Trees are made by Debian packages and by the builder, as root. Nothing here follows a symbolic link inside a tree.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """What a tree holds.
+class TreeSummary:
+    """Digest and size of a tree.
 
     Args:
         digest: SHA-256 in hexadecimal over every path with its type, mode, owner, time and content.
-        files: How many entries.
-        size_bytes: Bytes of all regular files, a file of several names counted once.
+        files: Number of entries.
+        size_bytes: Bytes of all regular files. A file with several names counts once.
     """
 
     digest: str
@@ -31,7 +31,7 @@ class Sum:
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry below a folder, parents first, in one order everywhere: path relative to it, and its lstat."""
+    """Yield every entry below a folder with its relative path and its lstat, parents first, in a fixed order."""
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -46,8 +46,8 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
         folders.extend(reversed(below))
 
 
-def summary(root: Path) -> Sum:
-    """Read a whole tree."""
+def summarize(root: Path) -> TreeSummary:
+    """Read a whole tree and return its digest and size."""
     total = hashlib.sha256()
     files = size = 0
     seen: dict[tuple[int, int], bytes] = {}
@@ -65,40 +65,40 @@ def summary(root: Path) -> Sum:
             content = seen[inode]
         elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             content = str(status.st_rdev).encode()
-        # A folder's time changes with whatever is put beside its files and says nothing about them; a link's cannot matter.
+        # The time of a folder changes with every new entry, and the time of a link has no effect. Only times of files count.
         when = int(status.st_mtime) if stat.S_ISREG(status.st_mode) else 0
         total.update(b"%s\0%o %d %d %d %d\0" % (os.fsencode(path), status.st_mode, status.st_uid, status.st_gid, when, len(content)) + content)
-    return Sum(total.hexdigest(), files, size)
+    return TreeSummary(total.hexdigest(), files, size)
 
 
-def link(source: Path, target: Path) -> int:
-    """A copy by hard links: new folders, the same files. How many entries.
+def link_tree(source: Path, target: Path) -> int:
+    """Copy a tree by hard links: new folders with the same files. Return the number of entries.
 
     Args:
         source: An existing tree.
-        target: A folder on the same file system; made where it is missing.
+        target: A folder on the same file system; created if it does not exist.
     """
     if not target.exists():
-        _folder_like(source.lstat(), target)
+        _make_folder_like(source.lstat(), target)
     folders = []
     count = 0
     for path, status in walk(source):
         count += 1
         if stat.S_ISDIR(status.st_mode):
-            _folder_like(status, target / path)
+            _make_folder_like(status, target / path)
             folders.append((target / path, status))
         else:
             os.link(source / path, target / path, follow_symlinks=False)
-    # Last, because every name made in a folder moves its time.
+    # Last, because every new entry changes the time of its folder.
     for folder, status in folders:
         os.utime(folder, ns=(status.st_mtime_ns, status.st_mtime_ns))
     return count
 
 
-def share(original: Path, copied: Path) -> int:
-    """Give files of a copy that are still what they were the original's inode again; how many bytes that saves.
+def share_unchanged(original: Path, copied: Path) -> int:
+    """Replace unchanged files of a copy by hard links to the original. Return the number of saved bytes.
 
-    So an image costs the disk and the page cache only what it adds to its parent.
+    An image then takes disk space and page cache only for its differences from its parent.
     """
     saved = 0
     for path, status in walk(copied):
@@ -123,18 +123,18 @@ def share(original: Path, copied: Path) -> int:
     return saved
 
 
-def settle_times(root: Path, *, since_s: float, to_s: int) -> None:
-    """Set the time of everything that was made or changed since, so that two builds are alike.
+def normalize_times(root: Path, *, since_s: float, to_s: int) -> None:
+    """Set the time of all entries that were created or changed since a time, so that two builds are equal.
 
-    What came out of packages keeps its own: byte code holds its source's time.
+    Files of packages keep their times, because byte code contains the time of its source.
     """
     for path, status in walk(root):
         if status.st_mtime >= since_s:
             os.utime(root / path, (to_s, to_s), follow_symlinks=False)
 
 
-def sync(folder: Path) -> None:
-    """Write everything of a folder's file system to the disk, syncfs(2)."""
+def sync_file_system(folder: Path) -> None:
+    """Sync the whole file system of a folder to the disk (syncfs(2))."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -145,7 +145,7 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _folder_like(status: os.stat_result, folder: Path) -> None:
+def _make_folder_like(status: os.stat_result, folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.chown(folder, status.st_uid, status.st_gid)
     folder.chmod(stat.S_IMODE(status.st_mode))

@@ -28,7 +28,7 @@ from sandlot.model.records import (
     SnapshotRecord,
     VolumeRecord,
 )
-from sandlot.model.webhooks import WebhookTable
+from sandlot.model.webhooks import WebhookRepository
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Position:
     id: str
 
 
-class SandboxTable(Protocol):
+class SandboxRepository(Protocol):
     """Sandboxes, live and ended."""
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
@@ -95,7 +95,7 @@ class SandboxTable(Protocol):
         ...
 
 
-class SnapshotTable(Protocol):
+class SnapshotRepository(Protocol):
     """Snapshots of sandboxes."""
 
     async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
@@ -139,7 +139,7 @@ class SnapshotTable(Protocol):
         ...
 
 
-class VolumeTable(Protocol):
+class VolumeRepository(Protocol):
     """Volumes."""
 
     async def save(self, record: VolumeRecord, event: NewEvent | None = None) -> None:
@@ -163,7 +163,7 @@ class VolumeTable(Protocol):
         ...
 
 
-class KeyTable(Protocol):
+class KeyRepository(Protocol):
     """API keys."""
 
     async def add(self, record: KeyRecord) -> None:
@@ -183,7 +183,7 @@ class KeyTable(Protocol):
         ...
 
 
-class FileTable(Protocol):
+class FileRepository(Protocol):
     """What is known of the files of the file store."""
 
     async def add(self, record: FileRecord) -> None:
@@ -207,7 +207,7 @@ class FileTable(Protocol):
         ...
 
 
-class ExecutionTable(Protocol):
+class ExecutionRepository(Protocol):
     """The log of runs."""
 
     async def save(self, records: Sequence[ExecutionRecord]) -> None:
@@ -243,7 +243,7 @@ class ExecutionTable(Protocol):
         ...
 
 
-class EventTable(Protocol):
+class EventRepository(Protocol):
     """What happened."""
 
     async def add(self, events: Sequence[NewEvent]) -> None:
@@ -271,42 +271,42 @@ class Store(Protocol):
     """All tables of one store."""
 
     @property
-    def sandboxes(self) -> SandboxTable:
+    def sandboxes(self) -> SandboxRepository:
         """Sandboxes."""
         ...
 
     @property
-    def snapshots(self) -> SnapshotTable:
+    def snapshots(self) -> SnapshotRepository:
         """Snapshots of sandboxes."""
         ...
 
     @property
-    def volumes(self) -> VolumeTable:
+    def volumes(self) -> VolumeRepository:
         """Volumes."""
         ...
 
     @property
-    def keys(self) -> KeyTable:
+    def keys(self) -> KeyRepository:
         """API keys."""
         ...
 
     @property
-    def files(self) -> FileTable:
+    def files(self) -> FileRepository:
         """Files of the file store."""
         ...
 
     @property
-    def executions(self) -> ExecutionTable:
+    def executions(self) -> ExecutionRepository:
         """The log of runs."""
         ...
 
     @property
-    def events(self) -> EventTable:
+    def events(self) -> EventRepository:
         """What happened."""
         ...
 
     @property
-    def webhooks(self) -> WebhookTable:
+    def webhooks(self) -> WebhookRepository:
         """Who is told of it."""
         ...
 

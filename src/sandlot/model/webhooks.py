@@ -110,7 +110,7 @@ class WebhookChange:
     enabled: bool | None = None
 
 
-class WebhookTable(Protocol):
+class WebhookRepository(Protocol):
     """Webhooks."""
 
     async def add(self, record: WebhookRecord, *, most: int) -> bool:

@@ -54,9 +54,9 @@ from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
-from sandlot.egress.cache import PackageCache
-from sandlot.egress.outside.calls import Outside
-from sandlot.egress.sources.machine import Sources
+from sandlot.egress.outbound.client import OutboundHttpClient
+from sandlot.egress.packages.cache import PackageCache
+from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.host.capacity import Host, own_bounds
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Layout
@@ -74,7 +74,7 @@ from sandlot.server import state
 from sandlot.server.records import open_records
 from sandlot.server.settings import Settings
 from sandlot.store.blobs import open_blobs
-from sandlot.store.database import open_store
+from sandlot.store.store import open_store
 
 _log = structlog.get_logger("sandlot.server")
 
@@ -156,7 +156,7 @@ class ImageTemplates:
 
     def at(self, name: str, digest: str) -> ResolvedTemplate | None:
         """Return the build of a template that has a digest. None: the build has been removed."""
-        root = self._store.kept(digest)
+        root = self._store.find_root(digest)
         return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
 
     def stop(self) -> None:
@@ -355,7 +355,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         volumes.unmount_unused()
         await memory_images.tidy([*kept, *registry.without_driver, *(sandbox.id for sandbox in registry.live())])
         await unattended.settle({sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
-        calls = Outside(settings.webhooks_allow)
+        calls = OutboundHttpClient(settings.webhooks_allow)
         webhooks = WebhookManager(
             webhooks=store.webhooks,
             events=records.events,
@@ -409,7 +409,7 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
 @asynccontextmanager
 async def _package_cache(settings: Settings) -> AsyncIterator[PackageCache]:
     """Run a cache of the package indexes that this machine is configured for."""
-    cache = PackageCache(settings.packages, Sources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
+    cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
     await cache.start()
     try:
         yield cache

@@ -14,10 +14,10 @@ from sandlot.core.ports import SystemClock
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.records import KeyRecord
-from sandlot.model.storage import KeyTable
+from sandlot.model.storage import KeyRepository
 from sandlot.server import state
 from sandlot.server.settings import Settings
-from sandlot.store.database import open_store
+from sandlot.store.store import open_store
 
 FILE: Final = "keys.json"
 ASIDE: Final = "keys.json.imported"
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 _FORMAT: Final = 1
 
 
-async def take_over(table: KeyTable, data_dir: Path) -> int:
+async def take_over(table: KeyRepository, data_dir: Path) -> int:
     """Put the keys of a data directory's key file into the store; how many. They get the default plan.
 
     Whatever it is interrupted by, the next one goes on: a key that is in the store already is left as it is.

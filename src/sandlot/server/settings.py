@@ -18,7 +18,7 @@ from sandlot.core.admission import ISOLATIONS
 from sandlot.core.node.reservations import OvercommitConfig
 from sandlot.core.pools.models import DEFAULT_POOLS, PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
-from sandlot.egress.outside.addresses import Network as AddressRange
+from sandlot.egress.outbound.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB

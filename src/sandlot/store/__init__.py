@@ -1,1 +1,1 @@
-"""What survives a restart: rows in SQLite or PostgreSQL (SQLAlchemy Core, Alembic), bytes of files in a folder (obstore)."""
+"""The store: records in SQLite or PostgreSQL (SQLAlchemy Core, Alembic), and content of files in a folder (obstore)."""

@@ -1,9 +1,9 @@
-"""The bytes of the file store: one file for each id in a folder, through obstore.
+"""The content of the file store: one file for each id in a folder, through obstore.
 
-Laws:
-- A blob is there whole or not at all: it is written under another name (``ID#1``) and renamed; it is on disk when ``write`` returns. What
-  a killed process left under such a name is removed when the folder is opened.
-- Bytes pass through in pieces: one upload holds at most ``PARTS`` parts of ``PART_BYTES``, one download one piece.
+Invariants:
+- A blob is complete or does not exist. It is written under another name (``ID#1``) and renamed, and it is on disk when ``write`` returns. Files
+  with such names that a killed process left are removed when the folder is opened.
+- Content is streamed. An upload holds at most ``PARTS`` parts of ``PART_BYTES`` in memory, a download one piece.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PART_BYTES: Final = 1024 * 1024
 PARTS: Final = 2
 PIECE_BYTES: Final = 256 * 1024
 _PRIVATE = 0o700
-_STAGED = "#"
+_INCOMPLETE = "#"
 
 
 class FolderBlobs:
-    """Fills :class:`sandlot.model.storage.Blobs`. Make one with :func:`open_blobs`.
+    """Implements :class:`sandlot.model.storage.Blobs`. Create one with :func:`open_blobs`.
 
     Args:
-        folder: Where they are; nobody else writes there.
+        folder: Folder of the blobs. Nothing else writes there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,9 +42,9 @@ class FolderBlobs:
         self._store = LocalStore(folder)
 
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
-        """Keep some; how many bytes they were. What breaks off leaves nothing that can be read."""
+        """Store a blob and return its size in bytes. If the write fails, no blob exists."""
         total = 0
-        # obstore asks for the next piece by a task of its own, which a cancelled write would leave waiting for ever.
+        # obstore requests each piece in a task of its own. If the write is cancelled, that task would wait for ever without this queue.
         pieces: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(maxsize=1)
 
         async def counted() -> AsyncIterator[bytes]:
@@ -57,71 +57,71 @@ class FolderBlobs:
 
         feeding = asyncio.create_task(_feed(chunks, pieces))
         try:
-            with self._explained():
+            with self._translated_errors():
                 await obstore.put_async(self._store, file, counted(), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS)
-                # obstore renames but does not sync, and the record that is committed next must not outlive the bytes.
+                # obstore renames but does not sync, and the record that is committed next must not outlive the content.
                 await asyncio.to_thread(_sync, self._folder, file)
         finally:
             feeding.cancel()
             await asyncio.wait({feeding})
             while not pieces.empty():
                 pieces.get_nowait()
-            pieces.put_nowait(ConnectionAbortedError("nobody writes any more"))
+            pieces.put_nowait(ConnectionAbortedError("the write has ended"))
         return total
 
     async def read(self, file: FileId) -> AsyncIterator[bytes]:
-        """They, piece by piece.
+        """Yield a blob in pieces.
 
         Raises:
-            NotFoundError: There are none; at the first piece.
+            NotFoundError: There is no such blob; raised at the first piece.
         """
         try:
             found = await obstore.get_async(self._store, file)
         except FileNotFoundError:
-            raise NotFoundError(f"The bytes of {file} are not here.", code=ErrorCode.NOT_FOUND) from None
-        with self._explained():
+            raise NotFoundError(f"The content of file {file} is not stored here.", code=ErrorCode.NOT_FOUND) from None
+        with self._translated_errors():
             async for piece in found.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
 
     async def remove(self, file: FileId) -> None:
-        """Drop them. Idempotent; who reads them meanwhile reads them to the end."""
-        with contextlib.suppress(FileNotFoundError), self._explained():
+        """Remove a blob. Readers can read it to its end. Idempotent."""
+        with contextlib.suppress(FileNotFoundError), self._translated_errors():
             await obstore.delete_async(self._store, file)
 
     async def ids(self) -> frozenset[FileId]:
-        """All that there are, half written ones excepted."""
-        with self._explained():
+        """Return the ids of all complete blobs."""
+        with self._translated_errors():
             return frozenset([FileId(str(each["path"])) async for page in obstore.list(self._store) for each in page])
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
             raise
         except (BaseError, OSError) as error:
-            raise explained(error, self._folder) from error
+            raise translate_error(error, self._folder) from error
 
 
 async def open_blobs(folder: Path) -> FolderBlobs:
-    """The blobs of a folder; it is made where it is not there, and what a killed process left half-written in it is removed.
+    """Open the blobs in a folder and remove incomplete ones that a killed process left.
 
     Args:
-        folder: In a folder that is there.
+        folder: The folder; created if it does not exist. Its parent must exist.
 
     Raises:
-        HostError: It cannot be used.
+        HostError: The folder cannot be used.
     """
     await asyncio.to_thread(_prepare, folder)
     return FolderBlobs(folder)
 
 
-def explained(error: Exception, folder: Path) -> SandlotError:
-    """What obstore's error, or the system's, is to us. Pure.
+def translate_error(error: Exception, folder: Path) -> SandlotError:
+    """Translate an error of obstore or of the system. Pure.
 
     Args:
-        error: It.
-        folder: Where.
+        error: The error.
+        folder: Folder of the blobs, for the message.
     """
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC})" in str(error):
         return LimitError(
@@ -136,12 +136,12 @@ def explained(error: Exception, folder: Path) -> SandlotError:
 
 
 async def _feed(chunks: AsyncIterable[bytes], pieces: asyncio.Queue[bytes | BaseException | None]) -> None:
-    """Hand chunks on, one at a time, and then how they ended."""
+    """Put chunks into the queue, then None or the error that ended them."""
     end: BaseException | None = None
     try:
         async for chunk in chunks:
             await pieces.put(chunk)
-    except Exception as error:  # noqa: BLE001 - it is raised where the chunks are taken
+    except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
         end = error
     await pieces.put(end)
 
@@ -149,10 +149,10 @@ async def _feed(chunks: AsyncIterable[bytes], pieces: asyncio.Queue[bytes | Base
 def _prepare(folder: Path) -> None:
     try:
         folder.mkdir(mode=_PRIVATE, exist_ok=True)
-        for half in folder.glob(f"*{_STAGED}*"):
-            half.unlink()
+        for incomplete in folder.glob(f"*{_INCOMPLETE}*"):
+            incomplete.unlink()
     except OSError as error:
-        raise explained(error, folder) from error
+        raise translate_error(error, folder) from error
 
 
 def _sync(folder: Path, file: FileId) -> None:

@@ -1,14 +1,14 @@
-"""A database that is open: connections, transactions, and errors in words.
+"""An open database: connections, transactions, and translation of its errors.
 
-Laws:
-- One connection of this process writes to SQLite, and every transaction on it begins with the lock (BEGIN IMMEDIATE): no two of them wait
-  for each other half-way, so "database is locked" cannot occur within the process. Another process's is waited for (``busy_timeout``).
-- A transaction that was begun is finished: who asked for it may be cancelled meanwhile, the transaction is not.
-- A transaction is one piece of plain code, whatever the database: on SQLite it goes to a thread once as a whole (statement by statement, as
-  asynchronous drivers do it, a commit took three times as long), on PostgreSQL it waits in the event loop.
-- What returned is on disk: SQLite's ``synchronous`` is FULL (in WAL mode NORMAL loses the last transactions with the power,
-  https://www.sqlite.org/pragma.html#pragma_synchronous), PostgreSQL's ``synchronous_commit`` is as its operator has it (on).
-- No statement's values, no password and no URL with one is in a message or a log.
+Invariants:
+- One connection of this process writes to SQLite, and each of its transactions begins with the lock (BEGIN IMMEDIATE). Two transactions of the
+  process therefore never wait for each other halfway, and "database is locked" cannot occur. Another process is waited for (``busy_timeout``).
+- A transaction that has begun is completed, even if its caller is cancelled.
+- A transaction is one synchronous function for both databases. On SQLite the whole function runs in a thread (a thread call for each statement,
+  as in asynchronous drivers, made a commit three times slower). On PostgreSQL it runs in the event loop.
+- A transaction that has returned is on disk: SQLite's ``synchronous`` is FULL (in WAL mode NORMAL loses the last transactions in a power failure,
+  https://www.sqlite.org/pragma.html#pragma_synchronous), PostgreSQL's ``synchronous_commit`` is as its operator set it (on by default).
+- No message and no log line contains values of a statement, a password, or a URL with a password.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidReq
 _Result = TypeVar("_Result")
 
 READERS: Final = 4
-"""Connections that read from SQLite; each is a thread."""
+"""Connections that read from SQLite, each with a thread."""
 CONNECTIONS: Final = 8
-"""Of one process to PostgreSQL, whose default is 100 for all (``max_connections``)."""
+"""Connections of one process to PostgreSQL, which allows 100 in all by default (``max_connections``)."""
 WAIT_S: Final = 30.0
-"""For a connection, and for another process that writes."""
+"""Time limit for a connection, and for another process that writes."""
 COMMAND_TIMEOUT_S: Final = 60.0
 WAL_BYTES: Final = 64 * 1024 * 1024
-"""What SQLite's log is cut back to after it was larger (``journal_size_limit``)."""
+"""Size to which SQLite's write-ahead log is truncated after it was larger (``journal_size_limit``)."""
 _PRIVATE = 0o600
 _SCHEMES = ("postgresql://", "postgres://")
 
 _SQLITE: Final = {
-    sqlite3.SQLITE_FULL: ("the disk is full", "Free some space where it is; nothing that was confirmed is lost."),
+    sqlite3.SQLITE_FULL: ("the disk is full", "Free space on the disk. No confirmed write is lost."),
     sqlite3.SQLITE_READONLY: ("it cannot be written to", "Make its folder and file system writable, or set SANDLOT_DATA_DIR to another directory."),
     sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "Make its folder readable and writable, or set SANDLOT_DATA_DIR to another directory."),
     sqlite3.SQLITE_PERM: ("it cannot be opened", "Make its folder readable and writable, or set SANDLOT_DATA_DIR to another directory."),
-    sqlite3.SQLITE_IOERR: ("the disk failed", "See the kernel's log (dmesg); nothing that was confirmed is lost unless the disk lost it."),
-    sqlite3.SQLITE_CORRUPT: ("it is damaged", "Restore it from a backup, or rescue what is left of it: sqlite3 FILE .recover"),
-    sqlite3.SQLITE_NOTADB: ("it is no database, or is damaged", "Restore it from a backup, or move it away to begin anew."),
+    sqlite3.SQLITE_IOERR: ("the disk failed", "See the kernel's log (dmesg). No confirmed write is lost unless the disk lost it."),
+    sqlite3.SQLITE_CORRUPT: ("it is damaged", "Restore it from a backup, or recover what is left: sqlite3 FILE .recover"),
+    sqlite3.SQLITE_NOTADB: ("it is not a database, or is damaged", "Restore it from a backup, or move it away to start with an empty database."),
 }
-"""SQLite's primary result code -> what happened, what to do (https://www.sqlite.org/rescode.html)."""
+"""Reason and hint by SQLite's primary result code (https://www.sqlite.org/rescode.html)."""
 
 
 Work = Callable[[Connection], _Result]
-"""What is done in one transaction."""
+"""The statements of one transaction."""
 
 
-class _Transactions(Protocol):
-    """Where transactions of one kind are carried out."""
+class _TransactionRunner(Protocol):
+    """Runs transactions on one kind of connection."""
 
     dialect: str
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Carry one out: all of it or, where something is raised, nothing."""
+        """Run a transaction. If the work raises, nothing is changed."""
         ...
 
     async def aclose(self) -> None:
-        """Let its connections go. Idempotent."""
+        """Close the connections. Idempotent."""
         ...
 
 
-class _Threads:
-    """Transactions in threads, each with a connection of its own.
+class _ThreadRunner:
+    """Runs transactions in threads, each with a connection of its own.
 
     Args:
-        engine: Where they begin.
-        count: How many at once.
-        name: What the threads are called.
+        engine: Engine of the connections.
+        count: Number of threads.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, engine: Engine, count: int, name: str) -> None:
@@ -89,11 +89,11 @@ class _Threads:
         self._threads = ThreadPoolExecutor(count, name)
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Carry one out."""
+        """Run a transaction."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
 
     async def aclose(self) -> None:
-        """Let its connections go."""
+        """Close the connections."""
         await asyncio.to_thread(self._threads.shutdown)
         self._engine.dispose()
 
@@ -102,11 +102,11 @@ class _Threads:
             return work(connection)
 
 
-class _Loop:
-    """Transactions in the event loop.
+class _AsyncRunner:
+    """Runs transactions in the event loop.
 
     Args:
-        engine: Where they begin.
+        engine: Engine of the connections.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -114,28 +114,28 @@ class _Loop:
         self._engine = engine
 
     async def run(self, work: Work[_Result]) -> _Result:
-        """Carry one out."""
+        """Run a transaction."""
         async with self._engine.begin() as connection:
             return await connection.run_sync(work)
 
     async def aclose(self) -> None:
-        """Let its connections go."""
+        """Close the connections."""
         await self._engine.dispose()
 
 
 class Database:
-    """One that is open.
+    """An open database.
 
     Args:
-        reader: Where transactions that read are carried out; each sees one moment.
-        writer: Where those are that write.
-        where: What to call it in a message.
+        reader: Runs transactions that read. Each of them sees the data as of one moment.
+        writer: Runs transactions that write.
+        location: Name of the database in messages.
     """
 
-    def __init__(self, reader: _Transactions, writer: _Transactions, where: str) -> None:
+    def __init__(self, reader: _TransactionRunner, writer: _TransactionRunner, location: str) -> None:
         self._reader = reader
         self._writer = writer
-        self.where = where
+        self.location = location
 
     @property
     def dialect(self) -> str:
@@ -143,52 +143,56 @@ class Database:
         return self._writer.dialect
 
     async def read(self, work: Work[_Result]) -> _Result:
-        """Do some reading in one transaction, as of one moment.
+        """Run a transaction that reads.
 
         Raises:
-            HostError: The database is damaged or its disk is.
-            UnavailableError: It cannot be reached now.
+            HostError: The database or its disk is damaged.
+            UnavailableError: The database cannot be reached now.
         """
-        return await finished(self._transaction(self._reader, work))
+        return await finish(self._run(self._reader, work))
 
     async def write(self, work: Work[_Result]) -> _Result:
-        """Do some writing in one transaction: all of it or, where something is raised, nothing.
+        """Run a transaction that writes. If the work raises, nothing is changed.
 
         Raises:
             HostError: The disk is full or cannot be written to, or the database is damaged.
-            UnavailableError: It cannot be reached now.
+            UnavailableError: The database cannot be reached now.
         """
-        return await finished(self._transaction(self._writer, work))
+        return await finish(self._run(self._writer, work))
 
     async def rows(self, query: Executable) -> Sequence[Row[Any]]:
-        """All rows of one query."""
+        """Return all rows of a query."""
         return await self.read(lambda connection: connection.execute(query).all())
 
     async def apply(self, statement: Executable) -> int:
-        """Execute one statement that writes; how many rows it touched."""
+        """Execute a statement that writes. Return the number of rows that it changed."""
         return await self.write(lambda connection: connection.execute(statement).rowcount)
 
-    async def apply_all(self, piece: Executable) -> int:
-        """Execute a statement that writes to some rows until it finds none, one transaction each time: others get their turn between."""
+    async def apply_until_done(self, statement: Executable) -> int:
+        """Execute a statement for a batch of rows, one transaction for each batch, until no row is left. Other writers run in between.
+
+        Returns:
+            The number of changed rows.
+        """
         total = 0
-        while some := await self.apply(piece):
-            total += some
+        while changed := await self.apply(statement):
+            total += changed
         return total
 
     async def aclose(self) -> None:
-        """Let all connections go, once what is under way is done. Idempotent."""
-        await finished(self._reader.aclose())
-        await finished(self._writer.aclose())
+        """Close all connections after running transactions have ended. Idempotent."""
+        await finish(self._reader.aclose())
+        await finish(self._writer.aclose())
 
-    async def _transaction(self, transactions: _Transactions, work: Work[_Result]) -> _Result:
+    async def _run(self, runner: _TransactionRunner, work: Work[_Result]) -> _Result:
         try:
-            return await transactions.run(work)
+            return await runner.run(work)
         except (exc.SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise translated(error, self.where) from error
+            raise translate_error(error, self.location) from error
 
 
-async def finished(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Do some work to its end, even where who waits for it is cancelled; the cancellation is raised then."""
+async def finish(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run work to its end, even if the caller is cancelled. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -199,22 +203,22 @@ async def finished(work: Coroutine[Any, Any, _Result]) -> _Result:
             except asyncio.CancelledError:
                 continue
         if not task.cancelled():
-            task.exception()  # it was looked at
+            task.exception()  # mark the error as retrieved
         raise
 
 
 @asynccontextmanager
-async def opened(where: Path | str) -> AsyncIterator[Database]:
-    """A database, connected to on first use.
+async def open_database(location: Path | str) -> AsyncIterator[Database]:
+    """Open a database. Connections are made on first use.
 
     Args:
-        where: A file of SQLite's, made where it is not there; or the URL of a PostgreSQL database, with all that libpq's URLs may say.
+        location: A file for SQLite, created if it does not exist; or the URL of a PostgreSQL database, with all options of libpq's URLs.
 
     Raises:
-        InvalidRequestError: The URL is of neither.
-        HostError: The file cannot be made.
+        InvalidRequestError: The URL is not of PostgreSQL.
+        HostError: The file cannot be created.
     """
-    database = _sqlite(where) if isinstance(where, Path) else _postgresql(where)
+    database = _sqlite(location) if isinstance(location, Path) else _postgresql(location)
     try:
         yield database
     finally:
@@ -223,7 +227,7 @@ async def opened(where: Path | str) -> AsyncIterator[Database]:
 
 def _sqlite(file: Path) -> Database:
     try:
-        # Its log and its shared memory get the permissions that it has: nobody else may read any of them.
+        # SQLite gives its log and shared memory the permissions of this file. No other user may read them.
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE))
     except OSError as error:
         raise HostError(
@@ -236,17 +240,17 @@ def _sqlite(file: Path) -> Database:
         file,
         connections=1,
         begin="BEGIN IMMEDIATE",
-        # Environments of sandboxes that have ended are overwritten, not only unlinked.
+        # secure_delete: environments of ended sandboxes are overwritten, not only unlinked.
         pragmas=("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {WAL_BYTES}", "secure_delete = ON"),
     )
-    return Database(_Threads(reader, READERS, "store-reader"), _Threads(writer, 1, "store-writer"), str(file))
+    return Database(_ThreadRunner(reader, READERS, "store-reader"), _ThreadRunner(writer, 1, "store-writer"), str(file))
 
 
 def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[str, ...]) -> Engine:
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
-        # isolation_level: Python's own guesses about where a transaction begins are off; the listener below says it. A connection is in one
-        # thread at a time, but not always in the same one.
+        # isolation_level None: Python does not begin transactions by itself; the listener below does. A connection is used by one thread at a
+        # time, but not always by the same one.
         connect_args={"isolation_level": None, "timeout": WAIT_S, "check_same_thread": False},
         pool_size=connections,
         max_overflow=0,
@@ -262,7 +266,7 @@ def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[s
         cursor.close()
 
     @event.listens_for(engine, "begin")
-    def begin_it(connection: Connection) -> None:
+    def begin_transaction(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
     return engine
@@ -272,17 +276,17 @@ def _postgresql(url: str) -> Database:
     if not url.startswith(_SCHEMES):
         raise InvalidRequestError(
             "The URL of the database does not begin with postgresql://.",
-            hint="Set SANDLOT_DATABASE_URL to postgresql://USER:PASSWORD@HOST/DATABASE, or unset it: then the database is a file of SQLite's.",
+            hint="Set SANDLOT_DATABASE_URL to postgresql://USER:PASSWORD@HOST/DATABASE, or unset it to use SQLite.",
         )
 
     async def connect(**arguments: object) -> object:
-        # asyncpg reads the URL itself: it knows all that libpq's may say (sslmode, several hosts, a socket's folder, PGPASSFILE).
+        # asyncpg parses the URL itself, because it supports all options of libpq (sslmode, several hosts, a socket's folder, PGPASSFILE).
         try:
             return await asyncpg.connect(url, command_timeout=COMMAND_TIMEOUT_S, **arguments)
-        except ValueError:  # it quotes the URL, which may hold a password
+        except ValueError:  # the message quotes the URL, which may contain a password
             raise InvalidRequestError(
-                "SANDLOT_DATABASE_URL cannot be understood.",
-                hint="It must be postgresql://USER:PASSWORD@HOST/DATABASE; in a password write '@', ':', '/' and '%' as %40, %3A, %2F and %25.",
+                "SANDLOT_DATABASE_URL cannot be parsed.",
+                hint="Set it to postgresql://USER:PASSWORD@HOST/DATABASE. In a password write '@', ':', '/' and '%' as %40, %3A, %2F and %25.",
             ) from None
 
     engine = create_async_engine(
@@ -291,49 +295,51 @@ def _postgresql(url: str) -> Database:
         pool_size=CONNECTIONS,
         max_overflow=0,
         pool_timeout=WAIT_S,
-        pool_pre_ping=True,  # a database that was restarted is not noticed otherwise until a statement fails
+        pool_pre_ping=True,  # otherwise a restart of the database is noticed only when a statement fails
         hide_parameters=True,
     )
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-    return Database(_Loop(reader), _Loop(engine), "PostgreSQL")
+    return Database(_AsyncRunner(reader), _AsyncRunner(engine), "PostgreSQL")
 
 
-def translated(error: Exception, where: str) -> SandlotError:
-    """What a database's error is to us. Pure.
+def translate_error(error: Exception, location: str) -> SandlotError:
+    """Translate an error of a database. Pure.
 
     Args:
-        error: It, of SQLAlchemy, a driver or the system.
-        where: The database, for the message.
+        error: An error of SQLAlchemy, of a driver or of the system.
+        location: Name of the database, for the message.
     """
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
         primary = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if primary in _SQLITE:
-            what, hint = _SQLITE[primary]
-            return HostError(f"The database {where} cannot be used: {what}.", code=ErrorCode.HOST_NOT_READY, hint=hint)
+            reason, hint = _SQLITE[primary]
+            return HostError(f"The database {location} cannot be used: {reason}.", code=ErrorCode.HOST_NOT_READY, hint=hint)
         if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            return _unavailable(f"Another process has held the database {where} for {WAIT_S:g} seconds.", "Try again, or find out which one it is.")
+            return _unavailable(f"Another process has locked the database {location} for {WAIT_S:g} seconds.", "Try again, or end that process.")
     state = str(getattr(cause, "sqlstate", None) or "")
-    # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D say who and where, 58 and XX are its own failures.
+    # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D are about user and database, 58 and XX failures of the server.
     if state.startswith(("28", "3D")) or state == "42501":
         return HostError(
-            f"{where} refuses this service: {_first_line(cause)}.",
+            f"{location} refuses this service: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Correct SANDLOT_DATABASE_URL, or what the database allows its user: it must own its schema.",
+            hint="Correct SANDLOT_DATABASE_URL, or the permissions of its user, which must own its schema.",
         )
     if state in {"53100", "25006"} or state.startswith(("XX", "58")):
         return HostError(
-            f"{where} cannot be used: {_first_line(cause)}.",
+            f"{location} cannot be used: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="See the database's log; nothing that was confirmed is lost.",
+            hint="See the database's log. No confirmed write is lost.",
         )
-    # No answer at all, or classes 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use), 57 (stopped by its operator).
-    if state.startswith(("08", "40", "53", "55", "57")) or (not state and not isinstance(cause, sqlite3.Error) and _is_silence(error)):
-        return _unavailable(f"The database {where} does not answer: {_first_line(cause)}.", "Try again; see the database's log if it goes on.")
-    return InternalError(f"The database {where} refused a statement: {_first_line(cause)}.", hint="This is a defect in Sandlot.")
+    # No response, or classes 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use), 57 (stopped by its operator).
+    if state.startswith(("08", "40", "53", "55", "57")) or (not state and not isinstance(cause, sqlite3.Error) and _is_no_response(error)):
+        return _unavailable(
+            f"The database {location} does not respond: {_first_line(cause)}.", "Try again. If it happens again, see the database's log."
+        )
+    return InternalError(f"The database {location} refused a statement: {_first_line(cause)}.", hint="Report this defect of Sandlot.")
 
 
-def _is_silence(error: Exception) -> bool:
+def _is_no_response(error: Exception) -> bool:
     return isinstance(error, (exc.TimeoutError, exc.InterfaceError, exc.OperationalError, OSError, asyncpg.InterfaceError)) or (
         isinstance(error, exc.DBAPIError) and error.connection_invalidated
     )

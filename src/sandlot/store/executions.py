@@ -1,4 +1,4 @@
-"""The log of runs, and how many there were in a month."""
+"""The execution log, and the number of executions in each month."""
 
 from __future__ import annotations
 
@@ -13,77 +13,81 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.storage import Position
 from sandlot.store.engine import Database
-from sandlot.store.events import PIECE
-from sandlot.store.rows import earlier, insert, of, replacing
-from sandlot.store.schema import RUNNING, executions, runs
+from sandlot.store.events import BATCH
+from sandlot.store.schema import RUNNING, execution_counts, executions
+from sandlot.store.statements import filter_by, insert, is_before, upsert
 
 _COLUMNS = tuple(column.name for column in executions.columns if column.name != "argv")
 
 
-class Executions:
-    """Fills :class:`sandlot.model.storage.ExecutionTable`.
+class SqlExecutionRepository:
+    """Implements :class:`sandlot.model.storage.ExecutionRepository`.
 
     Args:
-        database: Where.
+        database: The database.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._replacing = replacing(database.dialect, executions)
-        adding = insert(database.dialect, runs)
-        self._counting = adding.on_conflict_do_update(index_elements=["month", "owner"], set_={"begun": runs.c.begun + adding.excluded.begun})
+        self._upsert = upsert(database.dialect, executions)
+        insertion = insert(database.dialect, execution_counts)
+        self._increment = insertion.on_conflict_do_update(
+            index_elements=["month", "owner"], set_={"number": execution_counts.c.number + insertion.excluded.number}
+        )
 
     async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert or replace some by id, all or none."""
+        """Insert or replace records by id, all or none."""
         if records:
-            # In one order everywhere, so that two that save the same rows wait for each other and not in a circle.
+            # Always in the order of ids, so that two transactions that save the same rows cannot deadlock.
             rows = [_row(record) for record in sorted(records, key=lambda record: record.id)]
-            await self._database.write(lambda connection: connection.execute(self._replacing, rows))
+            await self._database.write(lambda connection: connection.execute(self._upsert, rows))
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
-        """One."""
+        """Return a record, or None."""
         rows = await self._database.rows(select(executions).where(executions.c.id == execution))
         return _record(rows[0]) if rows else None
 
     async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
-        """Newest first, by ``created_at`` and id."""
-        query = of(select(executions), executions, owner=owner, sandbox=sandbox)
+        """Return records by ``created_at`` and id, the newest first."""
+        query = filter_by(select(executions), executions, owner=owner, sandbox=sandbox)
         if before is not None:
-            query = query.where(earlier(executions, before))
+            query = query.where(is_before(executions, before))
         rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
         return [_record(row) for row in rows]
 
     async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
-        """Those whose status is ``running``, newest first."""
-        query = of(select(executions), executions, status=RUNNING).order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit)
-        return [_record(row) for row in await self._database.rows(query)]
+        """Return records with status ``running``, the newest first."""
+        query = filter_by(select(executions), executions, status=RUNNING)
+        rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
+        return [_record(row) for row in rows]
 
     async def trim(self, *, keep: int) -> int:
-        """Drop the oldest, so that at most ``keep`` are left; how many were dropped."""
-        newest = select(executions.c.created_at, executions.c.id).order_by(executions.c.created_at.desc(), executions.c.id.desc())
-        first = await self._database.rows(newest.offset(keep).limit(1))
-        if not first:
+        """Delete the oldest records until at most ``keep`` are left. Return the number of deleted records."""
+        newest_first = select(executions.c.created_at, executions.c.id).order_by(executions.c.created_at.desc(), executions.c.id.desc())
+        newest_old = await self._database.rows(newest_first.offset(keep).limit(1))
+        if not newest_old:
             return 0
-        last = Position(first[0].created_at, first[0].id)
-        old = or_(earlier(executions, last), executions.c.id == last.id)
-        return await self._database.apply_all(delete(executions).where(executions.c.id.in_(select(executions.c.id).where(old).limit(PIECE))))
+        position = Position(newest_old[0].created_at, newest_old[0].id)
+        old = select(executions.c.id).where(or_(is_before(executions, position), executions.c.id == position.id)).limit(BATCH)
+        return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def forget(self, *, created_before: datetime) -> int:
-        """Drop those from before then; how many."""
-        old = select(executions.c.id).where(executions.c.created_at < created_before).limit(PIECE)
-        return await self._database.apply_all(delete(executions).where(executions.c.id.in_(old)))
+        """Delete records older than a time. Return their number."""
+        old = select(executions.c.id).where(executions.c.created_at < created_before).limit(BATCH)
+        return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Runs begun in a month (``2026-11``), by owner; retention does not lower them."""
-        return {OwnerId(row.owner): int(row.begun) for row in await self._database.rows(select(runs).where(runs.c.month == month))}
+        """Return the number of executions that began in a month (``2026-11``), by owner. Deleting records does not lower it."""
+        rows = await self._database.rows(select(execution_counts).where(execution_counts.c.month == month))
+        return {OwnerId(row.owner): int(row.number) for row in rows}
 
     async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to those numbers."""
+        """Add to the numbers of a month."""
         if more:
-            rows = [{"month": month, "owner": owner, "begun": number} for owner, number in sorted(more.items())]
+            rows = [{"month": month, "owner": owner, "number": number} for owner, number in sorted(more.items())]
 
             def work(connection: Connection) -> None:
-                connection.execute(self._counting, rows)
+                connection.execute(self._increment, rows)
 
             await self._database.write(work)
 

@@ -1,4 +1,4 @@
-"""What is known of the files of the file store; their bytes are ``blobs.py``'s."""
+"""Records of the file store. ``blobs.py`` has the content of the files."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from sqlalchemy import insert as plain_insert
 from sandlot.model.access import OwnerId
 from sandlot.model.records import FileId, FileRecord
 from sandlot.store.engine import Database
-from sandlot.store.rows import of
 from sandlot.store.schema import files
+from sandlot.store.statements import filter_by
 
 _COLUMNS = tuple(column.name for column in files.columns)
 
 
-class Files:
-    """Fills :class:`sandlot.model.storage.FileTable`.
+class SqlFileRepository:
+    """Implements :class:`sandlot.model.storage.FileRepository`.
 
     Args:
-        database: Where.
+        database: The database.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, record: FileRecord) -> None:
-        """Insert one."""
+        """Insert a record."""
         await self._database.apply(plain_insert(files).values({name: getattr(record, name) for name in _COLUMNS}))
 
     async def get(self, file: FileId) -> FileRecord | None:
-        """One."""
+        """Return a record, or None."""
         rows = await self._database.rows(select(files).where(files.c.id == file))
         return _record(rows[0]) if rows else None
 
     async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
-        """Newest first, and how many there are in all, both as of one moment."""
-        query = of(select(files), files, owner=owner).order_by(files.c.created_at.desc(), files.c.id.desc()).offset(offset).limit(limit)
-        count = of(select(func.count()).select_from(files), files, owner=owner)
+        """Return records, the newest first, and the total number, both as of one moment."""
+        query = filter_by(select(files), files, owner=owner).order_by(files.c.created_at.desc(), files.c.id.desc()).offset(offset).limit(limit)
+        count = filter_by(select(func.count()).select_from(files), files, owner=owner)
 
         def work(connection: Connection) -> tuple[Sequence[FileRecord], int]:
             total = int(connection.execute(count).scalar_one())
@@ -48,11 +48,11 @@ class Files:
         return await self._database.read(work)
 
     async def remove(self, file: FileId) -> bool:
-        """Drop one; whether it was there."""
+        """Delete a record. Return whether the record existed."""
         return await self._database.apply(delete(files).where(files.c.id == file)) > 0
 
     async def ids(self) -> frozenset[FileId]:
-        """All that there are."""
+        """Return the ids of all records."""
         return frozenset(FileId(row.id) for row in await self._database.rows(select(files.c.id)))
 
 

@@ -18,21 +18,21 @@ from sandlot.store.schema import keys
 _COLUMNS = tuple(column.name for column in keys.columns)
 
 
-class Keys:
-    """Fills :class:`sandlot.model.storage.KeyTable`.
+class SqlKeyRepository:
+    """Implements :class:`sandlot.model.storage.KeyRepository`.
 
     Args:
-        database: Where.
+        database: The database.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, record: KeyRecord) -> None:
-        """Insert one.
+        """Insert a record.
 
         Raises:
-            ConflictError: One that is not revoked has its name.
+            ConflictError: A valid key has the same name.
         """
 
         def work(connection: Connection) -> None:
@@ -42,18 +42,18 @@ class Keys:
                 raise ConflictError(
                     f"There is a key of the name {record.name!r} already.",
                     code=ErrorCode.CONFLICT,
-                    hint="Choose another name, or revoke that one first.",
+                    hint="Choose another name, or revoke the existing key first.",
                 ) from error
 
         await self._database.write(work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Mark one as revoked; None where no valid one is called so. An id goes over a name."""
+        """Mark a valid key as revoked. Return None if there is none. A key with this id takes precedence over one with this name."""
         valid = select(keys).where(keys.c.revoked_at.is_(None), or_(keys.c.id == name_or_id, keys.c.name == name_or_id))
 
         def work(connection: Connection) -> KeyRecord | None:
-            called = connection.execute(valid).all()
-            chosen = next((row for row in called if row.id == name_or_id), next(iter(called), None))
+            matching = connection.execute(valid).all()
+            chosen = next((row for row in matching if row.id == name_or_id), next(iter(matching), None))
             if chosen is None:
                 return None
             statement = update(keys).where(keys.c.id == chosen.id, keys.c.revoked_at.is_(None)).values(revoked_at=at).returning(*keys.columns)
@@ -63,7 +63,7 @@ class Keys:
         return await self._database.write(work)
 
     async def all(self) -> Sequence[KeyRecord]:
-        """Those that are not revoked, oldest first."""
+        """Return all valid keys, the oldest first."""
         query = select(keys).where(keys.c.revoked_at.is_(None)).order_by(keys.c.created_at, keys.c.id)
         return [_record(row) for row in await self._database.rows(query)]
 

@@ -1,11 +1,11 @@
-"""The tables, as the newest revision of ``migrations/`` leaves them; a test holds the two together.
+"""The tables. The newest revision in ``migrations/`` creates the same; a test compares them.
 
-Laws:
-- The same types and the same meaning on SQLite and PostgreSQL; what one of them could not keep exactly is encoded (:class:`Moment`,
-  :class:`Word`, :class:`Words`, :class:`Document`).
-- What is asked for has an index that answers it in order, so that a page costs its rows and not the table's.
-- Numbers of events come from a row of ``counters`` that stays locked until their transaction has committed: their order is that of
-  commits, on any number of nodes, and a number that was given is never given again.
+Invariants:
+- Types have the same meaning on SQLite and PostgreSQL. Values that one of them cannot store exactly are encoded (:class:`UtcMicrosecondsType`,
+  :class:`ShortTextType`, :class:`Utf8TextType`, :class:`JsonType`).
+- Every query of a page has an index in the order of the page, so that its cost depends on the rows of the page and not on the table.
+- Sequence numbers of events come from a row of ``counters`` that stays locked until their transaction has committed. On any number of nodes,
+  their order is the order of commits, and no number is assigned twice.
 """
 
 from __future__ import annotations
@@ -41,74 +41,74 @@ from sqlalchemy.types import TypeEngine
 from sandlot.model.access import Quota
 from sandlot.model.specs import SandboxSpec
 
-HEAD: Final = "0006"
-"""The newest revision in ``migrations/versions``: a database that has it is opened without a look at them."""
+HEAD: Final = "0001"
+"""The newest revision in ``migrations/versions``. A database with this revision is opened without loading them."""
 
 VERSION_TABLE: Final = "alembic_version"
 RUNNING: Final = "running"
-"""The status of a run that has no end yet."""
+"""Status of an execution that has not ended."""
 EVENTS: Final = "events"
-"""The row of ``counters`` that events take their numbers from."""
+"""Name of the counter that assigns sequence numbers to events."""
 IDENTITY: Final = "identity"
-"""The row of ``counters`` that never changes: a random number, by which this database is told from every other one."""
+"""Name of the counter that holds the random id of the database and never changes."""
 
 _Impl = TypeEngine[Any] | type[TypeEngine[Any]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class _Kept(TypeDecorator[Any], ABC):
-    """A value that is kept as another one."""
+class _EncodedType(TypeDecorator[Any], ABC):
+    """A column type whose values are stored in another form. NULL stays NULL."""
 
     @abstractmethod
-    def kept(self, value: Any) -> Any:  # noqa: ANN401 - each column has its own
-        """To the database."""
+    def encode(self, value: Any) -> Any:  # noqa: ANN401 - each type has its own
+        """Return the stored form of a value."""
 
     @abstractmethod
-    def given(self, value: Any) -> Any:  # noqa: ANN401
-        """From it."""
+    def decode(self, value: Any) -> Any:  # noqa: ANN401
+        """Return the value of a stored form."""
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ANN401, ARG002 - SQLAlchemy's signature
-        """To the database, NULL as it is."""
-        return None if value is None else self.kept(value)
+        """Return the stored form of a value or NULL."""
+        return None if value is None else self.encode(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ANN401, ARG002
-        """From it, NULL as it is."""
-        return None if value is None else self.given(value)
+        """Return the value of a stored form or NULL."""
+        return None if value is None else self.decode(value)
 
 
-class Moment(_Kept):
-    """An aware moment, kept as microseconds since 1970 (UTC): exact, in order, and the same everywhere."""
+class UtcMicrosecondsType(_EncodedType):
+    """An aware time, stored as microseconds since 1970 in UTC: exact and sortable on every database."""
 
     impl: _Impl = BigInteger
     cache_ok: bool | None = True
 
-    def kept(self, value: datetime) -> int:
-        """To the database."""
+    def encode(self, value: datetime) -> int:
+        """Return the microseconds of a time."""
         return (value - _EPOCH) // _MICROSECOND
 
-    def given(self, value: int) -> datetime:
-        """From it."""
+    def decode(self, value: int) -> datetime:
+        """Return the time of a number of microseconds."""
         return _EPOCH + value * _MICROSECOND
 
 
-class Words(_Kept):
-    """A text that a client or code in a sandbox wrote, kept as its UTF-8 bytes: PostgreSQL's texts can hold neither a NUL nor a lone surrogate."""
+class Utf8TextType(_EncodedType):
+    """A text of a client or of code in a sandbox, stored as UTF-8 bytes. PostgreSQL's texts can contain neither NUL nor a lone surrogate."""
 
     impl: _Impl = LargeBinary
     cache_ok: bool | None = True
 
-    def kept(self, value: str) -> bytes:
-        """To the database."""
+    def encode(self, value: str) -> bytes:
+        """Return the bytes of a text."""
         return value.encode("utf-8", "surrogatepass")
 
-    def given(self, value: bytes) -> str:
-        """From it."""
+    def decode(self, value: bytes) -> str:
+        """Return the text of stored bytes."""
         return value.decode("utf-8", "surrogatepass")
 
 
-class Word(_Kept):
-    """A short text that we made: an id, a name that was checked. What could never be one is looked for as something else, and not found."""
+class ShortTextType(_EncodedType):
+    """A short text that the service made or checked, such as an id. A query for an impossible text finds nothing instead of failing."""
 
     impl: _Impl = String
     cache_ok: bool | None = True
@@ -117,40 +117,40 @@ class Word(_Kept):
         super().__init__(length)
         self.length = length
 
-    def kept(self, value: str) -> str:
-        """To the database."""
+    def encode(self, value: str) -> str:
+        """Replace what the database cannot contain."""
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
-    def given(self, value: str) -> str:
-        """From it."""
+    def decode(self, value: str) -> str:
+        """Return the text."""
         return value
 
 
-class Document(_Kept):
-    """A value as JSON in ASCII, which any text column holds; fields that it did not have when it was written get their defaults.
+class JsonType(_EncodedType):
+    """A value as JSON in ASCII, which any text column can contain. Missing fields get their defaults.
 
     Args:
-        kind: The value's type, as pydantic understands it.
+        value_type: Type of the value, as pydantic understands it.
     """
 
     impl: _Impl = Text
     cache_ok: bool | None = True
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, value_type: type) -> None:
         super().__init__()
-        self.kind = kind
-        self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        self.value_type = value_type
+        self._adapter: TypeAdapter[Any] = TypeAdapter(value_type)
 
-    def kept(self, value: object) -> str:
-        """To the database. Not pydantic's serializer: its warnings quote values, which may be secrets."""
-        return json.dumps(value, default=_plain, separators=(",", ":"))
+    def encode(self, value: object) -> str:
+        """Return a value as JSON. pydantic's serializer is not used, because its warnings quote values, which may be secrets."""
+        return json.dumps(value, default=_as_dict, separators=(",", ":"))
 
-    def given(self, value: str) -> object:
-        """From it."""
+    def decode(self, value: str) -> object:
+        """Return the value of stored JSON."""
         return self._adapter.validate_python(json.loads(value))
 
 
-def _plain(value: Any) -> dict[str, Any]:  # noqa: ANN401
+def _as_dict(value: Any) -> dict[str, Any]:  # noqa: ANN401
     if isinstance(value, Mapping):
         return dict(value)
     return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -161,21 +161,21 @@ metadata = MetaData()
 sandboxes = Table(
     "sandboxes",
     metadata,
-    Column("id", Word(24), primary_key=True),
-    Column("node", Word(4), nullable=False),
-    Column("owner", Word(12), nullable=False),
-    Column("name", Words),
-    Column("state", Word(16), nullable=False),
-    Column("spec", Document(SandboxSpec), nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment),
+    Column("id", ShortTextType(24), primary_key=True),
+    Column("node", ShortTextType(4), nullable=False),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("name", Utf8TextType),
+    Column("state", ShortTextType(16), nullable=False),
+    Column("spec", JsonType(SandboxSpec), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("expires_at", UtcMicrosecondsType),
     Column("idle_timeout_s", Double),
-    Column("ref", Words),
-    Column("exit_reason", Words),
-    Column("exit_detail", Words, nullable=False),
-    Column("ended_at", Moment),
-    Column("idempotency_key", Words),
-    Column("request_digest", Word(64)),
+    Column("ref", Utf8TextType),
+    Column("exit_reason", Utf8TextType),
+    Column("exit_detail", Utf8TextType, nullable=False),
+    Column("ended_at", UtcMicrosecondsType),
+    Column("idempotency_key", Utf8TextType),
+    Column("request_digest", ShortTextType(64)),
     Index("sandboxes_by_node", "node", "state"),
     Index("sandboxes_by_owner", "owner", "created_at", "id"),
     Index("sandboxes_by_age", "created_at", "id"),
@@ -183,32 +183,32 @@ sandboxes = Table(
     Index("sandboxes_by_request", "owner", "idempotency_key", unique=True),
 )
 
-labels = Table(
-    "labels",
+sandbox_metadata = Table(
+    "sandbox_metadata",
     metadata,
-    Column("sandbox", Word(24), ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
-    Column("name", Words, nullable=False),
-    Column("value", Words, nullable=False),
-    PrimaryKeyConstraint("sandbox", "name", name="labels_pkey"),
+    Column("sandbox", ShortTextType(24), ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
+    Column("key", Utf8TextType, nullable=False),
+    Column("value", Utf8TextType, nullable=False),
+    PrimaryKeyConstraint("sandbox", "key", name="sandbox_metadata_pkey"),
 )
-"""The metadata of sandboxes once more, one row for each entry, to be asked for."""
+"""The metadata of sandboxes a second time, one row for each entry, for queries."""
 
 snapshots = Table(
     "snapshots",
     metadata,
-    Column("id", Word(26), primary_key=True),
-    Column("node", Word(4), nullable=False),
-    Column("owner", Word(12), nullable=False),
-    Column("name", Word(63)),
-    Column("kind", Word(16), nullable=False),
-    Column("spec", Document(SandboxSpec), nullable=False),
-    Column("created_at", Moment, nullable=False),
+    Column("id", ShortTextType(26), primary_key=True),
+    Column("node", ShortTextType(4), nullable=False),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("name", ShortTextType(63)),
+    Column("kind", ShortTextType(16), nullable=False),
+    Column("spec", JsonType(SandboxSpec), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
     Column("ready", Boolean(create_constraint=False), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("layer", Boolean(create_constraint=False), nullable=False),
-    Column("problem", Words, nullable=False),
-    Column("idempotency_key", Words),
-    Column("request_digest", Word(64)),
+    Column("problem", Utf8TextType, nullable=False),
+    Column("idempotency_key", Utf8TextType),
+    Column("request_digest", ShortTextType(64)),
     Index("snapshots_by_node", "node"),
     Index("snapshots_by_owner", "owner", "created_at", "id"),
     Index("snapshots_by_age", "created_at", "id"),
@@ -219,12 +219,12 @@ snapshots = Table(
 volumes = Table(
     "volumes",
     metadata,
-    Column("id", Word(25), primary_key=True),
-    Column("node", Word(4), nullable=False),
-    Column("owner", Word(12), nullable=False),
-    Column("name", Word(63), nullable=False),
+    Column("id", ShortTextType(25), primary_key=True),
+    Column("node", ShortTextType(4), nullable=False),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("name", ShortTextType(63), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    Column("created_at", Moment, nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
     Column("ready", Boolean(create_constraint=False), nullable=False),
     Column("used_bytes", BigInteger, nullable=False),
     Index("volumes_by_node", "node"),
@@ -234,27 +234,27 @@ volumes = Table(
 keys = Table(
     "keys",
     metadata,
-    Column("id", Word(12), primary_key=True),
-    Column("name", Word(63), nullable=False),
-    Column("sha256", Word(64), nullable=False),
+    Column("id", ShortTextType(12), primary_key=True),
+    Column("name", ShortTextType(63), nullable=False),
+    Column("sha256", ShortTextType(64), nullable=False),
     Column("operator", Boolean(create_constraint=False), nullable=False),
-    Column("quota", Document(Quota), nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("revoked_at", Moment),
+    Column("quota", JsonType(Quota), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("revoked_at", UtcMicrosecondsType),
 )
 Index("keys_by_name", keys.c.name, unique=True, sqlite_where=keys.c.revoked_at.is_(None), postgresql_where=keys.c.revoked_at.is_(None))
 
 files = Table(
     "files",
     metadata,
-    Column("id", Word(21), primary_key=True),
-    Column("owner", Word(12), nullable=False),
-    Column("filename", Words, nullable=False),
-    Column("media_type", Words, nullable=False),
+    Column("id", ShortTextType(21), primary_key=True),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("filename", Utf8TextType, nullable=False),
+    Column("media_type", Utf8TextType, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    Column("sha256", Word(64), nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("sandbox", Word(24)),
+    Column("sha256", ShortTextType(64), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("sandbox", ShortTextType(24)),
     Index("files_by_owner", "owner", "created_at", "id"),
     Index("files_by_age", "created_at", "id"),
 )
@@ -262,25 +262,25 @@ files = Table(
 executions = Table(
     "executions",
     metadata,
-    Column("id", Word(32), primary_key=True),
-    Column("owner", Word(12), nullable=False),
-    Column("sandbox", Word(24), nullable=False),
-    Column("kind", Word(16), nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("status", Word(16), nullable=False),
-    Column("language", Words),
-    Column("code", Words),
-    Column("argv", Document(list[str])),
+    Column("id", ShortTextType(32), primary_key=True),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("sandbox", ShortTextType(24), nullable=False),
+    Column("kind", ShortTextType(16), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("status", ShortTextType(16), nullable=False),
+    Column("language", Utf8TextType),
+    Column("code", Utf8TextType),
+    Column("argv", JsonType(list[str])),
     Column("exit_code", Integer),
-    Column("stdout", Words, nullable=False),
-    Column("stderr", Words, nullable=False),
+    Column("stdout", Utf8TextType, nullable=False),
+    Column("stderr", Utf8TextType, nullable=False),
     Column("stdout_omitted_bytes", BigInteger, nullable=False),
     Column("stderr_omitted_bytes", BigInteger, nullable=False),
     Column("duration_s", Double),
-    Column("error", Words),
-    Column("origin", Word(32), nullable=False),
+    Column("error", Utf8TextType),
+    Column("origin", ShortTextType(32), nullable=False),
     Column("files", Integer),
-    Column("mode", Word(16)),
+    Column("mode", ShortTextType(16)),
     Index("executions_by_owner", "owner", "created_at", "id"),
     Index("executions_by_sandbox", "sandbox", "created_at", "id"),
     Index("executions_by_age", "created_at", "id"),
@@ -292,36 +292,36 @@ Index(
     postgresql_where=executions.c.status == literal_column(f"'{RUNNING}'"),
 )
 
-runs = Table(
-    "runs",
+execution_counts = Table(
+    "execution_counts",
     metadata,
-    Column("month", Word(7), nullable=False),
-    Column("owner", Word(12), nullable=False),
-    Column("begun", BigInteger, nullable=False),
-    PrimaryKeyConstraint("month", "owner", name="runs_pkey"),
+    Column("month", ShortTextType(7), nullable=False),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("number", BigInteger, nullable=False),
+    PrimaryKeyConstraint("month", "owner", name="execution_counts_pkey"),
 )
-"""How many runs were begun in a month."""
+"""Number of executions that began in a month."""
 
 webhooks = Table(
     "webhooks",
     metadata,
-    Column("id", Word(19), primary_key=True),
-    Column("owner", Word(12), nullable=False),
-    Column("name", Words),
-    Column("url", Words, nullable=False),
-    Column("events", Document(list[str]), nullable=False),
-    Column("secret", Words, nullable=False),
-    Column("shape", Word(32), nullable=False),
-    Column("created_at", Moment, nullable=False),
+    Column("id", ShortTextType(19), primary_key=True),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("name", Utf8TextType),
+    Column("url", Utf8TextType, nullable=False),
+    Column("events", JsonType(list[str]), nullable=False),
+    Column("secret", Utf8TextType, nullable=False),
+    Column("shape", ShortTextType(32), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
     Column("cursor", BigInteger, nullable=False),
     Column("tries", Integer, nullable=False),
-    Column("next_at", Moment),
+    Column("next_at", UtcMicrosecondsType),
     Column("delivered", BigInteger, nullable=False),
     Column("given_up", BigInteger, nullable=False),
-    Column("last_at", Moment),
-    Column("last_error", Words, nullable=False),
-    Column("holder", Word(4)),
-    Column("held_until", Moment),
+    Column("last_at", UtcMicrosecondsType),
+    Column("last_error", Utf8TextType, nullable=False),
+    Column("leased_by", ShortTextType(4)),
+    Column("leased_until", UtcMicrosecondsType),
     Column("enabled", Boolean(create_constraint=False), nullable=False),
     Index("webhooks_by_owner", "owner", "created_at", "id"),
 )
@@ -330,11 +330,11 @@ events = Table(
     "events",
     metadata,
     Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("type", Word(64), nullable=False),
-    Column("at", Moment, nullable=False),
-    Column("owner", Word(12), nullable=False),
-    Column("sandbox", Word(24)),
-    Column("data", Document(dict[str, Any]), nullable=False),
+    Column("type", ShortTextType(64), nullable=False),
+    Column("at", UtcMicrosecondsType, nullable=False),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("sandbox", ShortTextType(24)),
+    Column("data", JsonType(dict[str, Any]), nullable=False),
     Index("events_by_owner", "owner", "sequence"),
     Index("events_by_sandbox", "sandbox", "sequence"),
     Index("events_by_age", "at"),
@@ -343,6 +343,6 @@ events = Table(
 counters = Table(
     "counters",
     metadata,
-    Column("name", Word(32), primary_key=True),
+    Column("name", ShortTextType(32), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )

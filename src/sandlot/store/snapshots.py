@@ -1,4 +1,4 @@
-"""Snapshots of sandboxes; their bytes are in the state directory of the node that took them."""
+"""Records of snapshots. Their data is in the data directory of the node that took them."""
 
 from __future__ import annotations
 
@@ -16,84 +16,84 @@ from sandlot.model.specs import SnapshotKind
 from sandlot.model.storage import Position
 from sandlot.store.engine import Database
 from sandlot.store.events import append
-from sandlot.store.rows import later, of, replacing
 from sandlot.store.schema import snapshots
+from sandlot.store.statements import filter_by, is_after, upsert
 
 _COLUMNS = tuple(column.name for column in snapshots.columns if column.name != "kind")
 
 
-class Snapshots:
-    """Fills :class:`sandlot.model.storage.SnapshotTable`.
+class SqlSnapshotRepository:
+    """Implements :class:`sandlot.model.storage.SnapshotRepository`.
 
     Args:
-        database: Where.
+        database: The database.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._replacing = replacing(database.dialect, snapshots)
+        self._upsert = upsert(database.dialect, snapshots)
 
     async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id, and tell of it.
+        """Insert or replace a record by id, and append its event.
 
         Raises:
-            ConflictError: Another one of the same owner has its name, or its idempotency key.
+            ConflictError: Another snapshot of the owner has the same name or idempotency key.
         """
-        await self._write(self._replacing.values(_row(record)), event)
+        await self._write(self._upsert.values(_row(record)), event)
 
     async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
-        """Replace one that is there, and tell of it; whether it was there."""
+        """Replace an existing record and append its event. Return whether the record existed."""
         return await self._write(update(snapshots).where(snapshots.c.id == record.id).values(_row(record)), event)
 
     async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
-        """One."""
+        """Return a record, or None."""
         return await self._one(select(snapshots).where(snapshots.c.id == snapshot))
 
     async def named(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """The one that its owner calls so."""
-        return await self._one(of(select(snapshots), snapshots, owner=owner, name=name))
+        """Return the record with this name, or None."""
+        return await self._one(filter_by(select(snapshots), snapshots, owner=owner, name=name))
 
     async def by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """What a request of that name made."""
-        return await self._one(of(select(snapshots), snapshots, owner=owner, idempotency_key=key))
+        """Return the record that the request with this idempotency key created, or None."""
+        return await self._one(filter_by(select(snapshots), snapshots, owner=owner, idempotency_key=key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
-        """Those that are ready, by ``created_at`` and id, oldest first; None is everybody's."""
-        query = of(select(snapshots).where(snapshots.c.ready.is_(true())), snapshots, owner=owner)
+        """Return ready snapshots by ``created_at`` and id, the oldest first. An owner of None means all owners."""
+        query = filter_by(select(snapshots).where(snapshots.c.ready.is_(true())), snapshots, owner=owner)
         if after is not None:
-            query = query.where(later(snapshots, after))
+            query = query.where(is_after(snapshots, after))
         return await self._all(query.order_by(snapshots.c.created_at, snapshots.c.id).limit(limit))
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """How many an owner has, those that are not ready included, and their bytes together."""
-        query = of(select(func.count().label("number"), func.coalesce(func.sum(snapshots.c.size_bytes), 0).label("size")), snapshots, owner=owner)
-        (row,) = await self._database.rows(query)
+        """Return the number of an owner's snapshots, also of those that are not ready, and the sum of their sizes in bytes."""
+        sums = select(func.count().label("number"), func.coalesce(func.sum(snapshots.c.size_bytes), 0).label("size"))
+        (row,) = await self._database.rows(filter_by(sums, snapshots, owner=owner))
         return int(row.number), int(row.size)
 
     async def of_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
-        """All that a node took, those that are not ready included, oldest first."""
+        """Return all snapshots that a node took, also those that are not ready, the oldest first."""
         query = select(snapshots).where(snapshots.c.node == node)
         return await self._all(query.order_by(snapshots.c.created_at, snapshots.c.id))
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
-        """Drop one, and tell of it; whether it was there."""
+        """Delete a record and append its event. Return whether the record existed."""
         return await self._write(delete(snapshots).where(snapshots.c.id == snapshot), event)
 
     async def _write(self, statement: Executable, event: NewEvent | None) -> bool:
-        """Touch one row and tell of it; whether there was one to touch."""
+        """Execute a statement for one row and append its event. Return whether a row was changed."""
 
         def work(connection: Connection) -> bool:
             try:
-                touched = connection.execute(statement).rowcount > 0
+                is_changed = connection.execute(statement).rowcount > 0
             except IntegrityError as error:
                 raise ConflictError(
                     "There is a snapshot of this name, or of this idempotency key, already.",
                     code=ErrorCode.CONFLICT,
-                    hint="Choose another name, or delete that one first.",
+                    hint="Choose another name, or delete the existing snapshot first.",
                 ) from error
-            if touched and event is not None:
+            if is_changed and event is not None:
                 append(connection, [event])
-            return touched
+            return is_changed
 
         return await self._database.write(work)
 

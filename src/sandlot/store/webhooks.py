@@ -1,4 +1,4 @@
-"""Webhooks, and how far each of them is."""
+"""Webhooks and their progress."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, WebhookId
 from sandlot.model.webhooks import Progress, WebhookChange, WebhookRecord
 from sandlot.store.engine import Database
-from sandlot.store.rows import of
 from sandlot.store.schema import webhooks
+from sandlot.store.statements import filter_by
 
 _PROGRESS = tuple(field.name for field in fields(Progress))
-_PLAIN = tuple(field.name for field in fields(WebhookRecord) if field.name not in {"events", "progress"})
+_COLUMNS = tuple(field.name for field in fields(WebhookRecord) if field.name not in {"events", "progress"})
 
 
-class Webhooks:
-    """Fills :class:`sandlot.model.webhooks.WebhookTable`.
+class SqlWebhookRepository:
+    """Implements :class:`sandlot.model.webhooks.WebhookRepository`.
 
     Args:
-        database: Where.
+        database: The database.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, record: WebhookRecord, *, most: int) -> bool:
-        """Insert one, unless its owner has so many already; whether it was inserted."""
+        """Insert a record unless its owner already has ``most`` webhooks. Return whether the record was inserted."""
         number = select(func.count()).select_from(webhooks).where(webhooks.c.owner == record.owner)
-        row = {"events": list(record.events), **{name: getattr(record, name) for name in _PLAIN}, **asdict(record.progress)}
+        row = {"events": list(record.events), **{name: getattr(record, name) for name in _COLUMNS}, **asdict(record.progress)}
 
         def work(connection: Connection) -> bool:
             if int(connection.execute(number).scalar_one()) >= most:
@@ -45,17 +45,17 @@ class Webhooks:
         return await self._database.write(work)
 
     async def get(self, webhook: WebhookId) -> WebhookRecord | None:
-        """One."""
+        """Return a record, or None."""
         found = await self._database.rows(select(webhooks).where(webhooks.c.id == webhook))
         return _record(found[0]) if found else None
 
     async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
-        """By ``created_at`` and id, oldest first; None is everybody's."""
-        query = of(select(webhooks), webhooks, owner=owner).order_by(webhooks.c.created_at, webhooks.c.id)
+        """Return records by ``created_at`` and id, the oldest first. An owner of None means all owners."""
+        query = filter_by(select(webhooks), webhooks, owner=owner).order_by(webhooks.c.created_at, webhooks.c.id)
         return [_record(row) for row in await self._database.rows(query)]
 
     async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change one, and give it as it is then; None where it is not there. With another address nothing was tried in vain yet."""
+        """Change a record and return the result, or None if there is none. A new URL resets the failed attempts."""
         values = {name: value for name, value in asdict(change).items() if value is not None}
         if change.events is not None:
             values["events"] = list(change.events)
@@ -68,22 +68,22 @@ class Webhooks:
         return None if row is None else _record(row)
 
     async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
-        """Let a node be the one that delivers to it until then, and give it as it is; None where another one is, or it is not there."""
-        free = or_(webhooks.c.holder.is_(None), webhooks.c.holder == node, webhooks.c.held_until <= now)
-        statement = update(webhooks).where(webhooks.c.id == webhook, free).values(holder=node, held_until=until).returning(*webhooks.columns)
+        """Give a node the lease of a webhook and return the record. Return None if another node has the lease or there is no such webhook."""
+        is_free = or_(webhooks.c.leased_by.is_(None), webhooks.c.leased_by == node, webhooks.c.leased_until <= now)
+        statement = update(webhooks).where(webhooks.c.id == webhook, is_free).values(leased_by=node, leased_until=until).returning(*webhooks.columns)
         row = await self._database.write(lambda connection: connection.execute(statement).first())
         return None if row is None else _record(row)
 
     async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
-        """Record how far it is; whether that node still holds it. Where not, nothing is recorded."""
-        statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.holder == node).values(**asdict(progress))
+        """Record the progress of a webhook if the node still has its lease. Return whether it has."""
+        statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.leased_by == node).values(**asdict(progress))
         return await self._database.apply(statement) > 0
 
     async def remove(self, webhook: WebhookId) -> bool:
-        """Drop one; whether it was there."""
+        """Delete a record. Return whether the record existed."""
         return await self._database.apply(delete(webhooks).where(webhooks.c.id == webhook)) > 0
 
 
 def _record(row: Row[Any]) -> WebhookRecord:
     progress = Progress(**{name: getattr(row, name) for name in _PROGRESS})
-    return WebhookRecord(events=tuple(row.events), progress=progress, **{name: getattr(row, name) for name in _PLAIN})
+    return WebhookRecord(events=tuple(row.events), progress=progress, **{name: getattr(row, name) for name in _COLUMNS})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.store import SqlStore, open_store
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support import marks
 from tests.support.bare import BareDriver

@@ -23,7 +23,7 @@ from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, 
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB, SandboxSpec, VolumeMount
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.store import SqlStore, open_store
 from tests.support.node import settled
 from tests.support.until import until
 

@@ -1,8 +1,8 @@
-"""Progress: what is said, and how often."""
+"""Progress lines of a build, and their frequency."""
 
 from __future__ import annotations
 
-from sandlot.images.progress import DETAIL_EVERY_S, Meter, Reporter
+from sandlot.images.progress import DETAIL_EVERY_S, OutputParser, ProgressReporter
 
 PACKAGE = "Get:1 http://mirror.example/debian bookworm/main amd64 libc6 amd64 2.36-9 [2759 kB]"
 
@@ -10,7 +10,7 @@ PACKAGE = "Get:1 http://mirror.example/debian bookworm/main amd64 libc6 amd64 2.
 def test_a_step_is_always_said_and_a_detail_at_most_every_two_seconds() -> None:
     now = [100.0]
     said: list[str] = []
-    reporter = Reporter("base", said.append, lambda: now[0])
+    reporter = ProgressReporter("base", said.append, lambda: now[0])
     reporter.step("a")
     reporter.step("b")
     reporter.detail("too early")
@@ -21,10 +21,10 @@ def test_a_step_is_always_said_and_a_detail_at_most_every_two_seconds() -> None:
 
 
 def test_packages_are_counted_against_what_apt_announced() -> None:
-    meter = Meter()
-    assert meter.feed("0 upgraded, 2 newly installed, 0 to remove and 0 not upgraded.") is None
-    assert meter.feed(PACKAGE) == "downloading Debian packages, 1 of 2"
-    assert meter.feed(PACKAGE) == "downloading Debian packages, 2 of 2"
-    assert meter.feed("Setting up libc6:amd64 (2.36-9) ...") == "setting up Debian packages, 1 of 2"
-    meter.feed("0 upgraded, 7 newly installed, 0 to remove and 0 not upgraded.")
-    assert meter.feed(PACKAGE) == "downloading Debian packages, 1 of 7"
+    parser = OutputParser()
+    assert parser.feed("0 upgraded, 2 newly installed, 0 to remove and 0 not upgraded.") is None
+    assert parser.feed(PACKAGE) == "downloading Debian packages, 1 of 2"
+    assert parser.feed(PACKAGE) == "downloading Debian packages, 2 of 2"
+    assert parser.feed("Setting up libc6:amd64 (2.36-9) ...") == "setting up Debian packages, 1 of 2"
+    parser.feed("0 upgraded, 7 newly installed, 0 to remove and 0 not upgraded.")
+    assert parser.feed(PACKAGE) == "downloading Debian packages, 1 of 7"

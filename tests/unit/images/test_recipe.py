@@ -97,16 +97,16 @@ def test_a_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
 
 def test_an_unknown_template_is_told_with_those_that_there_are() -> None:
     with pytest.raises(NotFoundError, match=r"'nope'.*Known templates: base, code-interpreter") as caught:
-        recipes.line_of(recipes.builtin(), "nope")
+        recipes.lineage(recipes.builtin(), "nope")
     assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
 
 
 def test_an_unknown_parent_and_a_circle_are_told() -> None:
     known = {"a": Recipe("a", parent="b"), "b": Recipe("b", parent="a"), "c": Recipe("c", parent="d")}
     with pytest.raises(InvalidRequestError, match="a <- b <- a"):
-        recipes.line_of(known, "a")
+        recipes.lineage(known, "a")
     with pytest.raises(NotFoundError, match=r"c begins with 'd'"):
-        recipes.line_of(known, "c")
+        recipes.lineage(known, "c")
 
 
 BASE = Recipe("a", debian=Debian("bookworm", packages=("x",)))
@@ -125,19 +125,19 @@ CHILD = Recipe("b", parent="a", lock="l", files={"/f": "1"}, run=(Step(("true",)
     ],
 )
 def test_what_changes_the_image_changes_the_key(line: tuple[Recipe, ...]) -> None:
-    assert recipes.key(line, "amd64") != recipes.key((BASE, CHILD), "amd64")
+    assert recipes.image_key(line, "amd64") != recipes.image_key((BASE, CHILD), "amd64")
 
 
 def test_what_does_not_change_the_image_does_not_change_the_key() -> None:
     renamed = (replace(BASE, name="z", description="other"), replace(CHILD, name="y", parent="z", env={"A": "1"}))
-    assert recipes.key(renamed, "amd64") == recipes.key((BASE, CHILD), "amd64")
-    assert recipes.key((BASE, CHILD), "arm64") != recipes.key((BASE, CHILD), "amd64")
+    assert recipes.image_key(renamed, "amd64") == recipes.image_key((BASE, CHILD), "amd64")
+    assert recipes.image_key((BASE, CHILD), "arm64") != recipes.image_key((BASE, CHILD), "amd64")
 
 
 def test_another_generation_of_the_builder_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = recipes.key((BASE, CHILD), "amd64")
+    before = recipes.image_key((BASE, CHILD), "amd64")
     monkeypatch.setattr(recipes, "GENERATION", recipes.GENERATION + 1)
-    assert recipes.key((BASE, CHILD), "amd64") != before
+    assert recipes.image_key((BASE, CHILD), "amd64") != before
 
 
 @given(st.text())

@@ -1,4 +1,4 @@
-"""The store without building anything: names, keys, what is told when something is missing."""
+"""The image store without builds: names, keys, and errors about missing templates."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.images.build_cache import BuildCache
 from sandlot.images.recipe import Debian, Recipe
-from sandlot.images.shelf import Shelf
 from sandlot.images.store import ImageStore
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import RootFs
@@ -33,11 +33,11 @@ def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, 
 
 def test_prune_keeps_named_roots_that_no_recipe_leads_to(tmp_path: Path) -> None:
     digest = "a" * 64
-    Shelf(tmp_path, "roots").ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)
+    BuildCache(tmp_path, "roots").ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)
     store = ImageStore(tmp_path, {})
 
     assert store.prune(keep=[digest]) == 0
-    assert store.kept(digest) == RootFs(tmp_path / "roots" / digest / "tree", digest)
+    assert store.find_root(digest) == RootFs(tmp_path / "roots" / digest / "tree", digest)
 
     assert store.prune() == 1
-    assert store.kept(digest) is None
+    assert store.find_root(digest) is None

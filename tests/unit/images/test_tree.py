@@ -52,23 +52,23 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_every_change_changes_the_digest(tmp_path: Path, change: Callable[[Path], object]) -> None:
     root = make(tmp_path)
-    before = tree.summary(root)
+    before = tree.summarize(root)
     change(root)
-    assert tree.summary(root).digest != before.digest
+    assert tree.summarize(root).digest != before.digest
 
 
 def test_the_sum_counts_entries_and_bytes_once(tmp_path: Path) -> None:
     root = make(tmp_path)
     os.link(root / "a/file", root / "again")
-    summary = tree.summary(root)
+    summary = tree.summarize(root)
     assert summary.files == 7
     assert summary.size_bytes == 4 + len("between a and a/b")
 
 
 def test_a_copy_by_links_is_the_same_in_everything_and_takes_no_blocks(tmp_path: Path) -> None:
     source = make(tmp_path / "source")
-    assert tree.link(source, tmp_path / "copy") == 6
-    assert tree.summary(tmp_path / "copy") == tree.summary(source)
+    assert tree.link_tree(source, tmp_path / "copy") == 6
+    assert tree.summarize(tmp_path / "copy") == tree.summarize(source)
     for path, status in tree.walk(source):
         copied = (tmp_path / "copy" / path).lstat()
         assert (copied.st_ino == status.st_ino) == (not (source / path).is_dir() or (source / path).is_symlink())
@@ -83,8 +83,8 @@ def test_what_a_copy_did_not_change_is_shared_again(tmp_path: Path) -> None:
         shutil.copystat(original / path, copied / path)
     (copied / "a-z").write_text("between a and a/c", encoding="utf-8")
     shutil.copystat(original / "a-z", copied / "a-z")
-    before = tree.summary(copied).digest
-    assert tree.share(original, copied) == 4
-    assert tree.summary(copied).digest == before
+    before = tree.summarize(copied).digest
+    assert tree.share_unchanged(original, copied) == 4
+    assert tree.summarize(copied).digest == before
     assert (copied / "a/file").samefile(original / "a/file")
     assert not (copied / "a-z").samefile(original / "a-z")

@@ -18,7 +18,7 @@ from sandlot.model.access import Quota
 from sandlot.model.errors import HostError
 from sandlot.server.keys import ASIDE, FILE, take_over, with_keys
 from sandlot.server.settings import Settings
-from sandlot.store.database import open_store
+from sandlot.store.store import open_store
 
 BEFORE = "sandlot_of-before"
 

@@ -10,7 +10,7 @@ import pytest
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.server import records
-from sandlot.store.engine import finished
+from sandlot.store.engine import finish
 from tests.support.service import bench
 from tests.support.until import until
 
@@ -22,7 +22,7 @@ async def test_a_store_that_does_not_answer_keeps_no_service_from_stopping(tmp_p
 
     async def hang(*_: object) -> None:
         asked.set()
-        await finished(answers.wait())  # as a transaction that was begun: no cancellation ends it
+        await finish(answers.wait())  # as a transaction that was begun: no cancellation ends it
         raise UnavailableError("The database does not answer.", code=ErrorCode.SERVICE_UNAVAILABLE)
 
     async with asyncio.timeout(60):

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, exc, text
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.storage import Store
 from sandlot.store import engine
-from sandlot.store.database import open_store
+from sandlot.store.store import open_store
 from sandlot.testing.stores.bench import NASTY, event, every_event, execution, sandbox
 from tests.support.postgres import Cluster, cluster
 
@@ -43,7 +43,7 @@ async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Pat
 
 
 async def test_what_a_power_cut_must_not_take_is_synced(tmp_path: Path) -> None:
-    async with engine.opened(tmp_path / "rows.db") as database:
+    async with engine.open_database(tmp_path / "rows.db") as database:
 
         def settings(connection: Connection) -> list[object]:
             return [connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous", "foreign_keys")]
@@ -131,7 +131,7 @@ async def test_another_process_that_never_ends_is_named_in_the_end(tmp_path: Pat
     async with open_store(tmp_path / "rows.db") as store:
         other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(UnavailableError, match="Another process has held the database") as busy:
+        with pytest.raises(UnavailableError, match="Another process has locked the database") as busy:
             await store.events.add([event()])
         assert busy.value.retryable
         other.close()
@@ -202,7 +202,7 @@ async def test_ids_that_no_text_of_the_server_can_hold_are_not_there(postgres: C
 async def test_a_refused_statement_is_a_defect_and_tells_no_value(
     tmp_path: Path, statement: str, values: dict[str, str] | None, kind: type[Exception]
 ) -> None:
-    async with engine.opened(tmp_path / "rows.db") as database:
+    async with engine.open_database(tmp_path / "rows.db") as database:
         with pytest.raises(kind) as refused:
             await database.write(lambda connection: connection.execute(text(statement), values))
     assert isinstance(refused.value, SandlotError)
@@ -211,9 +211,9 @@ async def test_a_refused_statement_is_a_defect_and_tells_no_value(
 
 
 def test_what_is_no_databases_is_silence() -> None:
-    assert isinstance(engine.translated(ConnectionRefusedError(111, "refused"), "x"), UnavailableError)
-    assert isinstance(engine.translated(exc.TimeoutError("no connection"), "x"), UnavailableError)
-    assert isinstance(engine.translated(exc.ArgumentError("ours"), "x"), InternalError)
+    assert isinstance(engine.translate_error(ConnectionRefusedError(111, "refused"), "x"), UnavailableError)
+    assert isinstance(engine.translate_error(exc.TimeoutError("no connection"), "x"), UnavailableError)
+    assert isinstance(engine.translate_error(exc.ArgumentError("ours"), "x"), InternalError)
 
 
 async def test_work_goes_on_where_who_waits_is_cancelled() -> None:
@@ -223,7 +223,7 @@ async def test_work_goes_on_where_who_waits_is_cancelled() -> None:
         await asyncio.sleep(0.05)
         done.set()
 
-    task = asyncio.create_task(engine.finished(work()))
+    task = asyncio.create_task(engine.finish(work()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()

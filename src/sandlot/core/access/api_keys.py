@@ -30,7 +30,7 @@ from sandlot.core.ports import Clock
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
-from sandlot.model.storage import KeyTable
+from sandlot.model.storage import KeyRepository
 
 SECRET_PREFIX: Final = "sandlot_"  # noqa: S105 - not a secret
 """Prefix of a secret. Lets people and secret scanners recognize it."""
@@ -90,7 +90,7 @@ class ApiKeys:
         random: Returns the given number of random bytes.
     """
 
-    def __init__(self, table: KeyTable, clock: Clock, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    def __init__(self, table: KeyRepository, clock: Clock, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
         self._table = table
         self._clock = clock
         self._random = random

@@ -31,7 +31,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, Not
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
 from sandlot.model.specs import User, check_path
-from sandlot.model.storage import Blobs, FileTable
+from sandlot.model.storage import Blobs, FileRepository
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 FOLDER = "/workspace"
@@ -64,7 +64,7 @@ class FileStore:
 
     def __init__(
         self,
-        records: FileTable,
+        records: FileRepository,
         blobs: Blobs,
         clock: Clock,
         *,

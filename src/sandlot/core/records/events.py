@@ -17,7 +17,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
-from sandlot.model.storage import EventTable
+from sandlot.model.storage import EventRepository
 
 PAGE = 100
 """Events that are read from the store at once."""
@@ -34,7 +34,7 @@ class EventFeed:
         table: Stored events.
     """
 
-    def __init__(self, table: EventTable) -> None:
+    def __init__(self, table: EventRepository) -> None:
         self._table = table
         self._wakeups: dict[OwnerId | None, set[asyncio.Event]] = {}
         """Wakeups of the followers by owner; those of operators are under None."""

@@ -33,7 +33,7 @@ from sandlot.model.errors import ErrorCode, HostError, NotFoundError, Unavailabl
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
 from sandlot.model.specs import KIB, MIB
-from sandlot.model.storage import ExecutionTable, Position
+from sandlot.model.storage import ExecutionRepository, Position
 from sandlot.protocol.schema import STDERR, STDOUT
 
 RUNNING: Final = "running"
@@ -192,7 +192,7 @@ class ExecutionLog:
         writer: Writes the entries to the store.
     """
 
-    def __init__(self, table: ExecutionTable, node: NodeId, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, table: ExecutionRepository, node: NodeId, clock: Clock, metrics: Metrics) -> None:
         self._table = table
         self._node = node
         self._metrics = metrics

@@ -21,7 +21,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import SandlotError
-from sandlot.model.storage import ExecutionTable
+from sandlot.model.storage import ExecutionRepository
 
 REFRESH_S: Final = 10.0
 """Interval at which the counts of other nodes are read."""
@@ -42,7 +42,7 @@ class MonthlyExecutionCounter:
         writer: Writes new counts to the store, and reads those of other nodes.
     """
 
-    def __init__(self, table: ExecutionTable, clock: Clock, quota_of: Callable[[OwnerId], Quota]) -> None:
+    def __init__(self, table: ExecutionRepository, clock: Clock, quota_of: Callable[[OwnerId], Quota]) -> None:
         self._table = table
         self._clock = clock
         self._quota_of = quota_of

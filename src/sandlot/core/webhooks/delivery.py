@@ -33,7 +33,7 @@ from sandlot.core.webhooks.payload import PayloadFormat
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import NodeId, WebhookId
 from sandlot.model.records import EventRecord
-from sandlot.model.webhooks import WebhookRecord, WebhookTable
+from sandlot.model.webhooks import WebhookRecord, WebhookRepository
 
 MAX_CONCURRENT_CALLS: Final = 256
 """Calls in progress at once, over all webhooks."""
@@ -91,7 +91,7 @@ class WebhookDispatcher:
     def __init__(
         self,
         *,
-        webhooks: WebhookTable,
+        webhooks: WebhookRepository,
         events: EventFeed,
         sender: WebhookSender,
         api_keys: ApiKeys,

@@ -26,7 +26,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import NodeId, WebhookId, new_webhook_id
 from sandlot.model.specs import check_text
-from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookTable
+from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookRepository
 
 MAX_WEBHOOKS: Final = 10
 """Webhooks of one owner."""
@@ -53,7 +53,7 @@ class WebhookManager:
     def __init__(
         self,
         *,
-        webhooks: WebhookTable,
+        webhooks: WebhookRepository,
         events: EventFeed,
         sender: WebhookSender,
         api_keys: ApiKeys,

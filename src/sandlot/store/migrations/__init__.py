@@ -1,10 +1,10 @@
-"""From what an older version left to what this one expects.
+"""Migration of a database to this version's schema.
 
-Laws:
-- All steps that are missing are one transaction (SQLite and PostgreSQL both take back what was done to tables): there is no half of it.
-- One process at a time does them: the transaction itself is the lock on SQLite (BEGIN IMMEDIATE), an advisory lock on PostgreSQL.
-- A database that a newer version has changed is refused before anything is read from it or written to it.
-- A step that was released is never edited; it takes its operations as an argument, so that nothing of Alembic's is shared between two.
+Invariants:
+- All missing steps are one transaction. SQLite and PostgreSQL both roll back changes of tables, so a database is never half migrated.
+- One process at a time migrates. The transaction itself is the lock on SQLite (BEGIN IMMEDIATE); on PostgreSQL it is an advisory lock.
+- A database that a newer version has migrated is refused before its data is read or changed.
+- A released step is never edited. It gets its operations as an argument, so that concurrent migrations share no state of Alembic.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from sandlot.store.engine import Database
 from sandlot.store.schema import HEAD, VERSION_TABLE
 
 _ADVISORY_LOCK: Final = 0x53414E444C4F54
-"""``SANDLOT`` in ASCII: two programs in one database seldom choose the same."""
+"""``SANDLOT`` in ASCII, which other programs in the same database are unlikely to use."""
 
 
 STEPS: Final = Path(__path__[0])
-"""The folder of the steps."""
+"""Folder of the steps."""
 
 
 async def migrate(database: Database, steps: Path = STEPS, head: str = HEAD) -> None:
-    """Bring a database to what this version expects.
+    """Migrate a database.
 
     Args:
-        database: Which.
-        steps: The folder with the folder ``versions``.
-        head: The revision that it is brought to.
+        database: The database.
+        steps: Folder that contains the folder ``versions``.
+        head: Revision to migrate to.
 
     Raises:
-        HostError: A newer version has changed it, or it cannot be used.
-        UnavailableError: It cannot be reached.
+        HostError: A newer version has migrated the database, or the database cannot be used.
+        UnavailableError: The database cannot be reached.
     """
 
     def work(connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _ADVISORY_LOCK})
-        _bring_up(connection, database.where, steps, head)
+        _run_steps(connection, database.location, steps, head)
 
     if await database.read(_revision) != head:
         await database.write(work)
@@ -55,11 +55,11 @@ def _revision(connection: Connection) -> str | None:
     return found
 
 
-def _bring_up(connection: Connection, where: str, folder: Path, head: str) -> None:
-    now = _revision(connection)
-    if now == head:
-        return  # somebody else has done it meanwhile
-    # Takes a third of a second to import, and is needed once for each version.
+def _run_steps(connection: Connection, location: str, folder: Path, head: str) -> None:
+    current = _revision(connection)
+    if current == head:
+        return  # another process has migrated it meanwhile
+    # Alembic takes a third of a second to import and is needed once for each version.
     from alembic.migration import MigrationContext  # noqa: PLC0415
     from alembic.operations import Operations  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415
@@ -67,12 +67,12 @@ def _bring_up(connection: Connection, where: str, folder: Path, head: str) -> No
 
     scripts = ScriptDirectory(str(folder))
     try:
-        steps = scripts._upgrade_revs(head, now or "base")  # noqa: SLF001 - what its own command.upgrade calls
+        steps = scripts._upgrade_revs(head, current or "base")  # noqa: SLF001 - Alembic's own command.upgrade calls it
     except CommandError:
         raise HostError(
-            f"The database {where} was written by a newer version of Sandlot (its revision is {now}, this version's {head}).",
+            f"The database {location} was written by a newer version of Sandlot (its revision is {current}, this version's {head}).",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Use that version or a newer one; this one has changed nothing.",
+            hint="Use that version or a newer one. The database was not changed.",
         ) from None
-    context = MigrationContext.configure(connection, opts={"fn": lambda _now, _context: steps, "transactional_ddl": True})
+    context = MigrationContext.configure(connection, opts={"fn": lambda _current, _context: steps, "transactional_ddl": True})
     context.run_migrations(op=Operations(context))

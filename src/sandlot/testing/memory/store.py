@@ -208,7 +208,7 @@ class _Session:
 
 
 class MemorySandboxRepository:
-    """Sandboxes. Implements :class:`sandlot.model.storage.SandboxTable`."""
+    """Sandboxes. Implements :class:`sandlot.model.storage.SandboxRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -282,7 +282,7 @@ class MemorySandboxRepository:
 
 
 class MemorySnapshotRepository:
-    """Snapshots. Implements :class:`sandlot.model.storage.SnapshotTable`."""
+    """Snapshots. Implements :class:`sandlot.model.storage.SnapshotRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -347,7 +347,7 @@ class MemorySnapshotRepository:
 
 
 class MemoryVolumeRepository:
-    """Volumes. Implements :class:`sandlot.model.storage.VolumeTable`."""
+    """Volumes. Implements :class:`sandlot.model.storage.VolumeRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -383,7 +383,7 @@ class MemoryVolumeRepository:
 
 
 class MemoryKeyRepository:
-    """API keys. Implements :class:`sandlot.model.storage.KeyTable`."""
+    """API keys. Implements :class:`sandlot.model.storage.KeyRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -417,7 +417,7 @@ class MemoryKeyRepository:
 
 
 class MemoryFileRepository:
-    """Stored files, without their contents. Implements :class:`sandlot.model.storage.FileTable`."""
+    """Stored files, without their contents. Implements :class:`sandlot.model.storage.FileRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -449,7 +449,7 @@ class MemoryFileRepository:
 
 
 class MemoryExecutionRepository:
-    """The execution log. Implements :class:`sandlot.model.storage.ExecutionTable`."""
+    """The execution log. Implements :class:`sandlot.model.storage.ExecutionRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -502,7 +502,7 @@ class MemoryExecutionRepository:
 
 
 class MemoryEventRepository:
-    """Events. Implements :class:`sandlot.model.storage.EventTable`."""
+    """Events. Implements :class:`sandlot.model.storage.EventRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -545,7 +545,7 @@ class MemoryEventRepository:
 
 
 class MemoryWebhookRepository:
-    """Webhooks. Implements :class:`sandlot.model.webhooks.WebhookTable`."""
+    """Webhooks. Implements :class:`sandlot.model.webhooks.WebhookRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session

@@ -19,7 +19,7 @@ from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, Fil
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
 from sandlot.model.storage import Store
-from sandlot.store.database import open_store
+from sandlot.store.store import open_store
 
 OURS = f"{__name__}:open_ours"
 """The opener of Sandlot's own store: of a file of SQLite's, or by the URL of a PostgreSQL database."""

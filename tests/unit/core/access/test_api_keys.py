@@ -15,7 +15,7 @@ from sandlot.core.access.api_keys import SECRET_PREFIX, ApiKeys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyRecord
-from sandlot.store.database import SqlStore
+from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.node import settled
 from tests.support.until import until

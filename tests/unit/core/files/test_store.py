@@ -15,7 +15,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.records import FileId
 from sandlot.store.blobs import FolderBlobs, open_blobs
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.store import SqlStore, open_store
 from tests.support.clock import ManualClock
 from tests.support.service import BOUNDLESS, bench, pieces
 

@@ -309,7 +309,7 @@ async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, 
 def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state_and_a_reason(
     state: State,
     reason: str | None,
-    expired: bool,
+    expired: bool,  # noqa: FBT001
     becomes: State,
     detail: str,
 ) -> None:

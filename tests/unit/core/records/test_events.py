@@ -13,7 +13,7 @@ from sandlot.core.records.events import EventFeed
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
-from sandlot.store.database import SqlStore
+from sandlot.store.store import SqlStore
 from tests.support.clock import START
 from tests.support.until import until
 

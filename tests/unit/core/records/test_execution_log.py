@@ -24,8 +24,8 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, User, shell_argv
 from sandlot.model.states import State
-from sandlot.store.database import SqlStore
-from sandlot.store.executions import Executions
+from sandlot.store.executions import SqlExecutionRepository
+from sandlot.store.store import SqlStore
 from tests.support.clock import ManualClock
 from tests.support.service import Bench
 from tests.support.until import until
@@ -40,7 +40,7 @@ async def still(clock: ManualClock) -> Sandbox:
     return Sandbox(spec, owner=SOMEBODY.owner, name=None, created_at=clock.now(), buffers=BufferBudget(MIB), clock=clock)
 
 
-class Failing(Executions):
+class Failing(SqlExecutionRepository):
     """A table whose saves raise ``error`` if it is set."""
 
     def __init__(self, store: SqlStore) -> None:
@@ -53,7 +53,7 @@ class Failing(Executions):
         await super().save(records)
 
 
-def journal_of(table: Executions, clock: ManualClock) -> tuple[ExecutionLog, Metrics]:
+def journal_of(table: SqlExecutionRepository, clock: ManualClock) -> tuple[ExecutionLog, Metrics]:
     metrics = Metrics()
     return ExecutionLog(table, NodeId("aaaa"), clock, metrics), metrics
 

@@ -16,7 +16,7 @@ from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord, NewEvent, SandboxRecord
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State
-from sandlot.store.database import SqlStore
+from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
 
 NODE = NodeId("aaaa")

@@ -13,7 +13,7 @@ from sandlot.core.records import write_behind
 from sandlot.core.records.usage import MonthlyExecutionCounter, left_s
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import ErrorCode, LimitError, UnavailableError
-from sandlot.store.database import SqlStore
+from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
 

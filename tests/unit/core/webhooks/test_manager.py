@@ -21,7 +21,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.ids import NodeId
 from sandlot.model.records import KeyRecord, NewEvent
 from sandlot.model.webhooks import WebhookChange, WebhookRecord
-from sandlot.store.database import SqlStore
+from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
 

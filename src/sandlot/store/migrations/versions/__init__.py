@@ -1,1 +1,1 @@
-"""The steps, one module for each, in order."""
+"""Migration steps, one module for each, in the order of their numbers."""

@@ -1,1 +1,0 @@
-"""Where packages are kept: files on a disk that services share, and the threads that read and write them."""

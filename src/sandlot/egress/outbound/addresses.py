@@ -1,0 +1,122 @@
+"""Address policy for requests to URLs that tenants chose. Pure.
+
+Invariants:
+- Only global unicast addresses are public. Special-purpose addresses (RFC 6890 and its registries), addresses that embed another address
+  (IPv4-mapped, NAT64, 6to4, Teredo), and metadata addresses of clouds are not.
+- Networks that the operator allows override these rules.
+- A URL is checked without network access. Each address that its name resolves to is checked again before the connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+import httpx
+
+from sandlot.model.errors import InvalidRequestError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+MAX_URL_BYTES: Final = 2048
+SYSTEM_PORTS: Final = frozenset({80, 443})
+"""Allowed ports below :data:`FIRST_USER_PORT`."""
+FIRST_USER_PORT: Final = 1024
+"""All ports from here on are allowed (RFC 6335, 6: system ports are below)."""
+
+_NAME: Final = re.compile(r"[a-z0-9._-]{1,253}")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_IPV6_UNICAST: Final = ip_network("2000::/3")
+"""Global unicast IPv6 (RFC 4291, 2.4). Python's ``is_global`` is also true for unassigned addresses."""
+_NOT_PUBLIC: Final[tuple[Network, ...]] = (
+    ip_network("192.88.99.0/24"),  # 6to4 relays (RFC 7526)
+    ip_network("168.63.129.16/32"),  # Azure's host, reachable from its guests only
+    ip_network("2001::/23"),  # IETF protocols: Teredo, ORCHID and others embed something else
+    ip_network("2002::/16"),  # 6to4: embeds an IPv4 address
+    ip_network("2001:db8::/32"),  # documentation, as is the next
+    ip_network("3fff::/20"),
+)
+
+
+def is_public(address: Address) -> bool:
+    """Return whether an address is public.
+
+    Args:
+        address: The address as the system would connect to it. An address with a zone is not public.
+    """
+    if isinstance(address, IPv6Address) and (address.scope_id is not None or address not in _IPV6_UNICAST):
+        return False
+    special = address.is_multicast or address.is_reserved or address.is_private or not address.is_global
+    return not special and not _in_any(address, _NOT_PUBLIC)
+
+
+def is_allowed(address: Address, allow: Collection[Network]) -> bool:
+    """Return whether requests may go to an address: it is public or in a network that the operator allows."""
+    return is_public(address) or _in_any(address, allow)
+
+
+def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
+    """Parse a URL and refuse it if it can never be called. No network access.
+
+    Args:
+        url: The URL.
+        allow: Networks that the operator allows.
+
+    Raises:
+        InvalidRequestError: The URL is malformed or forbidden; the message says why.
+    """
+    if len(url.encode("utf-8", "replace")) > MAX_URL_BYTES:
+        raise _invalid(f"The URL has more than {MAX_URL_BYTES} bytes.")
+    try:
+        parsed = httpx.URL(url)
+        host = host_of(parsed)
+    except (httpx.InvalidURL, ValueError):
+        raise _invalid("The URL is malformed.") from None
+    if parsed.scheme not in _DEFAULT_PORTS or not host:
+        raise _invalid("The URL does not begin with http:// or https:// and a host.")
+    literal = address_of(host)
+    if literal is None and _NAME.fullmatch(host) is None:
+        raise _invalid("The URL's host is malformed.")
+    if parsed.userinfo or parsed.fragment:
+        raise _invalid("The URL has a user name or a fragment.")
+    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):  # RFC 6761, 6.3
+        literal = ip_address("127.0.0.1")
+    if literal is not None and not is_allowed(literal, allow):
+        raise _invalid(f"{host} is not a public address.")
+    if not is_port_allowed(port_of(parsed)) and not (literal is not None and _in_any(literal, allow)):
+        raise _invalid(f"Port {port_of(parsed)} is not for HTTP.", f"Use port 80, port 443, or a port from {FIRST_USER_PORT} on.")
+    return parsed
+
+
+def host_of(url: httpx.URL) -> str:
+    """Return the host of a URL in ASCII, as name servers and certificates spell it."""
+    return url.raw_host.decode("ascii").lower()
+
+
+def port_of(url: httpx.URL) -> int:
+    """Return the port of a URL, or the default port of its scheme."""
+    return url.port if url.port is not None else _DEFAULT_PORTS[url.scheme]
+
+
+def is_port_allowed(port: int) -> bool:
+    """Return whether requests may go to this port of a public address."""
+    return port in SYSTEM_PORTS or FIRST_USER_PORT <= port < 1 << 16
+
+
+def address_of(host: str) -> Address | None:
+    """Return the address that a URL's host spells out, or None if the host is a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def _in_any(address: Address, networks: Collection[Network]) -> bool:
+    return any(address in network for network in networks)  # False if the IP versions differ
+
+
+def _invalid(message: str, hint: str = "Pass an http or https URL of a host on the internet.") -> InvalidRequestError:
+    return InvalidRequestError(message, hint=hint, fields={"field": "url"})

@@ -1,1 +1,0 @@
-"""Requests to addresses that tenants chose: which ones they may be, and how they are made."""

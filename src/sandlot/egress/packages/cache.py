@@ -1,0 +1,121 @@
+"""The package cache: serves package indexes and package files to sandboxes.
+
+Guests open streams and speak HTTP on them. There are three roots::
+
+    /pypi/simple/NAME/   /pypi/files/...         Python
+    /npm/NAME            /npm/NAME/-/FILE.tgz    JavaScript
+    /debian/...          /debian-security/...    Debian
+
+Invariants:
+- The cache is read-only and serves packages only. No path leads to a host that the sandbox chose or to a file of this machine.
+- Upstream is what pip, npm and apt of this machine are configured to use. No response contains their credentials.
+- A Python or npm file matches the digest of its index, byte by byte. Debian packages are verified by apt in the sandbox.
+- A service that installs nothing pays nothing: HTTP libraries are imported and the machine's configuration is read at the first connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandlot.egress.packages.config.machine import PackageSources
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.fairness import ConcurrencyLimiter
+from sandlot.egress.packages.store.store import PackageStore
+from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.model.errors import ErrorCode, UnavailableError
+
+if TYPE_CHECKING:
+    from sandlot.egress.packages.http import Request, Response
+    from sandlot.egress.packages.http_connection import HttpConnection, Stream
+    from sandlot.egress.packages.registries.router import RegistryRouter
+
+ORIGIN = "http://127.0.0.1:4479"
+"""Origin of the cache inside a sandbox: the guest listens there."""
+
+
+class PackageCache:
+    """Serves packages to sandboxes. Call :meth:`start` before anything else.
+
+    Args:
+        folder: Folder of the package store; created if it does not exist. Several services of this host may share it.
+        read_sources: Returns the upstream indexes; :meth:`PackageSources.of_this_machine` outside tests. It blocks, and is called once, in a
+            thread, at the first connection.
+        max_bytes: Disk space that the folder may use.
+        ttl_s: Seconds for which an index page is served without asking upstream.
+        origin: Origin of the cache inside a sandbox, as ``http://HOST:PORT``. npm's metadata contains absolute URLs of files.
+    """
+
+    def __init__(self, folder: Path, read_sources: Callable[[], PackageSources], *, max_bytes: int, ttl_s: float, origin: str = ORIGIN) -> None:
+        self._counters = Counters()
+        self._store = PackageStore(folder, max_bytes, self._counters)
+        self._threads = DiskThreads()
+        self._read_sources = read_sources
+        self._ttl_s = ttl_s
+        self._origin = origin
+        self._opening = asyncio.Lock()
+        self._opened: tuple[RegistryRouter, type[HttpConnection]] | None = None
+        self._closed = False
+        self._limiter = ConcurrencyLimiter()
+
+    async def start(self) -> None:
+        """Create the folder and remove incomplete files of dead services.
+
+        Raises:
+            HostError: The folder is not writable.
+        """
+        await self._threads.run(self._store.prepare)
+
+    async def aclose(self) -> None:
+        """Cancel all downloads. Responses in progress are cut. Idempotent."""
+        self._closed = True
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened[0].aclose()
+        await self._threads.aclose()
+
+    async def serve(self, stream: Stream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
+        """Serve one connection of a program in a sandbox until it ends.
+
+        Args:
+            stream: Bytes of the connection. This method ends the stream.
+            sandbox: Id of the sandbox. Its concurrent requests are limited, so that other sandboxes get their share.
+            allowed: Returns whether the sandbox may install packages. Called for each request and between the pieces of a response, so it
+                must be fast.
+
+        Raises:
+            SandlotError: The connection must be cut, because the part of the response that was sent must not pass for the whole.
+        """
+        router, connection = await self._open()
+
+        async def respond(request: Request) -> Response:
+            return await router.respond(replace(request, sandbox=sandbox))
+
+        with self._limiter.slots(sandbox) as slots:
+            await connection(stream, allowed, respond, slots, self._counters).serve()
+
+    def counters(self) -> Counters:
+        """Return a copy of the counters."""
+        return replace(self._counters)
+
+    async def _open(self) -> tuple[RegistryRouter, type[HttpConnection]]:
+        if self._opened is None:
+            async with self._opening:
+                if self._closed:
+                    raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_STOPPING)
+                if self._opened is None:
+                    (router, connection), sources = await asyncio.gather(self._threads.run(_import), self._threads.run(self._read_sources))
+                    opened = router(sources, self._store, self._threads, self._counters, ttl_s=self._ttl_s, origin=self._origin)
+                    self._opened = opened, connection
+        return self._opened
+
+
+def _import() -> tuple[type[RegistryRouter], type[HttpConnection]]:
+    # httpx and h11 take 0.14 s to import, and many services never install a package.
+    from sandlot.egress.packages.http_connection import HttpConnection  # noqa: PLC0415
+    from sandlot.egress.packages.registries.router import RegistryRouter  # noqa: PLC0415
+
+    return RegistryRouter, HttpConnection

@@ -1,0 +1,429 @@
+"""Download of one file from upstream into the store, shared by any number of clients.
+
+Invariants:
+- No client gets the last bytes of a file before the whole file matches its digest. A wrong file is cut off and never stored.
+- A client that leaves does not disturb the others. After the last one has left, the download continues for a moment, because clients return,
+  and then ends.
+- A broken connection is resumed where it broke, or at the next URL of the file if the first one no longer has it.
+- A URL that gave a wrong file is tried last from then on. If no client has received a byte yet, the next URL is tried at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import urlsplit
+
+from sandlot.egress.packages.config.values import redacted
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.digests import Digest
+from sandlot.egress.packages.http import Headers
+from sandlot.egress.packages.store.open_files import DraftFile
+from sandlot.egress.packages.store.store import Kind, PackageStore
+from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamError, UpstreamResponse
+
+WITHHELD_BYTES: Final = 64 * 1024
+"""Bytes at the end of a file that are withheld until the whole file is verified."""
+LINGER_S: Final = 10.0
+"""Time for which a download continues without clients."""
+MAX_WRONG_URLS: Final = 1024
+"""URLs of wrong files that are remembered."""
+_GROWTH_BYTES: Final = 16 * 1024 * 1024
+"""Space that is allocated at once. A file takes the room of others only as it arrives, whatever its announced length."""
+_ATTEMPTS: Final = 3
+_OK, _PARTIAL, _RANGE_NOT_SATISFIABLE, _MISSING = 200, 206, 416, frozenset({401, 403, 404, 410})
+_log = logging.getLogger(__name__)
+
+
+class NotFoundError(Exception):
+    """Upstream has no such file."""
+
+
+class NotStorableError(Exception):
+    """The store cannot take the file. It can only be passed through."""
+
+
+class WrongFileError(UpstreamError):
+    """The file does not match its digest or changed during the download."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFile:
+    """A package file of an upstream index.
+
+    Args:
+        urls: URLs of the file; later ones are tried if earlier ones do not have it.
+        digest: Digest that the file must have, or None if the index names none.
+        is_verified_by_client: Whether the client verifies the file, and its content never changes. Such a file is stored by URL if it has no
+            digest; other files without a digest are passed through and not stored.
+    """
+
+    urls: tuple[str, ...]
+    digest: Digest | None
+    is_verified_by_client: bool = False
+
+    @property
+    def stored_as(self) -> tuple[Kind, str] | None:
+        """Kind and name of the file in the store; None if it is not stored."""
+        if self.digest is not None:
+            return Kind.FILES, str(self.digest)
+        if self.is_verified_by_client and urlsplit(self.urls[0]).scheme != "file":
+            return Kind.URLS, hashlib.sha256(self.urls[0].encode()).hexdigest()
+        return None
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of a response with this file."""
+        etag = (("ETag", f'"{self.digest}"'), ("Cache-Control", "public, max-age=31536000, immutable")) if self.digest else ()
+        return (("Content-Type", "application/octet-stream"), ("Accept-Ranges", "bytes"), *etag)
+
+
+class WrongUrls:
+    """URLs that gave a wrong file. They are tried last for it."""
+
+    def __init__(self) -> None:
+        self._wrong: OrderedDict[tuple[Digest, str], None] = OrderedDict()
+
+    def sort(self, file: PackageFile) -> PackageFile:
+        """Return a file with its wrong URLs last."""
+        digest = file.digest
+        return file if digest is None else replace(file, urls=tuple(sorted(file.urls, key=lambda url: (digest, url) in self._wrong)))
+
+    def add(self, digest: Digest | None, urls: Iterable[str]) -> None:
+        """Remember URLs that gave a wrong file for a digest. A file without a digest has only one URL."""
+        if digest is None:
+            return
+        for url in urls:
+            self._wrong[digest, url] = None
+            if len(self._wrong) > MAX_WRONG_URLS:
+                self._wrong.popitem(last=False)
+
+
+class Download:
+    """One download. It begins with :meth:`start`.
+
+    Args:
+        file: The file; it must be storable.
+        upstream: Client of its registry.
+        store: The package store.
+        threads: Threads for the disk.
+        counters: Counters of the cache.
+
+    Attributes:
+        length: Size of the file in bytes, once known.
+        wrong_urls: URLs that gave a wrong file.
+        is_complete: Whether the whole file has arrived and matches its digest.
+        is_over: Whether the download has ended, so that no client may join.
+        task: The task of the download, once started.
+    """
+
+    def __init__(self, file: PackageFile, upstream: Upstream, store: PackageStore, threads: DiskThreads, counters: Counters) -> None:
+        self.file = file
+        self._upstream = upstream
+        self._store = store
+        self._threads = threads
+        self._counters = counters
+        self._draft: DraftFile | None = None
+        self._hash = file.digest.new_hash() if file.digest is not None else None
+        self._ready_bytes = 0
+        self._was_read = False
+        self._clients = 0
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._may_linger: Callable[[], bool] = lambda: False
+        self.length: int | None = None
+        self.wrong_urls: list[str] = []
+        self.is_complete = False
+        self.is_over = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_lingering(self) -> bool:
+        """True while the download continues without clients."""
+        return self._linger is not None and not self.is_over
+
+    def start(self, on_end: Callable[[Download], None], may_linger: Callable[[], bool]) -> None:
+        """Begin the download.
+
+        Args:
+            on_end: Called once at the end.
+            may_linger: Returns whether the download may continue for a moment without clients.
+        """
+        self._may_linger = may_linger
+        self.task = asyncio.create_task(self._run(), name="package-download")
+        self.task.add_done_callback(lambda _: on_end(self))
+
+    def join(self) -> None:
+        """Add a client. It calls :meth:`leave` once."""
+        self._clients += 1
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    async def leave(self) -> None:
+        """Remove a client."""
+        self._clients -= 1
+        if self._clients:
+            return
+        if self.is_over or self.task is None:
+            await self._close()
+        elif self.is_complete:
+            return  # the file is being stored, which takes a moment
+        elif self._draft is None or not self._may_linger():
+            self.task.cancel()  # a download that has not begun must not occupy a slot for nobody
+        else:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering)
+
+    async def wait_for_length(self) -> int | None:
+        """Wait until the length is known and return it. Return None if upstream does not announce one.
+
+        Raises:
+            NotFoundError: Upstream has no such file.
+            NotStorableError: The store cannot take the file.
+            UpstreamError: The download failed.
+        """
+        await self._wait_until(lambda: self._draft is not None or self._error is not None)
+        if self._error is not None:
+            raise self._error
+        return self.length
+
+    async def wait_until_complete(self) -> int:
+        """Wait until the file is complete and return its size in bytes.
+
+        Raises:
+            NotFoundError: Upstream has no such file.
+            NotStorableError: The store cannot take the file.
+            UpstreamError: The download failed.
+        """
+        await self._wait_until(lambda: self.is_complete or self._error is not None)
+        if not self.is_complete and self._error is not None:
+            raise self._error
+        return self._ready_bytes
+
+    async def pieces(self, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield a part of the file as it arrives.
+
+        Args:
+            start: Offset of the first byte.
+            length: Number of bytes; None for all that follow.
+
+        Raises:
+            NotStorableError: The disk became full. As far as known, the bytes yielded so far are right.
+            UpstreamError: The download failed, or the file is wrong.
+        """
+        offset = start
+        while length is None or offset < start + length:
+            if self._ready_bytes <= offset and not self.is_complete:
+                if self._error is not None:
+                    raise self._error
+                await self._changed.wait()
+                continue
+            draft = self._draft
+            most = min(PIECE_BYTES, self._ready_bytes - offset, PIECE_BYTES if length is None else start + length - offset)
+            if draft is None or most <= 0:
+                return
+            self._was_read = True
+            piece = await self._threads.run(draft.read, most, offset)
+            offset += len(piece)
+            yield piece
+
+    def _end_lingering(self) -> None:
+        if self.task is not None and not self.is_complete:
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            await self._fetch()
+        except (UpstreamError, NotFoundError, NotStorableError) as error:
+            self._error = error
+        except OSError as error:
+            _log.warning("the package cache cannot write: %s", error.strerror)
+            self._error = NotStorableError()
+        except asyncio.CancelledError:
+            self._error = UpstreamError("the download was cancelled because no client waited for it")
+            raise
+        except Exception:  # noqa: BLE001 - clients get an error; the traceback is logged
+            _log.exception("a download failed")
+            self._error = UpstreamError("the download failed")
+        finally:
+            self.is_over = True
+            self._notify()
+            if not self._clients:
+                await self._close()
+
+    async def _fetch(self) -> None:
+        tried: list[str] = []
+        wrong: WrongFileError | None = None
+        for number, url in enumerate(self.file.urls, 1):
+            tried.append(url)
+            try:
+                await self._fetch_from(url)
+                self._verify(url)
+                break
+            except WrongFileError as error:
+                self.wrong_urls += tried
+                if number == len(self.file.urls) or self._was_read:
+                    raise
+                wrong, tried = error, []
+                await self._restart()
+            except (NotFoundError, UpstreamError) as error:
+                if number == len(self.file.urls):
+                    raise wrong or error from None
+        draft, stored_as = self._draft, self.file.stored_as
+        if draft is None or stored_as is None:
+            raise NotFoundError
+        self.is_complete = True
+        self._notify(draft.size_bytes)
+        await self._threads.run(self._store.publish, draft, *stored_as)
+
+    def _verify(self, url: str) -> None:
+        digest = self.file.digest
+        if digest is not None and self._hash is not None and self._hash.hexdigest() != digest.value:
+            self._counters.mismatches += 1
+            raise WrongFileError(f"{redacted(url)} does not match its index's digest ({digest.algorithm})")
+
+    async def _restart(self) -> None:
+        """Begin again with another draft."""
+        draft, self._draft = self._draft, None
+        self._hash = self.file.digest.new_hash() if self.file.digest is not None else None
+        self._ready_bytes = 0
+        if draft is not None:
+            await self._threads.run(draft.close)
+
+    async def _fetch_from(self, url: str) -> None:
+        """Write the whole file into the draft. Broken connections are resumed."""
+        version = ""
+        for attempt in range(_ATTEMPTS):
+            done = self._draft.size_bytes if self._draft else 0
+            if done and done == self.length:
+                return
+            try:
+                resume = {"Range": f"bytes={done}-", **({"If-Range": version} if version else {})} if done else {}
+                async with self._upstream.get(url, {"Accept-Encoding": "identity", **resume}) as response:
+                    if _ended_at(response, done):
+                        return
+                    skip = self._bytes_to_skip(response, done)
+                    version = _version(response)
+                    if self._draft is None:
+                        await self._begin(response.length)
+                    async for piece in response.pieces(decoded=False):
+                        fresh = piece[skip:]
+                        skip = max(0, skip - len(piece))
+                        if fresh:
+                            await self._write(fresh)
+                return
+            except WrongFileError:
+                raise
+            except UpstreamError:
+                # Without a digest or a version, nothing would show that both parts belong to one file.
+                can_resume = self._draft is not None and (self._hash is not None or version)
+                if not can_resume or attempt + 1 == _ATTEMPTS:
+                    raise
+
+    def _bytes_to_skip(self, response: UpstreamResponse, done: int) -> int:
+        """Return how many bytes of a response were fetched before.
+
+        Raises:
+            NotFoundError: Upstream has the file no longer.
+            UpstreamError: The response has no file.
+            WrongFileError: The file changed during the download.
+        """
+        check_has_file(response)
+        if not done or (response.status == _PARTIAL and response.headers.get("content-range", "").startswith(f"bytes {done}-")):
+            return 0
+        has_other_length = response.status == _OK and None not in {response.length, self.length} and response.length != self.length
+        if has_other_length or self._hash is None:
+            self._counters.mismatches += 1
+            raise WrongFileError(f"{redacted(response.url)} changed during its download")
+        return done
+
+    async def _begin(self, length: int | None) -> None:
+        if length is None and self._hash is None:
+            raise NotStorableError  # a file that ends early could not be told from a whole one
+        draft = await self._threads.open(self._store.create_draft)
+        if draft is None:
+            raise NotStorableError
+        has_room = False
+        try:
+            has_room = await self._threads.run(self._store.make_room, draft, _growth(draft, length), length or 0)
+        finally:
+            if not has_room:  # or the task was cancelled: nothing else refers to this draft yet
+                await self._threads.run(draft.close)
+        if not has_room:
+            raise NotStorableError
+        self.length = length
+        self._draft = draft
+        self._notify(0)
+
+    async def _write(self, piece: bytes) -> None:
+        draft = self._draft
+        assert draft is not None  # noqa: S101 - for the type checker: the draft was begun
+        if draft.size_bytes + len(piece) > draft.allocated_bytes and not await self._threads.run(
+            self._store.make_room, draft, _growth(draft, self.length)
+        ):
+            raise NotStorableError
+        await self._threads.run(self._write_and_hash, draft, piece)
+        self._notify(max(0, draft.size_bytes - WITHHELD_BYTES))
+
+    def _write_and_hash(self, draft: DraftFile, piece: bytes) -> None:
+        if self._hash is not None:
+            self._hash.update(piece)
+        draft.write(piece)
+
+    def _notify(self, ready_bytes: int | None = None) -> None:
+        """Wake all clients.
+
+        Args:
+            ready_bytes: Bytes that clients may read now; None leaves the number as it is.
+        """
+        if ready_bytes is not None:
+            self._ready_bytes = ready_bytes
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    async def _close(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            await self._threads.run(draft.close)
+
+
+def check_has_file(response: UpstreamResponse) -> None:
+    """Check that a response contains a file.
+
+    Raises:
+        NotFoundError: Upstream has no such file.
+        UpstreamError: Upstream responded with another error.
+    """
+    if response.status in _MISSING:
+        raise NotFoundError
+    if response.status not in {_OK, _PARTIAL}:
+        raise UpstreamError(f"{redacted(response.url)}: status {response.status}")
+
+
+def _ended_at(response: UpstreamResponse, done: int) -> bool:
+    """Return whether the connection had broken behind the last byte, so that nothing is left to fetch."""
+    is_behind_end = done and response.status == _RANGE_NOT_SATISFIABLE
+    return bool(is_behind_end and response.headers.get("content-range", "").strip() == f"bytes */{done}")
+
+
+def _version(response: UpstreamResponse) -> str:
+    """Return a validator for ``If-Range`` (RFC 9110 section 13.1.5), or an empty string if the response has none."""
+    etag = response.headers.get("etag", "")
+    return etag if etag.startswith('"') else "" if etag else response.headers.get("last-modified", "")
+
+
+def _growth(draft: DraftFile, length: int | None) -> int:
+    return _GROWTH_BYTES if length is None else max(1, min(_GROWTH_BYTES, length - draft.allocated_bytes))

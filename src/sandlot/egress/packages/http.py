@@ -1,0 +1,230 @@
+"""Requests and responses of the package cache as values, and the rules of HTTP that need no I/O (RFC 9110). Pure.
+
+Invariant: a name that a sandbox writes into a path reaches upstream and the disk only after each of its characters was checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+MAX_TARGET_BYTES = 2048
+"""Size limit of a request target."""
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_SEGMENT = re.compile(r"[\x21-\x7e]{1,255}")
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class HttpError(Exception):
+    """An error response with a line of text for people.
+
+    Args:
+        status: Status of the response, from 300 on.
+        text: Description of the error and what to do about it. The sandbox reads it.
+        headers: Further headers of the response.
+    """
+
+    def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = headers
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFileRequest:
+    """Options of a request for a package file.
+
+    Args:
+        range_: The ``Range`` header, or None for the whole file.
+        head: Whether only the head of the response is wanted.
+        reload: Whether a copy in the store is to be replaced (``Cache-Control: no-cache``).
+        sandbox: Id of the sandbox.
+    """
+
+    range_: str | None = None
+    head: bool = False
+    reload: bool = False
+    sandbox: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of a sandbox.
+
+    Args:
+        segments: Decoded segments of the path. None of them is empty, ``.`` or ``..``, or contains a backslash.
+        is_folder: Whether the path ends with a slash.
+        headers: Headers by name in lower case. If a header was repeated, its last value.
+        head: Whether only the head of the response is wanted.
+        sandbox: Id of the sandbox.
+    """
+
+    segments: tuple[str, ...]
+    is_folder: bool
+    headers: Mapping[str, str]
+    head: bool = False
+    sandbox: str = ""
+
+    def file_request(self, etag: str | None) -> PackageFileRequest:
+        """Return the options of this request for a file.
+
+        Args:
+            etag: ETag of the file with its quotes, or None if it has none.
+        """
+        reload = "no-cache" in self.headers.get("cache-control", "").lower()
+        return PackageFileRequest(self.range_for(etag), self.head, reload, self.sandbox)
+
+    def range_for(self, etag: str | None) -> str | None:
+        """Return the ``Range`` header, or None if it applies to another version of the file only (``If-Range``).
+
+        Args:
+            etag: ETag of the file with its quotes, or None if it has none.
+        """
+        condition = self.headers.get("if-range")
+        return self.headers.get("range") if condition is None or condition == etag else None
+
+
+async def _nothing() -> None:
+    """Release nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response whose body is not sent yet. Its receiver calls :attr:`close`, whether the body was sent or not.
+
+    Args:
+        status: Status of the response.
+        headers: Headers without ``Content-Length``.
+        length: Size of the body in bytes, or None if it is unknown; the body is sent in chunks then.
+        body: Generates the pieces of the body. It raises if the connection must be cut, so that the part that was sent does not pass for the
+            whole body.
+        close: Releases what the body holds. Idempotent.
+    """
+
+    status: int
+    headers: Headers
+    length: int | None
+    body: Callable[[], AsyncGenerator[bytes, None]]
+    close: Callable[[], Awaitable[None]] = field(default=_nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A range of bytes of a file.
+
+    Args:
+        start: Offset of the first byte.
+        length: Number of bytes, at least 1.
+    """
+
+    start: int
+    length: int
+
+
+def bytes_response(status: int, data: bytes, media_type: str, headers: Headers = ()) -> Response:
+    """Return a response with a body that is in memory."""
+
+    async def body() -> AsyncGenerator[bytes, None]:
+        if data:
+            yield data
+
+    return Response(status, (("Content-Type", media_type), *headers), len(data), body)
+
+
+def error_response(error: HttpError) -> Response:
+    """Return the response of an error."""
+    return bytes_response(error.status, f"{error.text}\n".encode(), TEXT, error.headers)
+
+
+def parse_target(target: bytes) -> tuple[tuple[str, ...], bool]:
+    """Parse the target of a request into the segments of its path and whether the path ends with a slash.
+
+    Args:
+        target: The target as it was sent. Its query is ignored.
+
+    Raises:
+        HttpError: 400: the target is not a path that a package can have.
+    """
+    raw = target.partition(b"?")[0]
+    if len(raw) > MAX_TARGET_BYTES or not raw.startswith(b"/"):
+        raise HttpError(400, "This is not the path of a package.")
+    parts = raw[1:].split(b"/")
+    is_folder = parts[-1] == b""
+    found = []
+    for part in parts[:-1] if is_folder else parts:
+        try:
+            text = unquote_to_bytes(part).decode("ascii")
+        except UnicodeDecodeError:
+            raise HttpError(400, "This is not the path of a package.") from None
+        # npm encodes the slash of "@scope/name" as %2f; no other segment contains a slash.
+        if not _SEGMENT.fullmatch(text) or "\\" in text or text in {".", ".."} or ("/" in text and not text.startswith("@")) or text.count("/") > 1:
+            raise HttpError(400, "This is not the path of a package.")
+        found.append(text)
+    return tuple(found), is_folder
+
+
+def parse_range(header: str | None, size: int) -> ByteRange | None:
+    """Return the range that a request asks for (RFC 9110 section 14).
+
+    Args:
+        header: The ``Range`` header.
+        size: Size of the whole file.
+
+    Returns:
+        None for the whole file: the header is missing, names several ranges, or is not in bytes.
+
+    Raises:
+        HttpError: 416: the range is outside the file.
+    """
+    found = _RANGE.fullmatch(header.strip()) if header else None
+    if found is None or not (found[1] or found[2]):
+        return None
+    if found[1]:
+        start, last = int(found[1]), min(int(found[2]), size - 1) if found[2] else size - 1
+        if found[2] and int(found[2]) < start:
+            return None
+    else:
+        start, last = max(0, size - int(found[2])), size - 1
+    if start > last:
+        raise HttpError(416, "The range is outside the file.", (("Content-Range", f"bytes */{size}"),))
+    return ByteRange(start, last - start + 1)
+
+
+def is_not_modified(header: str | None, etag: str) -> bool:
+    """Return whether the client already has the current version.
+
+    Args:
+        header: The ``If-None-Match`` header.
+        etag: ETag of the current version with its quotes.
+    """
+    return header is not None and (header.strip() == "*" or etag in {word.strip().removeprefix("W/") for word in header.split(",")})
+
+
+def preferred_type(accept: str | None, offered: Sequence[str]) -> str:
+    """Return the media type to respond with. If the client has no preference or accepts none of them, it is the first one.
+
+    Args:
+        accept: The ``Accept`` header.
+        offered: Available media types, the best first.
+    """
+    weights: dict[str, float] = {}
+    for word in (accept or "*/*").lower().split(","):
+        name, *parameters = (part.strip() for part in word.split(";"))
+        weights[name] = next((_parse_weight(part[2:]) for part in parameters if part.startswith("q=")), 1.0)
+    best = max(offered, key=lambda each: (_weight_of(each, weights), -offered.index(each)))
+    return best if _weight_of(best, weights) > 0 else offered[0]
+
+
+def _weight_of(name: str, weights: Mapping[str, float]) -> float:
+    return next((weights[each] for each in (name, f"{name.partition('/')[0]}/*", "*/*") if each in weights), 0.0)
+
+
+def _parse_weight(text: str) -> float:
+    return float(text) if re.fullmatch(r"[01](\.\d{0,3})?", text) else 0.0

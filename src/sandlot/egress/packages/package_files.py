@@ -1,0 +1,232 @@
+"""Package files: from the store, or from upstream by way of the store.
+
+Invariants:
+- All clients that want one file share one download.
+- A file with a digest is verified on its way to the first client and stored. A file without one is passed through and not stored, unless its
+  client verifies it. Neither such a file nor a HEAD request takes disk space.
+- A full store or disk costs speed, not packages: files are passed through then, still verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+from urllib.parse import urlsplit
+
+from sandlot.egress.packages.config.values import redacted
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.download import Download, NotFoundError, NotStorableError, PackageFile, WrongUrls, check_has_file
+from sandlot.egress.packages.http import ByteRange, Headers, HttpError, PackageFileRequest, Response, bytes_response, parse_range
+from sandlot.egress.packages.pass_through import BusyError, PassThrough
+from sandlot.egress.packages.store.open_files import OpenFile
+from sandlot.egress.packages.store.store import Kind, PackageStore
+from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamError, open_local_file
+
+MAX_LINGERING: Final = 4
+"""Downloads that continue for a moment after their clients have left."""
+NOT_FOUND = "The package index has no such file."
+UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log has the reason."
+BUSY = "Too many files that cannot be stored pass through the package cache at once. Try again."
+
+_OK, _PARTIAL = 200, 206
+_log = logging.getLogger(__name__)
+
+
+class PackageFiles:
+    """Package files of all registries.
+
+    Args:
+        store: The package store.
+        threads: Threads for the disk.
+        counters: Counters of the cache.
+    """
+
+    def __init__(self, store: PackageStore, threads: DiskThreads, counters: Counters) -> None:
+        self._store = store
+        self._threads = threads
+        self._counters = counters
+        self._downloads: dict[tuple[Kind, str], Download] = {}
+        self._running: set[Download] = set()
+        self._wrong_urls = WrongUrls()
+        self._pass_through = PassThrough(self._wrong_urls, counters)
+
+    async def aclose(self) -> None:
+        """Cancel all downloads. A complete file is stored first, because clients that have it rely on that."""
+        running = [(download, download.task) for download in self._running if download.task is not None]
+        for download, task in running:
+            if not download.is_complete:
+                task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+
+    async def open_stored(self, file: PackageFile, range_: str | None) -> Response | None:
+        """Return a response with a file of the store, or None if the store does not have it.
+
+        Args:
+            file: The file.
+            range_: The ``Range`` header.
+
+        Raises:
+            HttpError: The range is outside the file.
+        """
+        stored_as = file.stored_as
+        opened = await self._threads.open(self._store.open, *stored_as) if stored_as is not None else None
+        return self._respond_from(opened, file, range_) if opened is not None else None
+
+    async def respond(self, file: PackageFile, upstream: Upstream, request: PackageFileRequest) -> Response:
+        """Return a response with a file.
+
+        Args:
+            file: The file.
+            upstream: Client of its registry.
+            request: Options of the request.
+
+        Raises:
+            HttpError: There is no such file or range, or the file could not be fetched.
+        """
+        must_reload = request.reload and file.digest is None and file.stored_as is not None
+        found = None if must_reload else await self._open_existing(file, request.range_)
+        if found is not None:
+            return found
+        self._counters.misses += 1
+        try:
+            if request.head:
+                return await self._respond_to_head(file, upstream)
+            if file.stored_as is None:
+                return await self._pass_through.respond(file, upstream, request.sandbox)
+            return await self._download(file, upstream, request)
+        except NotFoundError:
+            raise HttpError(404, NOT_FOUND) from None
+        except BusyError:
+            raise HttpError(503, BUSY, (("Retry-After", "10"),)) from None
+        except UpstreamError as error:
+            # The response does not name the upstream: the machine's configuration is not the sandbox's business.
+            self._counters.errors += 1
+            _log.warning("a package could not be fetched: %s", error)
+            raise HttpError(502, UNREACHABLE) from None
+
+    async def _open_existing(self, file: PackageFile, range_: str | None) -> Response | None:
+        """Return a response with a file that is on this machine, or None."""
+        if file.stored_as is not None:
+            # Look twice: a download that was in progress at the first look may have ended, and its file be stored, since.
+            for _ in range(2):
+                found = await self.open_stored(file, range_)
+                if found is not None:
+                    return found
+                if self._is_downloading(file):
+                    break
+        elif urlsplit(file.urls[0]).scheme == "file":
+            opened = await self._threads.open(open_local_file, file.urls[0])
+            if opened is not None:
+                return self._respond_from(opened, file, range_)
+        return None
+
+    def _respond_from(self, opened: OpenFile, file: PackageFile, range_: str | None) -> Response:
+        self._counters.hits += 1
+        try:
+            part = parse_range(range_, opened.size_bytes)
+        except HttpError:
+            opened.close()
+            raise
+        start, length = (part.start, part.length) if part else (0, opened.size_bytes)
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            offset = start
+            while offset < start + length:
+                piece = await self._threads.run(opened.read, min(PIECE_BYTES, start + length - offset), offset)
+                if not piece:
+                    return
+                offset += len(piece)
+                yield piece
+
+        async def close() -> None:
+            opened.close()
+
+        headers = (*file.headers, *_content_range(part, opened.size_bytes))
+        return Response(_PARTIAL if part else _OK, headers, length, body, close)
+
+    async def _respond_to_head(self, file: PackageFile, upstream: Upstream) -> Response:
+        """Return the head of a response. Upstream gets a GET request, because signed URLs are not signed for HEAD."""
+        for number, url in enumerate(file.urls, 1):
+            try:
+                async with upstream.get(url, {"Accept-Encoding": "identity"}) as response:
+                    check_has_file(response)
+                    return Response(_OK, file.headers, response.length, bytes_response(_OK, b"", "").body)
+            except (NotFoundError, UpstreamError):
+                if number == len(file.urls):
+                    raise
+        raise NotFoundError
+
+    async def _download(self, file: PackageFile, upstream: Upstream, request: PackageFileRequest) -> Response:
+        download = self._join(file, upstream)
+        try:
+            # A range waits for the whole file, so that a client cannot collect all but the last bytes of a wrong one.
+            length = await (download.wait_until_complete() if request.range_ else download.wait_for_length())
+            part = parse_range(request.range_, length) if request.range_ and length is not None else None
+        except NotStorableError:
+            await download.leave()
+            return await self._pass_through.respond(file, upstream, request.sandbox)
+        except BaseException:
+            await download.leave()
+            raise
+        start, size = (part.start, part.length) if part else (0, length)
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            given = 0
+            try:
+                async with aclosing(download.pieces(start, size)) as pieces:
+                    async for piece in pieces:
+                        given += len(piece)
+                        yield piece
+            except NotStorableError:
+                try:
+                    async with aclosing(self._pass_through.pieces(file, upstream, sandbox=request.sandbox, skip=start + given)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                except NotFoundError:
+                    raise UpstreamError(f"{redacted(file.urls[0])} was removed during a response") from None
+
+        headers = (*file.headers, *_content_range(part, length))
+        return Response(_PARTIAL if part else _OK, headers, size, body, _leave_once(download))
+
+    def _is_downloading(self, file: PackageFile) -> bool:
+        download = self._downloads.get(file.stored_as) if file.stored_as is not None else None
+        return download is not None and not download.is_over
+
+    def _join(self, file: PackageFile, upstream: Upstream) -> Download:
+        stored_as = file.stored_as
+        assert stored_as is not None  # noqa: S101 - for the type checker: other files are passed through
+        download = self._downloads.get(stored_as)
+        if download is None or download.is_over:
+            download = Download(self._wrong_urls.sort(file), upstream, self._store, self._threads, self._counters)
+            self._running.add(download)
+            self._downloads[stored_as] = download
+            download.start(self._on_end, lambda: sum(each.is_lingering for each in self._running) < MAX_LINGERING)
+        download.join()
+        return download
+
+    def _on_end(self, download: Download) -> None:
+        self._running.discard(download)
+        self._wrong_urls.add(download.file.digest, download.wrong_urls)
+        stored_as = download.file.stored_as
+        if stored_as is not None and self._downloads.get(stored_as) is download:
+            del self._downloads[stored_as]
+
+
+def _content_range(part: ByteRange | None, size: int | None) -> Headers:
+    return (("Content-Range", f"bytes {part.start}-{part.start + part.length - 1}/{size}"),) if part else ()
+
+
+def _leave_once(download: Download) -> Callable[[], Awaitable[None]]:
+    has_left = False
+
+    async def leave() -> None:
+        nonlocal has_left
+        if not has_left:
+            has_left = True
+            await download.leave()
+
+    return leave

@@ -1,0 +1,164 @@
+"""Files that are passed through from upstream to one client without the store.
+
+Invariants:
+- A file with a digest is verified on the way: its last bytes are withheld until the whole file matches.
+- A file arrives at the pace of its client. The number of such files is limited for each sandbox and for all together, and a client that reads
+  too slowly loses its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from sandlot.egress.packages.config.values import redacted
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.digests import Digest
+from sandlot.egress.packages.download import WITHHELD_BYTES, NotFoundError, PackageFile, WrongFileError, WrongUrls, check_has_file
+from sandlot.egress.packages.fairness import ConcurrencyLimiter
+from sandlot.egress.packages.http import Response
+from sandlot.egress.packages.upstream import Upstream, UpstreamError, UpstreamResponse
+
+MAX_FILES = 24
+"""Files that pass through at once: half of the concurrent upstream requests, because other requests need some."""
+MAX_FILES_PER_SANDBOX = 2
+WAIT_S = 60.0
+"""Time that a sandbox waits for files of other sandboxes."""
+PACE_WINDOW_S = 60.0
+MIN_PACE_BYTES_S = 64 * 1024
+"""Bytes per second that a client must read, measured over :data:`PACE_WINDOW_S` of waiting for the client."""
+
+
+class BusyError(UpstreamError):
+    """All slots are taken by files of other sandboxes."""
+
+
+class PassThrough:
+    """Passes files through.
+
+    Args:
+        wrong_urls: URLs that gave wrong files.
+        counters: Counters of the cache.
+    """
+
+    def __init__(self, wrong_urls: WrongUrls, counters: Counters) -> None:
+        self._wrong_urls = wrong_urls
+        self._counters = counters
+        self._slots = asyncio.Semaphore(MAX_FILES)
+        self._limiter = ConcurrencyLimiter(MAX_FILES_PER_SANDBOX)
+
+    async def respond(self, file: PackageFile, upstream: Upstream, sandbox: str) -> Response:
+        """Return a response with a file straight from upstream.
+
+        Args:
+            file: The file.
+            upstream: Client of its registry.
+            sandbox: Id of the sandbox.
+
+        Raises:
+            NotFoundError: Upstream has no such file.
+            UpstreamError: The file could not be fetched, or all slots were taken (:class:`BusyError`).
+        """
+        lengths: list[int | None] = []
+        pieces = self.pieces(file, upstream, sandbox=sandbox, on_length=lengths.append)
+        first = await anext(pieces, b"")
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        return Response(200, file.headers, lengths[-1] if lengths else None, body, pieces.aclose)
+
+    async def pieces(
+        self, file: PackageFile, upstream: Upstream, *, sandbox: str, skip: int = 0, on_length: Callable[[int | None], None] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield a file straight from upstream.
+
+        A sandbox waits for its own files without a limit, and at most :data:`WAIT_S` for those of others.
+
+        Args:
+            file: The file.
+            upstream: Client of its registry.
+            sandbox: Id of the sandbox.
+            skip: Bytes at the beginning that are verified but not yielded.
+            on_length: Called with the length of the file once it is known.
+
+        Raises:
+            NotFoundError: Upstream has no such file.
+            UpstreamError: The file could not be fetched, is wrong or was read too slowly.
+        """
+        with self._limiter.slots(sandbox) as own_slots:
+            async with own_slots:
+                try:
+                    async with asyncio.timeout(WAIT_S):
+                        await self._slots.acquire()
+                except TimeoutError:
+                    raise BusyError(f"{redacted(file.urls[0])}: no slot to pass the file through became free in {WAIT_S:g} s") from None
+                try:
+                    async with aclosing(_paced(self._fetch(self._wrong_urls.sort(file), upstream, skip, on_length))) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                finally:
+                    self._slots.release()
+
+    async def _fetch(
+        self, file: PackageFile, upstream: Upstream, skip: int, on_length: Callable[[int | None], None] | None
+    ) -> AsyncGenerator[bytes, None]:
+        for number, url in enumerate(file.urls, 1):
+            async with upstream.get(url, {"Accept-Encoding": "identity"}) as response:
+                try:
+                    check_has_file(response)
+                except (NotFoundError, UpstreamError):
+                    if number == len(file.urls):
+                        raise
+                    continue
+                if on_length is not None:
+                    on_length(response.length)
+                body = self._verified(file.digest, url, response, skip) if file.digest else _skipped(response, skip)
+                async with aclosing(body) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+
+    async def _verified(self, digest: Digest, url: str, response: UpstreamResponse, skip: int) -> AsyncGenerator[bytes, None]:
+        """Yield a response without its first bytes. Withhold the last bytes until the whole response matches the digest."""
+        running, withheld = digest.new_hash(), b""
+        async for piece in response.pieces(decoded=False):
+            running.update(piece)
+            fresh, skip = piece[skip:], max(0, skip - len(piece))
+            withheld += fresh
+            if len(withheld) > WITHHELD_BYTES:
+                yield withheld[:-WITHHELD_BYTES]
+                withheld = withheld[-WITHHELD_BYTES:]
+        if running.hexdigest() != digest.value:
+            self._counters.mismatches += 1
+            self._wrong_urls.add(digest, (url,))
+            raise WrongFileError(f"{redacted(url)} does not match its index's digest ({digest.algorithm})")
+        if withheld:
+            yield withheld
+
+
+async def _skipped(response: UpstreamResponse, skip: int) -> AsyncGenerator[bytes, None]:
+    """Yield a response without its first bytes."""
+    async for piece in response.pieces(decoded=False):
+        fresh, skip = piece[skip:], max(0, skip - len(piece))
+        if fresh:
+            yield fresh
+
+
+async def _paced(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield pieces until the client reads too slowly. The time that upstream takes does not count."""
+    waited_s, taken_bytes = 0.0, 0
+    async with aclosing(pieces):
+        async for piece in pieces:
+            given_s = time.monotonic()
+            yield piece
+            waited_s += time.monotonic() - given_s
+            taken_bytes += len(piece)
+            if waited_s >= PACE_WINDOW_S:
+                if taken_bytes < MIN_PACE_BYTES_S * waited_s:
+                    raise UpstreamError(f"the sandbox read {taken_bytes} bytes in {waited_s:.0f} s of a file that is passed through")
+                waited_s, taken_bytes = 0.0, 0

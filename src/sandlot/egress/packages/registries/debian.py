@@ -1,0 +1,122 @@
+"""Debian packages: ``/debian/`` and ``/debian-security/``, each with ``dists/`` and ``pool/``.
+
+apt in the sandbox verifies everything: signatures of Release files, indexes by the digests in the Release file, packages by those in the index.
+
+Invariants:
+- Release files are index pages, fresh for a while. Other files in ``dists/`` are served as the served Release file names them, so that one set
+  of indexes fits together.
+- An index is stored by its digest. A package is stored by its URL, because its name contains the version and its content never changes. Only a
+  complete file is stored.
+- A client that sends ``Cache-Control: no-cache`` gets a package from upstream, and the stored copy is replaced.
+- Other files in ``pool/``, such as sources, are passed through and not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from sandlot.egress.packages.config.values import DebianSources
+from sandlot.egress.packages.digests import Digest, parse_digest
+from sandlot.egress.packages.download import PackageFile
+from sandlot.egress.packages.http import HttpError, Request, Response
+from sandlot.egress.packages.index_page import IndexPage, unmodified_page
+from sandlot.egress.packages.index_page_cache import IndexPageCache
+from sandlot.egress.packages.package_files import PackageFiles
+from sandlot.egress.packages.registries.index_page_response import page_response
+from sandlot.egress.packages.upstream import Upstream
+
+MAX_RELEASES = 32
+"""Parsed Release files in memory. Each names some hundred files."""
+_SEGMENT = re.compile(r"[A-Za-z0-9._+~:%=@,!-]+")
+_RELEASES = frozenset({"InRelease", "Release", "Release.gpg"})
+_BY_HASH = {"SHA256": "sha256", "SHA512": "sha512"}
+_TEXT = "text/plain"
+_SHA256_SECTION = re.compile(r"^SHA256:\n((?: .*\n?)*)", re.MULTILINE)
+_SHA256_LINE = re.compile(r"^ ([0-9a-f]{64}) +(\d+) (\S+)$", re.MULTILINE)
+
+
+class DebianRegistry:
+    """Serves Debian archives.
+
+    Args:
+        sources: Upstream archives.
+        upstream: Client of the archives.
+        index_pages: Index pages, for Release files.
+        files: Package files, for everything else.
+    """
+
+    def __init__(self, sources: DebianSources, upstream: Upstream, index_pages: IndexPageCache, files: PackageFiles) -> None:
+        self._sources = sources
+        self._upstream = upstream
+        self._index_pages = index_pages
+        self._files = files
+        self._releases: OrderedDict[str, Mapping[str, Digest]] = OrderedDict()
+
+    async def respond(self, request: Request) -> Response:
+        """Return the response to a request below ``/debian/`` or ``/debian-security/``.
+
+        Raises:
+            HttpError: There is no such file.
+        """
+        archive, *names = request.segments
+        if request.is_folder or not all(_SEGMENT.fullmatch(name) for name in names):
+            raise HttpError(404, "The archive has files, and no lists of them.")
+        match names:
+            case ["dists", suite, name] if name in _RELEASES:
+                return await self._respond_with_release(request, archive, suite, name)
+            case ["dists", _, *_, "by-hash", kind, value] if kind in _BY_HASH and (digest := parse_digest(f"{_BY_HASH[kind]}-{value}")):
+                return await self._respond_with_file(request, PackageFile((self._url(archive, names),), digest))
+            case ["dists", suite, _, *_]:
+                digest = (await self._digests(archive, suite)).get("/".join(names[2:]))
+                return await self._respond_with_file(request, PackageFile(self._index_urls(archive, names, digest), digest))
+            case ["pool", _, *_]:
+                is_package = names[-1].endswith(".deb")
+                return await self._respond_with_file(request, PackageFile((self._url(archive, names),), None, is_verified_by_client=is_package))
+            case _:
+                raise HttpError(404, "The archive has dists/ and pool/.")
+
+    async def _respond_with_release(self, request: Request, archive: str, suite: str, name: str) -> Response:
+        page = await self._index_pages.get(self._release_page(archive, suite, name), self._upstream)
+        if page.is_missing:
+            raise HttpError(404, f"The archive that this host uses has no {suite}/{name}.")
+        return await page_response(self._index_pages.pages, page, "body", _TEXT, request)
+
+    async def _respond_with_file(self, request: Request, file: PackageFile) -> Response:
+        return await self._files.respond(file, self._upstream, request.file_request(f'"{file.digest}"' if file.digest else None))
+
+    async def _digests(self, archive: str, suite: str) -> Mapping[str, Digest]:
+        """Return the digests that the stored Release file of a suite names. Empty if no sandbox has requested the file."""
+        page = await self._index_pages.get(self._release_page(archive, suite, "InRelease"), self._upstream, any_age=True, fetch=False)
+        if page.is_missing:
+            return {}
+        version = page.variants["body"]
+        if version not in self._releases:
+            text = await self._index_pages.pages.read_all(page, "body") or b""
+            self._releases[version] = await asyncio.to_thread(parse_release, text.decode("utf-8", "replace"))
+            if len(self._releases) > MAX_RELEASES:
+                self._releases.popitem(last=False)
+        return self._releases.get(version, {})
+
+    def _release_page(self, archive: str, suite: str, name: str) -> IndexPage:
+        url = self._url(archive, ["dists", suite, name])
+        return unmodified_page(f"debian/{url}", url)
+
+    def _index_urls(self, archive: str, names: Sequence[str], digest: Digest | None) -> tuple[str, ...]:
+        by_name = self._url(archive, names)
+        if digest is None:
+            return (by_name,)
+        # The URL with the digest is still valid after the archive was updated.
+        return (self._url(archive, [*names[:-1], "by-hash", "SHA256", digest.value]), by_name)
+
+    def _url(self, archive: str, names: Sequence[str]) -> str:
+        return self._sources.archives[archive] + "/".join(quote(name, safe="~+:@=,!") for name in names)
+
+
+def parse_release(text: str) -> Mapping[str, Digest]:
+    """Return the SHA-256 digests in a Release or InRelease file, by path relative to the file. Pure."""
+    section = _SHA256_SECTION.search(text.replace("\r\n", "\n"))
+    return {path: Digest("sha256", value) for value, _, path in _SHA256_LINE.findall(section[1])} if section else {}

@@ -1,0 +1,116 @@
+"""npm's package metadata: the packages' versions and files, as a registry describes them. Pure.
+
+The format is described in npm's "Package Metadata" (github.com/npm/registry, docs/responses/package-metadata.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from sandlot.egress.packages.config.values import split_credential
+from sandlot.egress.packages.digests import Digest, digest_from_integrity, parse_digest
+from sandlot.egress.packages.index_page import FetchedInput
+
+SHORT_TYPE = "application/vnd.npm.install-v1+json"
+ACCEPT_SHORT = f"{SHORT_TYPE}; q=1.0, application/json; q=0.8, */*"
+ACCEPT_FULL = "application/json"
+
+_NAME = re.compile(r"(?:@[A-Za-z0-9~-][A-Za-z0-9._~-]*/)?[A-Za-z0-9~-][A-Za-z0-9._~-]*")
+_MAX_NAME = 214
+_SHORT_VERSION = (
+    "name", "version", "deprecated", "dependencies", "optionalDependencies", "devDependencies", "bundleDependencies", "bundledDependencies",
+    "peerDependencies", "peerDependenciesMeta", "acceptDependencies", "bin", "directories", "dist", "engines", "cpu", "os", "libc", "funding",
+    "hasInstallScript", "_hasShrinkwrap",
+)  # fmt: skip
+_INSTALL_SCRIPTS = ("preinstall", "install", "postinstall")
+
+
+def is_package_name(name: str) -> bool:
+    """Return whether a text can be the name of a package. Names of old packages contain capitals."""
+    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def url_path(name: str) -> str:
+    """Return the name of a package as npm writes it into URLs."""
+    return quote(name, safe="@")
+
+
+def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, short: bool) -> Mapping[str, bytes]:
+    """Build the metadata to serve (``body``) and a table of the upstream files (``table``).
+
+    Args:
+        inputs: The metadata of upstream, alone.
+        name: Name of the package.
+        origin: Origin of the cache inside a sandbox.
+        short: Whether to build the abbreviated form. Upstream may not support it; the full form is abbreviated then.
+
+    Raises:
+        ValueError: The metadata is malformed.
+    """
+    (page,) = inputs
+    metadata = json.loads(page.body)
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("versions"), dict):
+        raise ValueError("not package metadata")  # noqa: TRY004 - the content is malformed, whatever its type
+    lines: dict[str, str] = {}
+    other_lines: dict[str, str] = {}
+    for version, manifest in metadata["versions"].items():
+        dist = manifest.get("dist") if isinstance(manifest, dict) else None
+        if not isinstance(dist, dict) or not isinstance(dist.get("tarball"), str):
+            continue
+        url = _fetchable_url(page.url, dist["tarball"])
+        if url is None:
+            del dist["tarball"]  # the URL may contain a password
+            continue
+        digest = digest_from_integrity(dist.get("integrity"), dist.get("shasum"))
+        filename = f"{name.rpartition('/')[2]}-{version}.tgz"
+        location = json.dumps([url, digest and str(digest)])
+        lines[filename] = location
+        other_lines.setdefault(unquote(urlsplit(url).path.rpartition("/")[2]), location)  # names in lock files made with other registries
+        dist["tarball"] = f"{origin}/npm/{quote(name, safe='@/')}/-/{quote(filename)}"
+    if short and page.media_type != SHORT_TYPE:
+        metadata = _abbreviate(metadata)
+    table = "".join(f"\n{filename}\t{location}" for filename, location in (other_lines | lines).items() if filename.isprintable())
+    return {"body": json.dumps(metadata, separators=(",", ":")).encode(), "table": f"{table}\n".encode()}
+
+
+def find_file(table: bytes, filename: str) -> tuple[str, Digest | None] | None:
+    """Return the upstream URL and digest of a file, or None if the table does not have it."""
+    start = table.find(f"\n{filename}\t".encode())
+    if start < 0:
+        return None
+    url, digest = json.loads(table[table.index(b"\t", start) : table.index(b"\n", start + 1)])
+    return url, parse_digest(digest) if digest else None
+
+
+def _fetchable_url(base: str, link: str) -> str | None:
+    """Return the target of a link without user and password, which a registry may write into it. Return None if it cannot be fetched."""
+    try:
+        url, _ = split_credential(urljoin(base, link))
+        return url if urlsplit(url).scheme in {"http", "https"} else None
+    except ValueError:
+        return None
+
+
+def _abbreviate(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form that an install needs. For some packages it is a tenth of the full form."""
+    versions = {}
+    for version, manifest in metadata["versions"].items():
+        if not isinstance(manifest, dict):
+            continue
+        short = {name: manifest[name] for name in _SHORT_VERSION if name in manifest}
+        scripts = manifest.get("scripts")
+        if isinstance(scripts, dict) and any(scripts.get(name) for name in _INSTALL_SCRIPTS):
+            short["hasInstallScript"] = True
+        versions[version] = short
+    time = metadata.get("time")
+    modified = metadata.get("modified") or (time.get("modified") if isinstance(time, dict) else None)
+    return {
+        "name": metadata.get("name"),
+        "dist-tags": metadata.get("dist-tags", {}),
+        "versions": versions,
+        **({"modified": modified} if modified else {}),
+    }

@@ -1,0 +1,63 @@
+"""Routing of requests to registries, and the objects that all registries share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from sandlot.egress.packages.config.machine import PackageSources
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.http import HttpError, Request, Response
+from sandlot.egress.packages.index_page_cache import IndexPageCache
+from sandlot.egress.packages.package_files import PackageFiles
+from sandlot.egress.packages.registries.debian import DebianRegistry
+from sandlot.egress.packages.registries.npm import NpmRegistry
+from sandlot.egress.packages.registries.pypi import PypiRegistry
+from sandlot.egress.packages.store.store import PackageStore
+from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.egress.packages.upstream import MAX_REQUESTS, Upstream
+
+
+class RegistryRouter:
+    """Routes requests by the first segment of their path.
+
+    Args:
+        sources: Upstream indexes.
+        store: The package store.
+        threads: Threads for the disk.
+        counters: Counters of the cache.
+        ttl_s: Seconds for which an index page is fresh.
+        origin: Origin of the cache inside a sandbox, as ``http://HOST:PORT``.
+    """
+
+    def __init__(self, sources: PackageSources, store: PackageStore, threads: DiskThreads, counters: Counters, *, ttl_s: float, origin: str) -> None:
+        slots = asyncio.Semaphore(MAX_REQUESTS)
+        self._index_pages = IndexPageCache(store, threads, counters, ttl_s=ttl_s)
+        self._files = PackageFiles(store, threads, counters)
+        self._upstreams = [Upstream(each.access, threads, slots, counters) for each in (sources.pypi, sources.npm, sources.debian)]
+        pypi, npm, debian = self._upstreams
+        apt = DebianRegistry(sources.debian, debian, self._index_pages, self._files)
+        self._roots: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
+            "pypi": PypiRegistry(sources.pypi, pypi, self._index_pages, self._files).respond,
+            "npm": NpmRegistry(sources.npm, npm, self._index_pages, self._files, origin=origin).respond,
+            "debian": apt.respond,
+            "debian-security": apt.respond,
+        }
+
+    async def respond(self, request: Request) -> Response:
+        """Return the response to a request.
+
+        Raises:
+            HttpError: There is no such page or file.
+        """
+        respond = self._roots.get(request.segments[0]) if request.segments else None
+        if respond is None:
+            raise HttpError(404, "This is the package index of a sandbox: /pypi/simple/NAME/, /npm/NAME, /debian/ and /debian-security/.")
+        return await respond(request)
+
+    async def aclose(self) -> None:
+        """Cancel all downloads and refreshes and close the connections to upstream."""
+        await self._files.aclose()
+        await self._index_pages.aclose()
+        for upstream in self._upstreams:
+            await upstream.aclose()

@@ -1,0 +1,300 @@
+"""The package store: verified files, index pages and records of index pages on disk, within a size limit.
+
+Invariants:
+- A file that has its final name is complete: it was written under another name in ``tmp/`` and then renamed. Incomplete files of a killed
+  process are removed by `sweep`.
+- Any number of processes may share a store. No lock is held across a wait. If two processes write the same file, the last rename wins.
+- The store never uses more than its limit. The least recently used files are removed first; files that are being read or written stay.
+- Every file can be downloaded again. The store may be removed at any time.
+
+Layout::
+
+    files/ab/sha256-abcd...     a verified file, named by the digest that its index gave
+    urls/ab/abcd...             a file that its client verifies, named by the SHA-256 of its URL
+    pages/ab/abcd...            an index page as it is served, named by its SHA-256
+    records/ab/abcd...          what is known about an index page, named by the SHA-256 of its key; JSON
+    tmp/                        incomplete files, each locked with flock(2) while its writer lives
+
+Files in use are protected by flock(2). Unlike :mod:`sandlot.host.locked_folder`, which publishes folders, the unit here is one file with
+allocated space that may be evicted while others are read.
+
+All methods block; call them in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.store.eviction import StoredFile, plan_eviction
+from sandlot.egress.packages.store.open_files import DraftFile, OpenFile
+from sandlot.model.errors import ErrorCode, HostError
+
+BLOCK_BYTES = 512
+"""Unit of ``st_blocks`` in stat(2), on every file system."""
+PAGE_BYTES = 4096
+"""Disk space of the smallest file."""
+RESERVE_BYTES = 64 * 1024 * 1024
+"""Free space that is left to other users of the disk; at most a twentieth of the disk."""
+_PRIVATE = 0o700
+_TOUCH_S = 60.0
+"""A use is recorded at most this often, because updating a file's times costs as much as reading it."""
+_YOUNG_S = 60.0
+"""Age below which a file in tmp/ is kept: its writer may not have locked it yet."""
+_SCAN_S = 10.0
+"""Time for which the counted size is trusted although other processes may add files."""
+_FULL_S = 1.0
+"""Time for which the store counts as full after an eviction failed, so that not every request counts the files again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Kind(StrEnum):
+    """Kinds of stored files, each with its own folder."""
+
+    FILES = "files"
+    URLS = "urls"
+    PAGES = "pages"
+    RECORDS = "records"
+
+
+class PackageStore:
+    """Package files in one folder.
+
+    Args:
+        folder: The folder; created if it does not exist.
+        max_bytes: Disk space that the folder may use.
+        counters: Counters of the cache.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, counters: Counters) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._counters = counters
+        self._tmp = folder / "tmp"
+        self._making_room = threading.Lock()
+        self._total_bytes = 0
+        self._scanned_s = float("-inf")
+        self._full_s = float("-inf")
+
+    def prepare(self) -> None:
+        """Create the folders and remove incomplete files of dead processes.
+
+        Raises:
+            HostError: The folder is not writable.
+        """
+        try:
+            for folder in (self._folder, self._tmp, *(self._folder / kind for kind in Kind)):
+                folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            self.sweep()
+        except OSError as error:
+            raise HostError(
+                f"The package cache {self._folder} cannot be written: {error.strerror}.",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="Make the folder writable, or set SANDLOT_CACHE_DIR to another folder.",
+            ) from error
+
+    def open(self, kind: Kind, name: str) -> OpenFile | None:
+        """Open a file and record the use. Return None if the file does not exist."""
+        try:
+            opened = OpenFile(os.open(self._path(kind, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None
+        with contextlib.suppress(OSError):
+            fcntl.flock(opened.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if abs(time.time() - opened.modified_s) > _TOUCH_S:
+                os.utime(opened.descriptor)
+        return opened
+
+    def read(self, kind: Kind, name: str) -> bytes | None:
+        """Return the content of a small file and record the use. Return None if the file does not exist."""
+        opened = self.open(kind, name)
+        if opened is None:
+            return None
+        try:
+            return opened.read(opened.size_bytes, 0)
+        finally:
+            opened.close()
+
+    def put(self, kind: Kind, name: str, data: bytes) -> bool:
+        """Write a small file, replacing an existing one. Return False if there is no room or the disk failed."""
+        draft = None
+        try:
+            draft = self.create_draft()
+            if not self.make_room(draft, len(data)):
+                return False
+            draft.write(data)
+            self.publish(draft, kind, name, durable=False)
+        except OSError as error:
+            _log.warning("the package cache cannot write a file: %s", error.strerror)
+            return False
+        finally:
+            if draft is not None:
+                draft.close()
+        return True
+
+    def remove(self, kind: Kind, name: str) -> None:
+        """Remove a file. Open readers can read it to its end. Idempotent."""
+        self._path(kind, name).unlink(missing_ok=True)
+
+    def create_draft(self) -> DraftFile:
+        """Create an empty file to write.
+
+        Raises:
+            OSError: The disk is full or failed.
+        """
+        return DraftFile(self._tmp)
+
+    def publish(self, draft: DraftFile, kind: Kind, name: str, *, durable: bool = True) -> None:
+        """Give a completely written draft its final name. The draft stays open.
+
+        Args:
+            draft: The draft.
+            kind: Kind of the file.
+            name: Name of the file within its kind.
+            durable: Whether to sync the data first. Required if readers trust the name without checking the content: after a power failure,
+                the name must not exist without the data.
+
+        Raises:
+            OSError: The disk is full or failed.
+        """
+        path = self._path(kind, name)
+        draft.finish(durable=durable)
+        try:
+            draft.path.rename(path)
+        except FileNotFoundError:
+            path.parent.mkdir(mode=_PRIVATE, exist_ok=True)
+            draft.path.rename(path)
+        draft.is_published = True
+
+    def make_room(self, draft: DraftFile, needed_bytes: int, final_bytes: int = 0) -> bool:
+        """Allocate more disk space for a draft. The least recently used files are removed for it.
+
+        Args:
+            draft: The draft.
+            needed_bytes: Additional space.
+            final_bytes: Final size of the draft, if known. Nothing is removed for a file that will never fit.
+
+        Returns:
+            False if there is no room: the file exceeds the limit, the other files are in use, or the disk is full.
+        """
+        needed_bytes = -(-needed_bytes // PAGE_BYTES) * PAGE_BYTES
+        if max(needed_bytes, final_bytes) > self._max_bytes:
+            return False
+        with self._making_room:
+            self._total_bytes += needed_bytes
+            has_room = self._evict_if_needed(needed_bytes)
+            try:
+                if has_room:
+                    draft.allocate(needed_bytes)
+            except OSError as error:
+                _log.warning("the package cache cannot allocate disk space: %s", error.strerror)
+                has_room = False
+            if not has_room:
+                self._total_bytes -= needed_bytes
+            return has_room
+
+    def sweep(self) -> int:
+        """Remove incomplete files of dead processes. Return their number."""
+        swept = 0
+        for entry in os.scandir(self._tmp):
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime < _YOUNG_S:
+                    continue
+                if _unlink_unused(Path(entry.path)):
+                    swept += 1
+        return swept
+
+    def total_bytes(self) -> int:
+        """Return the disk space that the store uses now, drafts included."""
+        return sum(file.size_bytes for file in self._scan()) + self._drafts_bytes()
+
+    def _path(self, kind: Kind, name: str) -> Path:
+        return self._folder / kind / name.rpartition("-")[2][:2] / name
+
+    def _evict_if_needed(self, needed_bytes: int) -> bool:
+        """Return whether there is room for bytes that are already counted, after an eviction if necessary. Called with the lock."""
+        short_bytes, now_s = self._shortage(needed_bytes), time.monotonic()
+        is_over = bool(short_bytes) or self._total_bytes > self._max_bytes
+        if is_over and now_s - self._full_s < _FULL_S:
+            return False
+        if is_over or now_s - self._scanned_s > _SCAN_S:
+            self._evict(needed_bytes, short_bytes)
+            if self._total_bytes > self._max_bytes or self._shortage(needed_bytes):
+                self._full_s = time.monotonic()
+                return False
+        return True
+
+    def _evict(self, needed_bytes: int, short_bytes: int) -> None:
+        """Remove the planned files and count the size again. Called with the lock."""
+        self.sweep()
+        files, drafts = self._scan(), self._drafts_bytes()
+        total = sum(file.size_bytes for file in files)
+        limit = min(self._max_bytes - drafts, total + needed_bytes - short_bytes if short_bytes else self._max_bytes)
+        excess_bytes, order = plan_eviction(files, max_bytes=max(limit, 0), needed_bytes=needed_bytes)
+        for file in order:
+            if excess_bytes <= 0:
+                break
+            with contextlib.suppress(OSError):
+                if _unlink_unused(file.path):
+                    total -= file.size_bytes
+                    excess_bytes -= file.size_bytes
+                    self._counters.evictions += 1
+        self._total_bytes = total + drafts + needed_bytes
+        self._scanned_s = time.monotonic()
+
+    def _shortage(self, needed_bytes: int) -> int:
+        """Return how many bytes the disk lacks."""
+        found = os.statvfs(self._folder)
+        reserve = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 20)
+        return max(0, needed_bytes + reserve - found.f_bavail * found.f_frsize)
+
+    def _scan(self) -> list[StoredFile]:
+        return [
+            StoredFile(Path(entry.path), found.st_blocks * BLOCK_BYTES, found.st_mtime)
+            for kind in Kind
+            for entry, found in _walk(self._folder / kind)
+        ]
+
+    def _drafts_bytes(self) -> int:
+        return sum(found.st_blocks * BLOCK_BYTES for _, found in _walk(self._tmp))
+
+
+def _unlink_unused(path: Path) -> bool:
+    """Remove a file unless a reader or writer holds its lock. Return whether this call removed the file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError as error:
+        if error.errno in {errno.EWOULDBLOCK, errno.ENOENT}:
+            return False
+        raise
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _walk(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """Yield every file below a folder that still exists."""
+    folders = [str(folder)]
+    while folders:
+        try:
+            entries = list(os.scandir(folders.pop()))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry, entry.stat(follow_symlinks=False)

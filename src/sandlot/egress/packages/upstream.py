@@ -1,0 +1,287 @@
+"""Requests to upstream indexes: HTTP with the machine's proxies, certificates and credentials, and folders of this machine (``file://``).
+
+Invariants:
+- A credential goes to the place it belongs to and nowhere else, over any number of redirects. No redirect leads from https to http, or from a
+  network to a file of this machine.
+- No log line and no error contains a credential, a query or a body.
+- Every wait is bounded: connecting, each piece of a body, and each retry. The number of concurrent requests is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import ssl
+import stat
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import certifi
+import httpx
+
+from sandlot.egress.packages.config.values import Access, netloc_of, redacted, split_credential
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.store.open_files import OpenFile
+from sandlot.egress.packages.store.threads import DiskThreads
+
+MAX_REQUESTS = 48
+"""Concurrent requests of all sandboxes together."""
+ATTEMPTS = 3
+IDLE_S = 10.0
+"""Time without a request after which connections are closed."""
+PIECE_BYTES = 256 * 1024
+_BACKOFF_S = 0.3
+_MAX_REDIRECTS = 8
+_TIMEOUT = httpx.Timeout(60.0, connect=15.0, pool=None)
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
+_log = logging.getLogger(__name__)
+
+
+class UpstreamError(Exception):
+    """Upstream did not give a usable response. The message is for the log and contains no secret."""
+
+
+@dataclass(slots=True)
+class UpstreamResponse:
+    """A response of upstream. Valid inside the ``async with`` block only.
+
+    Args:
+        url: URL of the response, after redirects.
+        status: Status of the response. Files of this machine have 200, 304 or 404.
+        headers: Headers by name in lower case.
+        length: Size of the body as it is sent, in bytes; None if unknown.
+    """
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    length: int | None
+    _response: httpx.Response | None = None
+    _file: OpenFile | None = None
+    _threads: DiskThreads | None = None
+    _counters: Counters = field(default_factory=Counters)
+
+    async def pieces(self, *, decoded: bool) -> AsyncIterator[bytes]:
+        """Yield the body in pieces.
+
+        Args:
+            decoded: Whether to remove the content encoding. Package files are needed as they were sent.
+
+        Raises:
+            UpstreamError: The connection broke.
+        """
+        if self._file is not None and self._threads is not None:
+            offset = 0
+            while piece := await self._threads.run(self._file.read, PIECE_BYTES, offset):
+                offset += len(piece)
+                yield piece
+        elif self._response is not None:
+            try:
+                async for piece in self._response.aiter_bytes(PIECE_BYTES) if decoded else self._response.aiter_raw(PIECE_BYTES):
+                    self._counters.upstream_bytes += len(piece)
+                    yield piece
+            except (httpx.HTTPError, httpx.StreamError) as error:
+                raise UpstreamError(f"{redacted(self.url)}: the response broke off: {type(error).__name__}") from error
+
+
+class Upstream:
+    """Client for the upstream indexes of one registry.
+
+    Args:
+        access: Certificates, proxies and credentials.
+        threads: Threads for files of this machine.
+        slots: Concurrent requests of all registries.
+        counters: Counters of the cache.
+    """
+
+    def __init__(self, access: Access, threads: DiskThreads, slots: asyncio.Semaphore, counters: Counters) -> None:
+        self._access = access
+        self._threads = threads
+        self._slots = slots
+        self._counters = counters
+        self._opening = asyncio.Lock()
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._active = 0
+        self._idle: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._close_clients()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    @asynccontextmanager
+    async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[UpstreamResponse]:
+        """Send a GET request.
+
+        Args:
+            url: An ``https``, ``http`` or ``file`` URL of the configuration or of an index.
+            headers: Headers of the request; the credential is added.
+
+        Raises:
+            UpstreamError: There was no response.
+        """
+        if urlsplit(url).scheme == "file":
+            opened = await self._threads.open(open_local_file, url)
+            if opened is None:
+                yield UpstreamResponse(url, 404, {}, 0)
+                return
+            try:
+                yield _local_response(url, opened, headers, self._threads)
+            finally:
+                opened.close()
+            return
+        async with self._slots, self._keep_connections():
+            response = await self._send_with_retries(url, headers)
+            try:
+                yield UpstreamResponse(
+                    str(response.url), response.status_code, dict(response.headers.items()), _length(response), response, _counters=self._counters
+                )
+            finally:
+                await response.aclose()
+
+    @asynccontextmanager
+    async def _keep_connections(self) -> AsyncIterator[None]:
+        """Keep connections open during a request and for a moment after it. httpx closes an old connection only when it is used again."""
+        self._active += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._close_clients)
+
+    def _close_clients(self) -> None:
+        clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            task = asyncio.create_task(client.aclose(), name="package-upstream-close")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _send_with_retries(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+        reason = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_BACKOFF_S * 2**attempt)
+            try:
+                response = await self._follow_redirects(url, headers)
+            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
+                reason = f"{type(error).__name__}: {error}" if isinstance(error, httpx.ConnectError) else type(error).__name__
+                continue
+            if response.status_code not in _RETRYABLE:
+                return response
+            reason = f"status {response.status_code}"
+            await response.aclose()
+        raise UpstreamError(f"{redacted(url)}: {reason}")
+
+    async def _follow_redirects(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+        for _ in range(_MAX_REDIRECTS):
+            client = await self._client(verify=self._access.verify and not self._is_unverified(url))
+            authorization = self._access.authorization(url)
+            request = client.build_request("GET", url, headers={**headers, **({"Authorization": authorization} if authorization else {})})
+            self._counters.upstream_requests += 1
+            response = await client.send(request, stream=True)
+            if response.status_code not in _REDIRECTS or "location" not in response.headers:
+                return response
+            await response.aclose()
+            target, _ = split_credential(urljoin(url, response.headers["location"]))
+            scheme = urlsplit(target).scheme
+            if scheme not in {"http", "https"} or (scheme == "http" and urlsplit(url).scheme == "https"):
+                raise UpstreamError(f"{redacted(url)}: a redirect to {scheme or 'an invalid URL'} is not followed")
+            url = target
+        raise UpstreamError(f"{redacted(url)}: too many redirects")
+
+    def _is_unverified(self, url: str) -> bool:
+        return bool({netloc_of(url), urlsplit(url).hostname or ""} & self._access.unverified)
+
+    async def _client(self, *, verify: bool) -> httpx.AsyncClient:
+        async with self._opening:
+            if verify not in self._contexts:
+                self._contexts[verify] = await self._threads.run(tls_context, self._access, verify=verify)
+            if verify not in self._clients:
+                context = self._contexts[verify]
+                self._clients[verify] = httpx.AsyncClient(
+                    verify=context,
+                    mounts={
+                        pattern: None if proxy is None else httpx.AsyncHTTPTransport(verify=context, proxy=proxy)
+                        for pattern, proxy in self._access.proxies.items()
+                    },
+                    timeout=_TIMEOUT,
+                    limits=httpx.Limits(max_connections=MAX_REQUESTS, max_keepalive_connections=MAX_REQUESTS, keepalive_expiry=30.0),
+                    headers={"User-Agent": "sandlot"},
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stores no cookie
+                )
+            return self._clients[verify]
+
+
+def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
+    """Return a TLS context. Certificates that cannot be read are skipped and logged.
+
+    Args:
+        access: Certificates of the registry.
+        verify: Whether to verify the server's certificate; False for hosts that the operator trusts without.
+    """
+    context = ssl.create_default_context() if access.ca_system else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if access.ca_system:
+        context.load_verify_locations(certifi.where())
+    try:
+        for path in access.ca_files:
+            context.load_verify_locations(path)
+        if access.ca_text:
+            context.load_verify_locations(cadata=access.ca_text)
+        if access.client_cert:
+            context.load_cert_chain(access.client_cert)
+    except (OSError, ValueError) as error:
+        _log.warning("a certificate for package indexes cannot be read and is skipped: %s", type(error).__name__)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def open_local_file(url: str) -> OpenFile | None:
+    """Open a file of this machine, or the ``index.html`` of a folder, as pip does. Return None if there is none.
+
+    Args:
+        url: A ``file://`` URL.
+    """
+    path = local_path(url)
+    try:
+        descriptor = os.open(path / "index.html" if path.is_dir() else path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
+    return OpenFile(descriptor)
+
+
+def local_path(url: str) -> Path:
+    """Return the path of a ``file://`` URL."""
+    return Path(unquote(urlsplit(url).path))
+
+
+def _local_response(url: str, opened: OpenFile, headers: Mapping[str, str], threads: DiskThreads) -> UpstreamResponse:
+    found = os.fstat(opened.descriptor)
+    etag = hashlib.sha256(f"{found.st_ino} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:32]
+    if headers.get("If-None-Match") == etag:
+        return UpstreamResponse(url, 304, {"etag": etag}, 0)
+    return UpstreamResponse(url, 200, {"etag": etag}, opened.size_bytes, None, opened, threads)
+
+
+def _length(response: httpx.Response) -> int | None:
+    text = response.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and "content-encoding" not in response.headers else None

@@ -1,0 +1,126 @@
+"""Running the commands of a build. Their output goes to a log; a failure becomes an error that names the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from sandlot.host.own import let_go
+from sandlot.model.errors import ErrorCode, HostError, LimitError
+
+_TAIL_LINES = 12
+_FULL = os.strerror(errno.ENOSPC)
+
+
+class CommandRunner:
+    """Runs commands one after another and logs their output.
+
+    Args:
+        log: File to which the output is appended.
+        inherit: File descriptors that the commands keep open: the lock of the folder they write to, so that the folder counts as used until
+            the last of them has ended.
+    """
+
+    __slots__ = ("_inherit", "log")
+
+    def __init__(self, log: Path, inherit: Iterable[int] = ()) -> None:
+        self.log = log
+        self._inherit = tuple(inherit)
+
+    def run(self, what: str, argv: tuple[str, ...], *, env: Mapping[str, str], on_line: Callable[[str], object] = lambda _line: None) -> None:
+        """Run a command to its end.
+
+        Args:
+            what: Description for the error message, such as "installing the Debian packages".
+            argv: The command. It runs in a session of its own, without standard input.
+            env: The whole environment of the command.
+            on_line: Called with each line of the output.
+
+        Raises:
+            LimitError: The command failed because the disk is full.
+            HostError: The command is not installed or failed. The message contains the end of its output.
+        """
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        full = False
+        with self.log.open("ab") as log:
+            log.write(f"+ {' '.join(argv)}\n".encode())
+            log.flush()
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=self._inherit,
+                )
+            except FileNotFoundError:
+                raise missing_program(argv[0]) from None
+            with process:
+                # A build takes minutes of CPU time and much memory. It must not have the protection of the service's own process.
+                let_go(process.pid)
+                output = process.stdout
+                assert output is not None  # noqa: S101 - it is a pipe
+                try:
+                    for raw in output:
+                        log.write(raw)
+                        line = raw.decode(errors="replace").rstrip()
+                        if line:
+                            tail.append(line)
+                            full = full or _FULL in line
+                            on_line(line)
+                except BaseException:
+                    # Remaining processes of the command hold the pipe open. Nothing writes to the tree any more when the pipe ends.
+                    process.kill()
+                    output.read()
+                    raise
+        if process.returncode != 0:
+            raise self._failed(what, process.returncode, tail, full=full)
+
+    def _failed(self, what: str, status: int, tail: Iterable[str], *, full: bool) -> HostError | LimitError:
+        end = "\n".join(f"    {line}" for line in tail)
+        fields = {"log": str(self.log), "status": status}
+        if full:
+            free = shutil.disk_usage(self.log.parent).free
+            return LimitError(
+                f"The disk is full: {what} failed.\n{end}\n",
+                code=ErrorCode.DISK_FULL,
+                hint=f"{free >> 20} MiB are free. Free more space, or set SANDLOT_CACHE_DIR to a folder on another disk. The full log is {self.log}.",
+                fields=fields,
+            )
+        how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
+        return HostError(f"{what} {how}.\n{end}\n", code=ErrorCode.HOST_NOT_READY, hint=f"The full log is {self.log}.", fields=fields)
+
+
+def output_of(argv: tuple[str, ...]) -> str:
+    """Return the output of a short command of the host, or an empty text if it is not installed or fails."""
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def require_programs(*programs: str) -> None:
+    """Check that programs are installed on the host.
+
+    Raises:
+        HostError: A program is missing.
+    """
+    for program in programs:
+        if shutil.which(program) is None:
+            raise missing_program(program)
+
+
+def missing_program(program: str) -> HostError:
+    """Return the error for a program that is not installed."""
+    package = {"unshare": "util-linux", "setpriv": "util-linux", "dpkg": "dpkg"}.get(program, program)
+    return HostError(
+        f"{program} is not installed.", code=ErrorCode.HOST_NOT_READY, hint=f"Install it: apt-get install {package}", fields={"program": program}
+    )

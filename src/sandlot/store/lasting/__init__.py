@@ -1,1 +1,0 @@
-"""What outlives sandboxes, and is in the state directory of its node."""

@@ -1,0 +1,110 @@
+"""The SQL store: all repositories of one database, migrated to this version's schema."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from sandlot.store import engine, migrations
+from sandlot.store.events import SqlEventRepository
+from sandlot.store.executions import SqlExecutionRepository
+from sandlot.store.files import SqlFileRepository
+from sandlot.store.keys import SqlKeyRepository
+from sandlot.store.sandboxes import SqlSandboxRepository
+from sandlot.store.schema import IDENTITY, counters
+from sandlot.store.snapshots import SqlSnapshotRepository
+from sandlot.store.statements import insert
+from sandlot.store.volumes import SqlVolumeRepository
+from sandlot.store.webhooks import SqlWebhookRepository
+
+
+class SqlStore:
+    """Implements :class:`sandlot.model.storage.Store`.
+
+    Args:
+        database: An open database with this version's schema.
+    """
+
+    def __init__(self, database: engine.Database) -> None:
+        self._database = database
+        self._sandboxes = SqlSandboxRepository(database)
+        self._snapshots = SqlSnapshotRepository(database)
+        self._volumes = SqlVolumeRepository(database)
+        self._keys = SqlKeyRepository(database)
+        self._files = SqlFileRepository(database)
+        self._executions = SqlExecutionRepository(database)
+        self._events = SqlEventRepository(database)
+        self._webhooks = SqlWebhookRepository(database)
+
+    @property
+    def sandboxes(self) -> SqlSandboxRepository:
+        """Sandboxes."""
+        return self._sandboxes
+
+    @property
+    def snapshots(self) -> SqlSnapshotRepository:
+        """Snapshots of sandboxes."""
+        return self._snapshots
+
+    @property
+    def volumes(self) -> SqlVolumeRepository:
+        """Volumes."""
+        return self._volumes
+
+    @property
+    def keys(self) -> SqlKeyRepository:
+        """API keys."""
+        return self._keys
+
+    @property
+    def files(self) -> SqlFileRepository:
+        """Files of the file store."""
+        return self._files
+
+    @property
+    def executions(self) -> SqlExecutionRepository:
+        """The execution log."""
+        return self._executions
+
+    @property
+    def events(self) -> SqlEventRepository:
+        """Events."""
+        return self._events
+
+    @property
+    def webhooks(self) -> SqlWebhookRepository:
+        """Webhooks and their progress."""
+        return self._webhooks
+
+    async def identity(self) -> str:
+        """Return the random id of this database, 16 hexadecimal digits. The first call creates it, and it never changes."""
+        query = select(counters.c.value).where(counters.c.name == IDENTITY)
+        insertion = insert(self._database.dialect, counters).on_conflict_do_nothing(index_elements=["name"])
+
+        def create(connection: Connection) -> int:
+            connection.execute(insertion, {"name": IDENTITY, "value": secrets.randbits(63)})
+            return int(connection.execute(query).scalar_one())
+
+        found = await self._database.rows(query)
+        return f"{int(found[0].value) if found else await self._database.write(create):016x}"
+
+
+@asynccontextmanager
+async def open_store(location: Path | str) -> AsyncIterator[SqlStore]:
+    """Open a store. A new database gets its tables, an older one is migrated.
+
+    Args:
+        location: A file for SQLite, in an existing folder, or the URL of a PostgreSQL database.
+
+    Raises:
+        InvalidRequestError: The URL is not of PostgreSQL.
+        HostError: The database was migrated by a newer version, is damaged or cannot be used.
+        UnavailableError: The database cannot be reached.
+    """
+    async with engine.open_database(location) as database:
+        await migrations.migrate(database)
+        yield SqlStore(database)

@@ -1,0 +1,167 @@
+"""Asking upstream: who is shown which credential, which redirects are followed, what is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandlot.egress.packages import upstream as module
+from sandlot.egress.packages.config.values import Access, Credential, netloc_of
+from sandlot.egress.packages.counters import Counters
+from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.egress.packages.upstream import Upstream, UpstreamError, tls_context
+from tests.support import upstream as fake
+from tests.support.until import until
+from tests.support.upstream import Said
+
+
+@pytest.fixture
+async def threads() -> AsyncIterator[DiskThreads]:
+    found = DiskThreads()
+    yield found
+    await found.aclose()
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[fake.Upstream]:
+    async with fake.upstream() as found:
+        yield found
+
+
+async def get(threads: DiskThreads, url: str, access: Access | None = None, counters: Counters | None = None) -> tuple[int, bytes]:
+    asking = Upstream(access or Access(), threads, asyncio.Semaphore(1), counters or Counters())
+    try:
+        async with asking.get(url, {}) as reply:
+            return reply.status, b"".join([piece async for piece in reply.pieces(decoded=True)])
+    finally:
+        await asking.aclose()
+
+
+def secret(origin: str, path: str = "/") -> Access:
+    return Access(credentials=(Credential("http", netloc_of(origin), path, "Bearer secret"),))
+
+
+async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_along(
+    threads: DiskThreads, registry: fake.Upstream, other: fake.Upstream
+) -> None:
+    registry.says["/a"] = Said(status=302, headers={"Location": f"{other.origin}/b", "Set-Cookie": "session=secret"})
+    other.says["/b"] = Said(status=307, headers={"Location": f"{registry.origin}/c", "Set-Cookie": "session=secret"})
+    registry.says["/c"] = Said(b"there")
+    assert await get(threads, f"{registry.origin}/a", secret(registry.origin)) == (200, b"there")
+    assert [each.headers.get("authorization") for each in registry.asked] == ["Bearer secret", "Bearer secret"]
+    assert "authorization" not in other.asked[0].headers
+    assert all("cookie" not in each.headers for each in (*registry.asked, *other.asked))
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://host/x", "/a", "//", "http://[bad/", "unix:///x"])
+async def test_a_redirect_that_leads_nowhere_is_not_followed(threads: DiskThreads, registry: fake.Upstream, location: str) -> None:
+    registry.says["/a"] = Said(status=301, headers={"Location": location})
+    with pytest.raises((UpstreamError, ValueError)):
+        await get(threads, f"{registry.origin}/a")
+
+
+@pytest.fixture
+async def secure(tmp_path: Path) -> AsyncIterator[tuple[fake.Upstream, Path]]:
+    """An HTTPS server and its certificate."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1")
+    made = await asyncio.create_subprocess_exec(*request, "-keyout", key, "-out", certificate, stderr=subprocess.DEVNULL)
+    assert await made.wait() == 0
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    async with fake.upstream(context) as found:
+        yield found, certificate
+
+
+async def test_a_certificate_has_to_be_vouched_for(threads: DiskThreads, secure: tuple[fake.Upstream, Path]) -> None:
+    https, certificate = secure
+    https.says["/a"] = Said(b"there")
+    assert await get(threads, f"{https.origin}/a", Access(ca_files=(str(certificate),), ca_system=False)) == (200, b"there")
+    assert await get(threads, f"{https.origin}/a", Access(unverified=frozenset({"127.0.0.1"}))) == (200, b"there")
+    with pytest.raises(UpstreamError, match="certificate"):
+        await get(threads, f"{https.origin}/a")
+
+
+async def test_nothing_is_followed_from_https_to_http(threads: DiskThreads, secure: tuple[fake.Upstream, Path], registry: fake.Upstream) -> None:
+    https, certificate = secure
+    https.says["/a"] = Said(status=302, headers={"Location": f"{registry.origin}/b"})
+    with pytest.raises(UpstreamError, match="not followed"):
+        await get(threads, f"{https.origin}/a", Access(ca_files=(str(certificate),)))
+    assert registry.asked == []
+
+
+async def test_what_helps_to_ask_again_is_asked_again_a_few_times(threads: DiskThreads, registry: fake.Upstream) -> None:
+    answers = iter([Said(status=503), Said(status=500), Said(b"there")])
+    registry.says["/a"] = lambda _: next(answers)
+    counters = Counters()
+    assert await get(threads, f"{registry.origin}/a", None, counters) == (200, b"there")
+    assert counters.upstream_requests == 3
+    registry.says["/b"] = Said(status=503)
+    with pytest.raises(UpstreamError, match="status 503"):
+        await get(threads, f"{registry.origin}/b")
+    assert registry.paths.count("/b") == module.ATTEMPTS
+    assert (await get(threads, f"{registry.origin}/none"))[0] == 404
+
+
+async def test_errors_have_no_secret(threads: DiskThreads, registry: fake.Upstream) -> None:
+    registry.says["/a?X-Signature=word"] = Said(status=503)
+    with pytest.raises(UpstreamError) as error:
+        await get(threads, f"{registry.origin}/a?X-Signature=word", secret(registry.origin))
+    assert "word" not in str(error.value)
+    assert "secret" not in str(error.value)
+    with pytest.raises(UpstreamError, match="ConnectError"):
+        await get(threads, "http://127.0.0.1:9/x")
+
+
+async def test_a_proxy_is_asked_in_place_of_the_host_but_for_what_is_left_out(
+    threads: DiskThreads, registry: fake.Upstream, other: fake.Upstream
+) -> None:
+    registry.says["http://index.example/x"] = Said(b"by proxy")
+    other.says["/x"] = Said(b"direct")
+    access = Access(proxies={"http://": registry.origin, "all://127.0.0.1": None})
+    assert await get(threads, "http://index.example/x", access) == (200, b"by proxy")
+    assert await get(threads, f"{other.origin}/x", access) == (200, b"direct")
+
+
+async def test_files_of_this_machine(threads: DiskThreads, tmp_path: Path) -> None:
+    (tmp_path / "a b").write_bytes(b"file")
+    (tmp_path / "folder").mkdir()
+    assert await get(threads, (tmp_path / "a b").as_uri()) == (200, b"file")
+    assert (await get(threads, (tmp_path / "folder").as_uri() + "/"))[0] == 404
+    (tmp_path / "folder/index.html").write_bytes(b"index")
+    assert await get(threads, (tmp_path / "folder").as_uri() + "/") == (200, b"index")
+    for odd in ("/dev/zero", "/proc/self/fd", str(tmp_path / "none")):
+        assert (await get(threads, f"file://{odd}"))[0] == 404
+
+
+def test_how_certificates_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert tls_context(Access(), verify=True).verify_mode is ssl.CERT_REQUIRED
+    assert tls_context(Access(), verify=False).verify_mode is ssl.CERT_NONE
+    assert len(tls_context(Access(), verify=True).get_ca_certs()) > 50
+    alone = tls_context(Access(ca_system=False, ca_files=(str(tmp_path / "none.pem"),)), verify=True)
+    assert alone.get_ca_certs() == []
+    assert "is skipped" in caplog.text
+
+
+async def test_connections_are_closed_when_nobody_has_asked_for_a_while(
+    threads: DiskThreads, registry: fake.Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+    registry.says["/a"] = Said(b"there")
+
+    def sockets() -> int:
+        return sum(entry.readlink().name.startswith("socket:") for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
+
+    asking, before = Upstream(Access(), threads, asyncio.Semaphore(4), Counters()), sockets()
+    for _ in range(2):
+        for _ in range(3):
+            async with asking.get(f"{registry.origin}/a", {}) as reply:
+                assert b"".join([piece async for piece in reply.pieces(decoded=True)]) == b"there"
+        assert sockets() > before
+        await until(lambda: sockets() <= before)
+    await asking.aclose()

@@ -1,0 +1,137 @@
+"""The build cache: no incomplete build is visible, nothing is built twice, and nothing of a dead builder stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandlot.images.build_cache import BuildCache
+from sandlot.model.errors import ErrorCode, HostError, LimitError
+
+KEY = "a" * 64
+OTHER = "b" * 64
+
+
+def fill(text: str = "done") -> Callable[[Path, int], None]:
+    def build(folder: Path, _lock: int) -> None:
+        (folder / "file").write_text(text, encoding="utf-8")
+
+    return build
+
+
+def never(_folder: Path, _lock: int) -> None:
+    pytest.fail("built again")
+
+
+def nobody() -> None:
+    pytest.fail("waited for nobody")
+
+
+def left_in(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "tmp").iterdir())
+
+
+def test_a_thing_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path / "cache", "things")
+    assert builds.find(KEY) is None
+    assert builds.keys() == []
+    folder = builds.ensure(KEY, fill(), nobody)
+    assert (folder / "file").read_text(encoding="utf-8") == "done"
+    assert builds.ensure(KEY, never, nobody) == folder
+    assert builds.find(KEY) == folder
+    assert builds.keys() == [KEY]
+    assert left_in(tmp_path / "cache") == []
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path, "things")
+
+    def fail(folder: Path, _lock: int) -> None:
+        (folder / "half").touch()
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        builds.ensure(KEY, fail, nobody)
+    assert builds.find(KEY) is None
+    assert left_in(tmp_path) == []
+    assert builds.ensure(KEY, fill(), nobody).is_dir()
+
+
+def test_the_second_builder_builds_when_the_first_failed(tmp_path: Path) -> None:
+    building, waiting = threading.Event(), threading.Event()
+    builds = BuildCache(tmp_path, "things")
+
+    def failing(_folder: Path, _lock: int) -> None:
+        building.set()
+        assert waiting.wait(30)
+        raise RuntimeError
+
+    def attempt() -> None:
+        with pytest.raises(RuntimeError):
+            builds.ensure(KEY, failing, nobody)
+
+    first = threading.Thread(target=attempt)
+    first.start()
+    assert building.wait(30)
+    assert (builds.ensure(KEY, fill("second"), waiting.set) / "file").read_text(encoding="utf-8") == "second"
+    first.join()
+
+
+def test_builders_of_different_keys_do_not_wait(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path, "things")
+
+    def build(folder: Path, lock: int) -> None:
+        builds.ensure(OTHER, fill(), nobody)
+        fill()(folder, lock)
+
+    builds.ensure(KEY, build, nobody)
+    assert builds.keys() == [KEY, OTHER]
+
+
+def test_build_is_protected_by_the_lock_whose_descriptor_it_gets(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path, "things")
+
+    def build(folder: Path, lock: int) -> None:
+        assert os.path.samestat(os.fstat(lock), folder.parent.stat())
+        assert builds.sweep() == 0
+
+    builds.ensure(KEY, build, nobody)
+
+
+def test_next_builder_sweeps_what_a_dead_one_left(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path, "things")
+    (tmp_path / "tmp/things-dead").mkdir(parents=True)
+    builds.ensure(KEY, fill(), nobody)
+    assert left_in(tmp_path) == []
+
+
+def test_removed_folder_is_built_again(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path, "things")
+    builds.ensure(KEY, fill(), nobody)
+    assert builds.remove(KEY)
+    assert not builds.remove(KEY)
+    assert left_in(tmp_path) == []
+    assert (builds.ensure(KEY, fill("new"), nobody) / "file").read_text(encoding="utf-8") == "new"
+
+
+@pytest.mark.parametrize(
+    "number, kind, code",
+    [
+        (errno.ENOSPC, LimitError, ErrorCode.DISK_FULL),
+        (errno.EDQUOT, LimitError, ErrorCode.DISK_FULL),
+        (errno.EROFS, HostError, ErrorCode.HOST_NOT_READY),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_what_to_do(tmp_path: Path, number: int, kind: type[Exception], code: ErrorCode) -> None:
+    def build(_folder: Path, _lock: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(kind, match="SANDLOT_CACHE_DIR") as caught:
+        BuildCache(tmp_path, "things").ensure(KEY, build, nobody)
+    assert getattr(caught.value, "code", None) is code
+    assert left_in(tmp_path) == []

@@ -1,0 +1,69 @@
+"""Commands of a build: their output is logged, and a failure is an error that names the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.images import command
+from sandlot.images.command import CommandRunner
+from sandlot.model.errors import ErrorCode, HostError, LimitError
+
+ENV = {"PATH": "/usr/bin:/bin"}
+
+
+def test_output_goes_to_the_log_and_line_by_line_to_the_caller(tmp_path: Path) -> None:
+    lines: list[str] = []
+    runner = CommandRunner(tmp_path / "log")
+    runner.run("a", ("sh", "-c", "echo one; echo two >&2"), env=ENV, on_line=lines.append)
+    runner.run("b", ("sh", "-c", "printf '\\377'"), env=ENV)
+    assert lines == ["one", "two"]
+    assert (tmp_path / "log").read_bytes() == b"+ sh -c echo one; echo two >&2\none\ntwo\n+ sh -c printf '\\377'\n\xff"
+
+
+def test_a_command_gets_this_environment_and_no_input(tmp_path: Path) -> None:
+    lines: list[str] = []
+    CommandRunner(tmp_path / "log").run("a", ("/usr/bin/env",), env={"ONLY": "this"}, on_line=lines.append)
+    assert lines == ["ONLY=this"]
+    CommandRunner(tmp_path / "log").run("a", ("cat",), env=ENV)
+
+
+def test_a_failure_shows_the_end_of_the_output_and_where_all_of_it_is(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"making it failed with status 3") as caught:
+        CommandRunner(tmp_path / "log").run("making it", ("sh", "-c", "seq 1 100; exit 3"), env=ENV)
+    assert "\n    100\n" in str(caught.value)
+    assert "\n    50\n" not in str(caught.value)
+    assert str(tmp_path / "log") in caught.value.hint
+    assert caught.value.code is ErrorCode.HOST_NOT_READY
+
+
+def test_a_full_disk_is_told_as_one_however_long_ago_it_was_said(tmp_path: Path) -> None:
+    with pytest.raises(LimitError, match="SANDLOT_CACHE_DIR") as caught:
+        CommandRunner(tmp_path / "log").run("it", ("sh", "-c", "echo 'dpkg: error: No space left on device'; seq 1 100; exit 1"), env=ENV)
+    assert caught.value.code is ErrorCode.DISK_FULL
+
+
+def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="apt-get install no-such-program"):
+        CommandRunner(tmp_path / "log").run("it", ("no-such-program",), env=ENV)
+    with pytest.raises(HostError, match="apt-get install no-such-program"):
+        command.require_programs("sh", "no-such-program")
+    assert command.output_of(("no-such-program",)) == ""
+    assert command.output_of(("false",)) == ""
+
+
+def test_an_error_of_the_caller_ends_the_command_and_all_that_it_started(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def refuse(line: str) -> None:
+        seen.append(line)
+        raise KeyboardInterrupt
+
+    # The grandchild is in the namespace that unshare kills.
+    argv = ("unshare", "--pid", "--fork", "--kill-child=KILL", "sh", "-c", "sleep 4711 & echo started; exec sleep 4711")
+    with pytest.raises(KeyboardInterrupt):
+        CommandRunner(tmp_path / "log").run("it", argv, env=ENV, on_line=refuse)
+    assert seen == ["started"]
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert b"sleep\x004711\0" not in commands
