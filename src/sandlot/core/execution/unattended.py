@@ -18,7 +18,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from sandlot.core.execution.code import CodeExecution, CodeService, find_cell
@@ -75,7 +74,7 @@ class UnattendedExecutions:
         """
         for record in await self._log.unfinished():
             if (sandbox := find(record.sandbox)) is None:
-                self._log.write_end(replace(record, status=LOST))
+                self._log.lose(record)
             else:
                 self._resume(sandbox, record)
 

@@ -154,7 +154,8 @@ class LogEntry:
         if duration_s is None:
             duration_s = max(0.0, execution_log.clock.monotonic_s() - self._started_monotonic_s)
         out, err = self.captures[STDOUT], self.captures[STDERR]
-        execution_log.write_end(
+        execution_log.metrics.execution_ended(record.kind, status)
+        execution_log.put(
             replace(
                 record,
                 status=status,
@@ -185,6 +186,7 @@ class ExecutionLog:
 
     Attributes:
         clock: Clock of the service.
+        metrics: Counts executions and failed writes.
         running: Entries of the executions that may still write or end.
         listeners: Sandbox -> functions that get the output of its executions.
         memory: Memory of the entries that wait for the store, and of the output of running executions.
@@ -195,12 +197,12 @@ class ExecutionLog:
     def __init__(self, table: ExecutionRepository, node: NodeId, clock: Clock, metrics: Metrics) -> None:
         self._table = table
         self._node = node
-        self._metrics = metrics
         self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # record and its bytes of memory
         self._files: dict[ExecutionId, int] = {}
         self._lost = 0
         self._open: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
         self.clock = clock
+        self.metrics = metrics
         self.running: WeakValueDictionary[ProcessId, LogEntry] = WeakValueDictionary()
         self.listeners: dict[SandboxId, set[OutputListener]] = {}
         self.memory = BufferBudget(MAX_BYTES)
@@ -232,8 +234,8 @@ class ExecutionLog:
             origin=description.origin,
             mode=description.mode,
         )
-        self._metrics.execution_started(record.kind)
-        self._put(record)
+        self.metrics.execution_started(record.kind)
+        self.put(record)
         return LogEntry(self, sandbox, record, self.clock.monotonic_s())
 
     def set_files(self, id_: ProcessId, files: int) -> None:
@@ -242,10 +244,10 @@ class ExecutionLog:
             self._files[ExecutionId(id_)] = files
             self.writer.changed.set()
 
-    def write_end(self, record: ExecutionRecord) -> None:
-        """Count and write the record of an execution that ended, or whose end is unknown for good."""
-        self._metrics.execution_ended(record.kind, record.status)
-        self._put(record)
+    def lose(self, record: ExecutionRecord) -> None:
+        """Record that the end of an execution is unknown for good."""
+        self.metrics.execution_ended(record.kind, LOST)
+        self.put(replace(record, status=LOST))
 
     # Executions that continue after a restart of the service or a wake of the sandbox ----------------------------------
 
@@ -319,7 +321,7 @@ class ExecutionLog:
             self._count_lost(lost)
         self._warn_of_lost()
 
-    def _put(self, record: ExecutionRecord) -> None:
+    def put(self, record: ExecutionRecord) -> None:
         """Write a record soon, in place of an earlier one of the execution. A record without memory is lost."""
         self._drop(record.id)
         texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
@@ -376,17 +378,17 @@ class ExecutionLog:
             if id_ in self._pending:
                 record = self._pending[id_][0]
             if record is not None:
-                self._put(replace(record, files=files))
+                self.put(replace(record, files=files))
         return True
 
     def _failed(self, error: Exception, lost: int = 0) -> None:
         self._lost += lost
-        self._metrics.store_failed("executions", lost)
+        self.metrics.store_failed("executions", lost)
         _log.warning("executions.not_written", error=str(error), waiting=len(self._pending))
 
     def _count_lost(self, lost: int) -> None:
         self._lost += lost
-        self._metrics.store_failed("executions", lost)
+        self.metrics.store_failed("executions", lost)
 
     def _warn_of_lost(self) -> None:
         if self._lost:

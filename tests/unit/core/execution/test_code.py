@@ -17,13 +17,13 @@ from tests.support.node import NodeState, open_node
 from tests.support.service import Bench
 
 
-async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(at: Bench, sandbox: Sandbox) -> None:
+async def test_cells_take_turns_and_waiting_does_not_use_their_timeout(at: Bench, sandbox: Sandbox) -> None:
     done = await asyncio.gather(*(at.core.code.run(sandbox, CellSpec(f"import time; time.sleep(0.2); print({n})", timeout_s=0.8)) for n in range(5)))
     assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
     assert {each.outcome.status for each in done} == {"ok"}
 
 
-async def test_a_client_that_goes_away_interrupts_its_own_cell_only(at: Bench, sandbox: Sandbox) -> None:
+async def test_disconnected_client_interrupts_only_its_own_cell(at: Bench, sandbox: Sandbox) -> None:
     await at.core.code.run(sandbox, CellSpec("log = []"))
     first = asyncio.create_task(at.core.code.run(sandbox, CellSpec("import time\nlog.append('first')\ntime.sleep(0.5)\nlog.append('done')")))
     await asyncio.sleep(0.1)
@@ -42,7 +42,7 @@ async def test_a_client_that_goes_away_interrupts_its_own_cell_only(at: Bench, s
     assert done.stdout.text() == "['first', 'done', 'endless']\n"
 
 
-async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, sandbox: Sandbox) -> None:
+async def test_end_of_the_sandbox_fails_running_and_waiting_cells(at: Bench, sandbox: Sandbox) -> None:
     cells = [asyncio.create_task(at.core.code.run(sandbox, CellSpec("import time; time.sleep(100)"))) for _ in range(3)]
     await asyncio.sleep(0.2)
     await at.sandboxes.kill(sandbox.id, OPERATOR)

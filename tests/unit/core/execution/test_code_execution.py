@@ -27,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, sandbox: Sandbox) -> None:
+async def test_cell_goes_on_for_a_second_client_after_the_first_one_left(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
     first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
     second = asyncio.create_task(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)))
@@ -44,7 +44,7 @@ async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench
 
 
 @pytest.mark.usefixtures("short")
-async def test_whoever_follows_it_meanwhile_counts(at: Bench, sandbox: Sandbox) -> None:
+async def test_cell_goes_on_while_a_client_only_reads_it(at: Bench, sandbox: Sandbox) -> None:
     id_ = new_process_id()
     first = await at.core.code.start(sandbox, SLOW, ExecutionDescription(id=id_))
     followed = await at.core.code.follow(sandbox, id_)
@@ -56,7 +56,7 @@ async def test_whoever_follows_it_meanwhile_counts(at: Bench, sandbox: Sandbox) 
 
 
 @pytest.mark.usefixtures("short")
-async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, sandbox: Sandbox) -> None:
+async def test_cell_is_interrupted_when_no_client_comes_back(at: Bench, sandbox: Sandbox) -> None:
     await at.core.code.run(sandbox, CellSpec("0"))  # an interrupt strikes a kernel that has started
     id_ = new_process_id()
     first, second = [await at.core.code.start(sandbox, ENDLESS, ExecutionDescription(id=id_)) for _ in range(2)]
@@ -69,14 +69,14 @@ async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, sandbox: Sand
     assert (await at.core.executions.get(OPERATOR, id_)).status == "killed"
 
 
-async def test_one_that_nobody_can_ask_for_again_is_interrupted_at_once(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cell_without_an_id_of_the_client_is_interrupted_at_once(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "AWAY_S", 3600.0)
     running = await at.core.code.start(sandbox, ENDLESS)
     await running.close()
     assert (await at.core.code.collect(sandbox, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
 
 
-async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
+async def test_joined_cell_is_counted_and_logged_once(at: Bench, sandbox: Sandbox) -> None:
     assert at.core.execution_counter is not None
     id_, before = new_process_id(), at.core.execution_counter.used(sandbox.owner)
     first, second = await asyncio.gather(*(at.core.code.run(sandbox, SLOW, ExecutionDescription(id=id_)) for _ in range(2)))

@@ -27,7 +27,7 @@ async def done(core: Core, sandbox: Sandbox, execution: str) -> code.CodeExecuti
     return await core.code.collect(sandbox, execution, wait_s=None)
 
 
-async def test_one_is_made_listed_used_restarted_and_removed(at: Bench, sandbox: Sandbox) -> None:
+async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, sandbox: Sandbox) -> None:
     made = await contexts.create(sandbox, "python3", cwd="/tmp", env={"WHICH": "mine"})
     assert (made.language, made.cwd) == ("python", "/tmp")
     ran = await at.core.code.run(sandbox, CellSpec("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
@@ -70,7 +70,7 @@ async def test_languages_have_contexts_of_their_own(at: Bench, sandbox: Sandbox)
 
 
 @pytest.mark.real_guest
-async def test_what_an_image_does_not_have_is_said(sandbox: Sandbox) -> None:
+async def test_language_that_the_image_lacks_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(UnsupportedError, match=r"Node\.js"):
         await contexts.create(sandbox, "javascript", env={"PATH": "/nowhere"})
 
@@ -109,7 +109,7 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_one_whose_creator_gives_up_is_there_only_for_who_can_ask_again(sandbox: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
+async def test_context_of_a_cancelled_create_stays_only_if_the_create_can_be_repeated(sandbox: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
     chosen = contexts.id_from("0123456789abcdef") if named else None
     making = asyncio.create_task(contexts.create(sandbox, "python", id=chosen))
     await asyncio.sleep(0)

@@ -26,29 +26,29 @@ def texts(results: OutputCollector) -> list[str | bytes]:
     return [display.data["text/plain"] for display in results.displays]
 
 
-def test_everything_has_its_place() -> None:
+def test_output_results_and_error_are_collected() -> None:
     error = CellError("ValueError", "no", ())
     results = collected(CellStarted(1), Output(1, 0, b"out"), Output(2, 0, b"err"), shown("a"), error)
     assert (results.captures[1].text(), results.captures[2].text(), texts(results), results.error) == ("out", "err", ["a"], error)
 
 
-def test_an_update_takes_the_place_of_what_had_the_name() -> None:
+def test_update_replaces_every_display_of_the_same_name() -> None:
     results = collected(shown("a", id_="x", main=True), shown("b"), shown("c", id_="x"), shown("d", id_="x", update=True))
     assert texts(results) == ["d", "b", "d"]
     assert [display.main for display in results.displays] == [True, False, False]
 
 
-def test_an_update_of_what_another_cell_has_shown_is_there() -> None:
+def test_update_of_another_cells_display_is_kept_as_a_result() -> None:
     assert texts(collected(shown("d", id_="elsewhere", update=True))) == ["d"]
 
 
-def test_what_is_cleared_is_not_there() -> None:
+def test_cleared_displays_are_not_kept() -> None:
     assert texts(collected(shown("a"), Cleared(wait=False), shown("b"))) == ["b"]
     assert texts(collected(shown("a"), Cleared(wait=True))) == ["a"]
     assert texts(collected(shown("a"), Cleared(wait=True), shown("b"), shown("c"))) == ["b", "c"]
 
 
-def test_room_is_given_back_by_what_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleared_displays_free_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3 * value_bytes(shown("x" * 100)))
     events = [event for _ in range(100) for event in (Cleared(wait=False), shown("x" * 100))]
     results = collected(*events)
@@ -56,7 +56,7 @@ def test_room_is_given_back_by_what_is_cleared(monkeypatch: pytest.MonkeyPatch) 
     assert collected(*[shown("x" * 100)] * 4).omitted == 1
 
 
-def test_a_budget_that_is_used_up_leaves_results_out() -> None:
+def test_results_beyond_the_budget_are_counted_as_omitted() -> None:
     buffers = BufferBudget(10_000)
     results = OutputCollector(buffers)
     for _ in range(10):
@@ -67,7 +67,7 @@ def test_a_budget_that_is_used_up_leaves_results_out() -> None:
     assert buffers.taken_bytes == 0
 
 
-def test_an_animation_needs_the_budget_of_one_frame() -> None:
+def test_animation_needs_the_memory_of_one_frame() -> None:
     buffers = BufferBudget(4 * COPIES * value_bytes(shown("x" * 1000)))
     for updates in (True, False):
         results = OutputCollector(buffers)
@@ -82,7 +82,7 @@ def test_an_animation_needs_the_budget_of_one_frame() -> None:
         assert buffers.taken_bytes == 0
 
 
-def test_an_update_that_is_too_large_leaves_what_was_there() -> None:
+def test_update_that_is_too_large_leaves_the_old_display() -> None:
     buffers = BufferBudget(3 * COPIES * value_bytes(shown("x" * 1000)))
     results = OutputCollector(buffers)
     for text in ("a", "b" * 5000, "c"):
@@ -92,13 +92,13 @@ def test_an_update_that_is_too_large_leaves_what_was_there() -> None:
     assert buffers.taken_bytes == 0
 
 
-def test_one_that_is_too_large_takes_no_room_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_that_is_too_large_leaves_memory_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3000)
     results = collected(shown("x" * 10_000), shown("small"))
     assert (texts(results), results.omitted) == (["small"], 1)
 
 
-def test_metadata_counts() -> None:
+def test_metadata_of_a_result_counts_as_memory() -> None:
     small = Display({"text/plain": "a"}, main=False)
     large = Display({"text/plain": "a"}, main=False, metadata={"k": ["x" * 1000, {"deep": "y" * 1000}]})
     assert value_bytes(large) > value_bytes(small) + 2000

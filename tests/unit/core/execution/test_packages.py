@@ -52,7 +52,7 @@ async def begun(core: Core, sandbox: Sandbox) -> packages.Install:
 
 
 @pytest.mark.real_guest
-async def test_one_that_does_not_heed_it_is_killed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_package_manager_that_ignores_sigterm_is_killed(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "GRACE_S", 0.3)
     await put(at.core, sandbox, IGNORES)
     made = await begun(at.core, sandbox)

@@ -19,7 +19,7 @@ from tests.support.service import Bench, pieces
 from tests.support.until import until
 
 
-async def test_its_end_is_waited_for_without_reading(at: Bench, sandbox: Sandbox) -> None:
+async def test_wait_returns_the_end_of_a_process_whose_output_is_not_read(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.core.processes.launch(sandbox, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
     assert await at.core.processes.wait(sandbox, id_, 0.01) is None
     assert await at.core.processes.wait(sandbox, id_, 0) is None
@@ -30,7 +30,7 @@ async def test_its_end_is_waited_for_without_reading(at: Bench, sandbox: Sandbox
         await at.core.processes.wait(sandbox, "0" * 32)
 
 
-async def test_the_end_is_told_also_while_somebody_reads_slowly(at: Bench, sandbox: Sandbox) -> None:
+async def test_wait_returns_while_another_client_reads_slowly(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.core.processes.launch(sandbox, sh("head -c 700000 /dev/zero"))
     slow = await at.core.processes.follow(sandbox, id_, stdout_from=0, stderr_from=0)
     try:
@@ -41,7 +41,7 @@ async def test_the_end_is_told_also_while_somebody_reads_slowly(at: Bench, sandb
         await slow.detach()
 
 
-async def test_process_whose_client_goes_away_during_its_start_is_killed(tmp_path: Path) -> None:
+async def test_process_whose_client_disconnects_during_its_start_is_killed(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
         guest = node.guest(sandbox)
@@ -70,7 +70,7 @@ async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> 
         assert (await node.core.processes.get(sandbox, run.id)).running
 
 
-async def test_one_that_takes_no_input_says_so(at: Bench, sandbox: Sandbox) -> None:
+async def test_write_to_a_process_without_input_is_refused(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.core.processes.launch(sandbox, sh("sleep 4325", timeout_s=None))
     with pytest.raises(ConflictError):
         await at.core.stdin.write(sandbox, id_, pieces(b"x"))
@@ -80,7 +80,7 @@ async def test_one_that_takes_no_input_says_so(at: Bench, sandbox: Sandbox) -> N
 
 
 @pytest.mark.parametrize("asked,number", [("SIGTERM", 15), ("term", 15), ("Kill", 9), (2, 2), (64, 64)])
-def test_signals_by_name_and_number(asked: str | int, number: int) -> None:
+def test_signal_is_found_by_name_and_by_number(asked: str | int, number: int) -> None:
     assert processes.signal_number(asked) == number
 
 
@@ -88,7 +88,7 @@ def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user:
     return ProcessSpec(shell_argv(command), stdin=stdin, timeout_s=timeout_s, user=user)
 
 
-async def test_what_runs_is_killed_and_the_same_begins_anew(at: Bench, sandbox: Sandbox) -> None:
+async def test_restart_kills_the_process_and_starts_the_same_again(at: Bench, sandbox: Sandbox) -> None:
     spec = ProcessSpec(("sh", "-c", 'echo "$A"; pwd; exec sleep 1000'), env={"A": "again"}, cwd="/tmp", tag="mine", timeout_s=None)
     first, first_pid = await at.core.processes.launch(sandbox, spec)
     second, second_pid = await at.core.processes.restart(sandbox, first)
@@ -108,7 +108,7 @@ async def test_what_runs_is_killed_and_the_same_begins_anew(at: Bench, sandbox: 
     await at.core.processes.signal(sandbox, third, 9)
 
 
-async def test_what_is_not_known_any_more_is_left_alone(at: Bench, sandbox: Sandbox) -> None:
+async def test_restart_without_known_parameters_leaves_the_process_alone(at: Bench, sandbox: Sandbox) -> None:
     process, _ = await at.core.processes.launch(sandbox, ProcessSpec(("sleep", "1000"), timeout_s=None))
     at.core.processes.state.of(sandbox).close()
     with pytest.raises(ConflictError):

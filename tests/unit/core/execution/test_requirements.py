@@ -93,7 +93,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in GOOD.items() for word in words])
-def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manager, word: str) -> None:
+def test_requirement_reaches_the_package_manager_as_one_argument(manager: Manager, word: str) -> None:
     argv = InstallParams(manager, (word,)).spec().argv
     assert argv[:2] == ("/bin/sh", "-c")
     assert argv[3:] == (f"install-{manager}", word)
@@ -101,7 +101,7 @@ def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manag
 
 
 @pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in BAD.items() for word in words])
-def test_what_names_none_is_refused_with_what_to_give_instead(manager: Manager, word: str) -> None:
+def test_requirement_that_names_no_package_is_refused_with_a_hint(manager: Manager, word: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         InstallParams(manager, ("fine", word))
     assert refused.value.fields["field"] == "packages"
@@ -109,23 +109,23 @@ def test_what_names_none_is_refused_with_what_to_give_instead(manager: Manager, 
 
 
 @pytest.mark.parametrize("manager", Manager)
-def test_a_nul_is_refused(manager: Manager) -> None:
+def test_requirement_with_nul_is_refused(manager: Manager) -> None:
     with pytest.raises(InvalidRequestError, match="NUL"):
         InstallParams(manager, ("a\0b",))
 
 
 @pytest.mark.parametrize("count", [0, MAX_PACKAGES + 1])
-def test_how_many_are_installed_at_once_is_bounded(count: int) -> None:
+def test_number_of_packages_of_one_install_is_limited(count: int) -> None:
     with pytest.raises(InvalidRequestError, match=str(count)):
         InstallParams(Manager.PIP, ("a",) * count)
 
 
-def test_only_apt_runs_as_root_unasked() -> None:
+def test_only_apt_runs_as_root_by_default() -> None:
     assert [InstallParams(manager, ("ab",)).spec().user for manager in Manager] == [User.USER, User.USER, User.ROOT]
     assert InstallParams(Manager.PIP, ("ab",), user=User.ROOT).spec().user is User.ROOT
 
 
-def test_an_unknown_manager_is_refused_with_those_that_there_are() -> None:
+def test_unknown_package_manager_is_refused_with_the_known_ones() -> None:
     assert choose_manager("npm") is Manager.NPM
     with pytest.raises(InvalidRequestError) as refused:
         choose_manager("cargo")

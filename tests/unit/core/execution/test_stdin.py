@@ -20,7 +20,7 @@ from tests.support.node import Node, settled
 from tests.support.service import Bench, pieces
 
 
-async def test_a_write_that_is_said_again_is_done_once(at: Bench, sandbox: Sandbox) -> None:
+async def test_repeated_write_is_done_once(at: Bench, sandbox: Sandbox) -> None:
     id_ = await cat(at.core, sandbox)
     for _ in range(3):
         assert await at.core.stdin.write(sandbox, id_, pieces(b"on", b"ce"), offset=0) == 4
@@ -31,7 +31,7 @@ async def test_a_write_that_is_said_again_is_done_once(at: Bench, sandbox: Sandb
     assert await ending(at.core, sandbox, id_) == b"once+more"
 
 
-async def test_the_way_is_found_again_after_a_restart(at: Bench, sandbox: Sandbox) -> None:
+async def test_input_can_be_written_after_a_restart_of_the_service(at: Bench, sandbox: Sandbox) -> None:
     id_ = await cat(at.core, sandbox)
     await at.core.stdin.write(sandbox, id_, pieces(b"before,"), offset=0)
     at.core.stdin.writers.of(sandbox).clear()  # a service that has just taken the sandbox over knows of no input
@@ -44,7 +44,7 @@ async def test_the_way_is_found_again_after_a_restart(at: Bench, sandbox: Sandbo
         await at.core.stdin.close(sandbox, id_)
 
 
-async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_up(at: Bench, sandbox: Sandbox) -> None:
+async def test_write_waits_for_a_process_that_does_not_read_and_can_be_cancelled(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.core.processes.launch(sandbox, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))
     writing = asyncio.create_task(at.core.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000)))
     await asyncio.sleep(0.3)
@@ -58,7 +58,7 @@ async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_u
 
 
 @pytest.mark.real_guest
-async def test_a_process_that_ends_takes_no_more(at: Bench, sandbox: Sandbox) -> None:
+async def test_write_to_an_ended_process_is_refused(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.core.processes.launch(sandbox, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
     with pytest.raises(ConflictError):
         await at.core.stdin.write(sandbox, id_, pieces(b"x" * 1_000_000))
@@ -66,7 +66,7 @@ async def test_a_process_that_ends_takes_no_more(at: Bench, sandbox: Sandbox) ->
         await at.core.stdin.write(sandbox, "0" * 32, pieces(b"x"))
 
 
-async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_is_confirmed_although_the_sandbox_is_busy(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     id_ = await cat(at.core, sandbox)
     await at.core.stdin.write(sandbox, id_, pieces(b"a"))
     get, calls = ProcessRequests.get, 0

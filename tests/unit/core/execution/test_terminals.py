@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_guest  # terminals are the kernel's
 
 
 @cases("user", [User.USER, User.ROOT])
-async def test_a_program_has_a_terminal_of_its_own(at: Bench, sandbox: Sandbox, user: User) -> None:
+async def test_program_leads_a_session_on_its_own_terminal(at: Bench, sandbox: Sandbox, user: User) -> None:
     look = "test -t 0 -a -t 1 -a -t 2 && stty size && echo $TERM && echo err >&2 && : < $(tty) && : < /dev/tty; ps -o sid= -p $$ | tr -d ' '; echo $$"
     run = await opened(at.core, sandbox, look, user=user)
     size, term, err, session, pid = (await rest(run)).decode().split("\r\n")[:-1]
@@ -33,7 +33,7 @@ async def test_a_program_has_a_terminal_of_its_own(at: Bench, sandbox: Sandbox, 
 
 
 @cases("typed", [b"", b"whole line\n", b"half a line"])
-async def test_the_end_of_the_input_is_seen(at: Bench, sandbox: Sandbox, typed: bytes) -> None:
+async def test_program_reads_the_end_of_its_input(at: Bench, sandbox: Sandbox, typed: bytes) -> None:
     run = await opened(at.core, sandbox, "stty -echo; echo ready; cat; echo end")
     shown = aiter(run)
     await until_shown(shown, b"ready\r\n")
@@ -44,7 +44,7 @@ async def test_the_end_of_the_input_is_seen(at: Bench, sandbox: Sandbox, typed: 
     assert (await run.outcome()).exit_code == 0
 
 
-async def test_when_it_ends_what_it_left_on_the_terminal_hangs_up(at: Bench, sandbox: Sandbox) -> None:
+async def test_end_of_a_program_hangs_up_the_processes_on_its_terminal(at: Bench, sandbox: Sandbox) -> None:
     run = await opened(at.core, sandbox, "sleep 4342 & (trap '' HUP; touch /tmp/set; exec sleep 4343) & until test -e /tmp/set; do sleep 0.05; done")
     await rest(run)
     await run.outcome()
@@ -53,14 +53,14 @@ async def test_when_it_ends_what_it_left_on_the_terminal_hangs_up(at: Bench, san
     await at.core.processes.run(sandbox, ProcessSpec(("pkill", "-f", "sleep 4343"), user=User.ROOT))
 
 
-async def test_a_program_that_lets_go_of_it_before_it_ends_ends_well(at: Bench, sandbox: Sandbox) -> None:
+async def test_program_that_closes_its_terminal_keeps_its_exit_code(at: Bench, sandbox: Sandbox) -> None:
     for _ in range(5):
         run = await opened(at.core, sandbox, "exec 0<&- 1<&- 2<&-; sleep 0.2; exit 3")
         assert (await run.outcome()).exit_code == 3
         assert (await run.outcome()).signal is None
 
 
-async def test_program_that_opens_its_terminal_again_is_read_again(at: Bench, sandbox: Sandbox) -> None:
+async def test_output_of_a_reopened_terminal_is_read(at: Bench, sandbox: Sandbox) -> None:
     run = await opened(at.core, sandbox, "exec 0<&- 1<&- 2<&-; sleep 0.2; echo again > /dev/tty")
 
     assert await rest(run) == b"again\r\n"
@@ -69,7 +69,9 @@ async def test_program_that_opens_its_terminal_again_is_read_again(at: Bench, sa
 @cases(
     "argv, cwd, code", [(("no-such",), None, "path_not_found"), (("/etc/passwd",), None, "permission_denied"), (("true",), "/no", "path_not_found")]
 )
-async def test_what_cannot_run_on_one_says_why_each_time(at: Bench, sandbox: Sandbox, argv: tuple[str, ...], cwd: str | None, code: str) -> None:
+async def test_program_that_cannot_start_on_a_terminal_is_refused_each_time(
+    at: Bench, sandbox: Sandbox, argv: tuple[str, ...], cwd: str | None, code: str
+) -> None:
     for _ in range(2):
         with pytest.raises(SandlotError) as refused:
             await at.core.processes.start(sandbox, ProcessSpec(argv, cwd=cwd, rows=24, cols=80))

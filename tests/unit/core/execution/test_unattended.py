@@ -54,7 +54,7 @@ async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, description: Execu
 
 
 @pytest.mark.real_guest
-async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
         left = await begun(first.core, sandbox, ENDLESS)
@@ -79,7 +79,7 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
 
 
 @pytest.mark.real_guest
-async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
@@ -101,7 +101,7 @@ async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tm
 
 
 @pytest.mark.real_guest
-async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
         left = await first.core.processes.start(
@@ -115,7 +115,7 @@ async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: P
         await until(lambda: status_is(second, left.id, "exited"))
 
 
-async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)
@@ -193,7 +193,7 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
 
 
 @pytest.mark.real_guest
-async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.sandboxes.create(BASE, OPERATOR)
         gone = await first.sandboxes.create(BASE, OPERATOR)
@@ -238,13 +238,13 @@ async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path
         await second.sandboxes.kill(sandbox.id, OPERATOR)
 
 
-async def test_the_end_of_a_sandbox_ends_its_lines(at: Bench, sandbox: Sandbox) -> None:
+async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:
     id_, _ = await at.core.processes.launch(sandbox, background("echo x; sleep 1000"))
     await at.sandboxes.kill(sandbox.id, OPERATOR)
     assert (await ended(at.service, id_)).status == "killed"
 
 
-async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_for_many_processes_leave_calls_of_the_link_free(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unattended, "MAX_WAITS", 2)
     monkeypatch.setattr(unattended, "POLL_S", 0.05)
     ids = [(await at.core.processes.launch(sandbox, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
@@ -274,7 +274,7 @@ async def test_background_process_does_not_count_as_activity(at: Bench, sandbox:
     assert sandbox.activity.held == 0
 
 
-async def test_the_end_of_a_sandbox_ends_the_lines_of_those_too_for_which_no_call_was_left(
+async def test_end_of_a_sandbox_ends_the_entries_of_processes_without_a_waiting_call(
     at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unattended, "MAX_WAITS", 1)
