@@ -25,7 +25,6 @@ NOT_DONE = {
     "doors/sandbase",
     "doors/sandboxapi",
     "doors/tensorlake",
-    "drivers",
     "egress",
     "guest",
     "host",

@@ -22,7 +22,7 @@ sys.path[0] = REAL
 
 from sandlot.guest import main as real  # noqa: E402
 from sandlot.guest.calls import Call  # noqa: E402
-from sandlot.protocol import events, frames, handshake, schema, values  # noqa: E402
+from sandlot.protocol import events, frames, schema, values  # noqa: E402
 
 LINK_OUT = 1
 PID = 4242

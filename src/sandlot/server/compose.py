@@ -45,7 +45,7 @@ from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
-from sandlot.drivers.oci.places import sandboxes_folder
+from sandlot.drivers.oci.paths import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.outside.calls import Outside

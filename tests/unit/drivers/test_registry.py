@@ -1,4 +1,4 @@
-"""Drivers by name: Sandlot's own, and those that a third party installed."""
+"""Drivers by name: Sandlot's own ones and those of third parties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = DriverSettings(node=NodeId("abcd"), data_dir=Path("/nowhere"))
 
 
 def foreign(settings: DriverSettings) -> object:
-    """What a third party's factory looks like."""
+    """A third party's factory."""
     return ("foreign", settings)
 
 

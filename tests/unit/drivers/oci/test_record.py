@@ -1,4 +1,4 @@
-"""Records: written whole, read with suspicion."""
+"""Records: replaced as a whole, and refused unless this version can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stage is told to do for a container, and in which order."""
+"""Operations of the stage of a container and their order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
-from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import Place, Program
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.protocol.schema import most_pids
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
-FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+FOLDER = SandboxFolder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 BOOT_ID = "5d3a0f6e-1f5e-4a4b-8f1c-0a5f7c0d9b11"
-PLACE = Place(
+PLACE = RuntimePlanInputs(
     SHAPE, Program("crun", Path("/usr/bin/crun"), "00", "x"), FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID
 )
 

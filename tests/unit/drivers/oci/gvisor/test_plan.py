@@ -1,23 +1,23 @@
-"""What the stage is told to do, in which order, and what the runtime is shown."""
+"""Operations of the stage of a gVisor sandbox, their order, and the files that the runtime sees."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
-from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import Place, Program
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
 from sandlot.host.launch import Operation
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
-FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+FOLDER = SandboxFolder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 PROGRAM = Program("runsc", Path("/data/runtimes/00/runsc"), "00", "x")
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 
 
 def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(Place(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
+    return stage_plan(RuntimePlanInputs(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
 
 
 def test_the_group_is_entered_before_anything_is_made() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.gvisor.runtime import FLOOR, Runsc, find_runsc, release_date
+from sandlot.drivers.oci.gvisor.runtime import MIN_RELEASE, Runsc, find_runsc, release_date
 from sandlot.drivers.oci.runtime import Program
 from sandlot.host.launch import Started
 from sandlot.host.processes import identify
@@ -57,7 +57,7 @@ def test_none_that_will_do_is_refused_with_the_fix(tmp_path: Path, version: str 
     with pytest.raises(HostError) as refused:
         find_runsc(str(tmp_path))
     assert "bookworm-backports" in refused.value.hint
-    assert version is None or str(FLOOR) in refused.value.message
+    assert version is None or str(MIN_RELEASE) in refused.value.message
 
 
 @pytest.mark.parametrize("limits_disk", [True, False])
@@ -80,7 +80,7 @@ def test_kernel_of_a_sandbox_is_the_first_that_the_host_kills_for_memory() -> No
     try:
         kernel = identify(process.pid)
         assert kernel is not None
-        Runsc().settle(Started(sandbox=kernel, keeper=kernel))
+        Runsc().after_start(Started(sandbox=kernel, keeper=kernel))
         assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""A prepared sandbox that is started: what its record says meanwhile, and what becomes of it when it is destroyed."""
+"""Starting a prepared sandbox: its record meanwhile, and its end if it is destroyed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 
 from sandlot.drivers.oci import record as records
-from sandlot.drivers.oci.blank import OciBlank
-from sandlot.drivers.oci.holding import Holding
-from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.gvisor.runtime import Runsc
+from sandlot.drivers.oci.host_resources import SandboxHostResources
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.drivers.oci.prepared import OciPreparedSandbox
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.drivers.oci.runtime import EngineError, Live, Program, Runtime
+from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, Runtime
 from sandlot.host.cgroups import Cgroup
 from sandlot.host.hierarchies import Hierarchy, Layout
 from sandlot.host.launch import Started
@@ -29,15 +30,15 @@ REF = "ab27-aaaaaaaaaaaaaaaa"
 
 
 class Losing:
-    """A runtime whose start fails because the sandbox is destroyed meanwhile, after its record could not be drafted any more."""
+    """A runtime whose start fails because the sandbox is destroyed meanwhile, after its record could not be staged any more."""
 
     def __init__(self) -> None:
-        self.prepared: OciBlank | None = None
+        self.prepared: OciPreparedSandbox | None = None
 
     def engine(self, _program: Program) -> Losing:
         return self
 
-    def start(self, _live: Live) -> Coroutine[Any, Any, None]:
+    def start(self, _live: RunningOciRuntime) -> Coroutine[Any, Any, None]:
         return self._start([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
 
     async def _start(self, before: list[asyncio.Task[Any]]) -> None:
@@ -48,7 +49,7 @@ class Losing:
 
 
 class Noting:
-    """A runtime that starts at once, and notes what the record of its sandbox says then."""
+    """A runtime that starts at once and notes the record of its sandbox."""
 
     oom_statuses: frozenset[int] = frozenset()
 
@@ -59,10 +60,10 @@ class Noting:
     def engine(self, _program: Program) -> Noting:
         return self
 
-    def start(self, _live: Live) -> Coroutine[Any, Any, None]:
+    def start(self, _live: RunningOciRuntime) -> Coroutine[Any, Any, None]:
         return self._start([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
 
-    def settle(self, _started: Started) -> None:
+    def after_start(self, _started: Started) -> None:
         self._note("runs")
 
     async def _start(self, before: list[asyncio.Task[Any]]) -> None:
@@ -75,24 +76,26 @@ class Noting:
 
 
 async def others(before: list[asyncio.Task[Any]]) -> None:
-    """Wait for the tasks that are done beside this one and began with it."""
+    """Wait for the tasks that were started together with this one."""
     begun = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and task not in before]
     if begun:
         await asyncio.wait(begun)
 
 
 @pytest.fixture
-def holding(tmp_path: Path) -> Holding:
+def resources(tmp_path: Path) -> SandboxHostResources:
     layout = Layout(2, (Hierarchy(tmp_path / "groups", frozenset({"memory", "cpu", "pids"})),))
-    made = Holding(Folder(tmp_path / "sandboxes" / REF), Cgroup(layout, PurePosixPath("/sandlot/ab27") / REF))
-    made.make_folder(Record(REF, Step.PREPARE, "gvisor", "/usr/bin/runsc", "0" * 64, "x", LIMITS))
+    made = SandboxHostResources(SandboxFolder(tmp_path / "sandboxes" / REF), Cgroup(layout, PurePosixPath("/sandlot/ab27") / REF), Runsc())
+    made.create_folder(Record(REF, Step.PREPARE, "gvisor", "/usr/bin/runsc", "0" * 64, "x", LIMITS))
     return made
 
 
-def warm(holding: Holding, runtime: object) -> OciBlank:
-    """A blank as if its runtime's own processes ran; they have ended."""
+def warm(resources: SandboxHostResources, runtime: object) -> OciPreparedSandbox:
+    """Return a warm sandbox whose processes have ended."""
     program = Program("runsc", Path("/bin/true"), "0" * 64, "x")
-    prepared = OciBlank(holding, Shape(root=RootFs(path=Path("/nonexistent"), digest="0"), limits=LIMITS), cast("Runtime", runtime), program, None)
+    prepared = OciPreparedSandbox(
+        resources, Shape(root=RootFs(path=Path("/nonexistent"), digest="0"), limits=LIMITS), cast("Runtime", runtime), program, None
+    )
     prepared._created = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))  # noqa: SLF001 - as if it were warm
     return prepared
 
@@ -101,21 +104,21 @@ def spec() -> SandboxSpec:
     return SandboxSpec(id=new_sandbox_id(new_node_id()), limits=LIMITS, isolation="gvisor")
 
 
-async def test_record_of_a_warm_sandbox_says_prepare_until_its_guest_runs(holding: Holding) -> None:
-    runtime = Noting(holding.folder.record)
-    instance = await warm(holding, runtime).boot(spec())
+async def test_record_of_a_warm_sandbox_says_prepare_until_its_guest_runs(resources: SandboxHostResources) -> None:
+    runtime = Noting(resources.folder.record)
+    instance = await warm(resources, runtime).boot(spec())
     assert runtime.noted == [("starts", Step.PREPARE), ("runs", Step.PREPARE)]
-    record = records.read(holding.folder.record)
+    record = records.read(resources.folder.record)
     assert record is not None
     assert record.step is Step.BOOT
     await instance.destroy()
 
 
-async def test_destroying_a_sandbox_that_starts_reports_its_end_and_no_lost_error(holding: Holding) -> None:
+async def test_destroying_a_sandbox_that_starts_reports_its_end_and_no_lost_error(resources: SandboxHostResources) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
     runtime = Losing()
-    runtime.prepared = warm(holding, runtime)
+    runtime.prepared = warm(resources, runtime)
     with pytest.raises(SandboxEndedError) as ended:
         await runtime.prepared.boot(spec())
     assert ended.value.fields == {"ref": REF, "reason": "killed"}

@@ -1,4 +1,4 @@
-"""What a restore needs known: read back as written, and what fits where."""
+"""Manifests: they are read as they were written, and refuse sandboxes that do not fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.checkpoint.manifest import NAME, Manifest, load, read
+from sandlot.drivers.oci.snapshots.manifest import NAME, Manifest, load, read
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)

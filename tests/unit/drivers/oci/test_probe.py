@@ -1,4 +1,4 @@
-"""The smallest sandbox there is, and what a probe says when something is missing."""
+"""Probes: remembered and repeated results, and reasons of missing capabilities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci import probing
+from sandlot.drivers.oci import probe
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.runtime import Program, content_sha256
@@ -71,10 +71,10 @@ def test_a_no_to_snapshots_is_looked_at_again_after_a_while_and_no_yes_is_lost(t
         {DriverCapability.BOOT: YES, DriverCapability.SNAPSHOT: ProbeResult(ok=False, reason="the disk is full")},
         {DriverCapability.BOOT: ProbeResult(ok=False, reason="busy"), DriverCapability.SNAPSHOT: YES},
     ]
-    monkeypatch.setattr(probing, "probe", lambda *_: Capabilities("gvisor", "x", looks.pop(0)))
+    monkeypatch.setattr(probe, "try_capabilities", lambda *_: Capabilities("gvisor", "x", looks.pop(0)))
     driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc())
     assert [driver.probe().can(DriverCapability.SNAPSHOT) for _ in range(2)] == [False, False]
-    monkeypatch.setattr(driver, "_probed_s", driver._probed_s - 61)  # noqa: SLF001 - a minute passes
+    monkeypatch.setattr(probe, "SNAPSHOT_RETRY_S", 0.0)  # as if a minute had passed
     assert {ability: driver.probe().can(ability) for ability in (DriverCapability.BOOT, DriverCapability.SNAPSHOT)} == {
         DriverCapability.BOOT: True,
         DriverCapability.SNAPSHOT: True,

@@ -1,4 +1,4 @@
-"""Names and places of one sandbox."""
+"""Names and paths of one sandbox."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.places import Folder, is_ref, new_ref
+from sandlot.drivers.oci.paths import SandboxFolder, is_ref, new_ref
 from sandlot.model.ids import NodeId
 
 NODE = NodeId("ab27")
@@ -44,6 +44,6 @@ def test_nothing_else_is_a_ref(text: str) -> None:
 
 
 def test_files_that_a_later_service_reads_keep_their_names() -> None:
-    folder = Folder(Path("/data"))
+    folder = SandboxFolder(Path("/data"))
     found = (folder.record, folder.live, folder.exit, folder.image, folder.refreeze, folder.roomy, folder.disk_image)
     assert [path.name for path in found] == ["record.json", "live", "exit", "image.new", "refreeze", "roomy", "disk.img"]

@@ -1,4 +1,4 @@
-"""Which build is run: the newest, kept by its content, or one that was kept."""
+"""Builds of a runtime: the installed one is copied by content, and copies are verified."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.programs import Programs
 from sandlot.drivers.oci.runtime import Program, content_sha256
+from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
 from sandlot.model.errors import HostError
 
 
@@ -27,41 +27,41 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_the_newest_is_copied_once_and_run_from_there(package: Path, tmp_path: Path) -> None:
-    programs = Programs(Runsc(installed(package)), tmp_path / "runtimes")
-    newest, current = programs.newest(), programs.current()
+    builds = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes")
+    newest, current = builds.installed(), builds.current()
     assert newest.path == package
     assert current == dataclasses.replace(newest, path=tmp_path / "runtimes" / newest.sha256 / "runsc")
     assert current.path.read_text() == "one"
     assert current.path.stat().st_mode & 0o777 == 0o755
     before = current.path.stat()
-    assert programs.current() is current
-    assert Programs(Runsc(installed(package)), tmp_path / "runtimes").current() == current
+    assert builds.current() is current
+    assert RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").current() == current
     assert current.path.stat() == before
     assert [entry.name for entry in (tmp_path / "runtimes").iterdir()] == [newest.sha256]
 
 
 def test_an_upgrade_is_noticed_and_the_one_before_is_kept_until_nothing_needs_it(package: Path, tmp_path: Path) -> None:
-    programs = Programs(Runsc(installed(package)), tmp_path / "runtimes")
-    one = programs.current()
+    builds = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes")
+    one = builds.current()
     package.with_name("new").write_text("two")
     package.with_name("new").rename(package)
-    two = programs.current()
+    two = builds.current()
     assert (one.version, two.version) == ("one", "two")
-    assert programs.kept(one.sha256) == one
+    assert builds.get(one.sha256) == one
     (tmp_path / "runtimes" / ".new-left").mkdir()
-    programs.prune({one.sha256})
+    builds.prune({one.sha256})
     assert {entry.name for entry in (tmp_path / "runtimes").iterdir()} == {one.sha256, two.sha256}
-    programs.prune(())
-    assert programs.why_not(two.sha256) == ""
+    builds.prune(())
+    assert builds.unusable_reason(two.sha256) == ""
     assert {entry.name for entry in (tmp_path / "runtimes").iterdir()} == {two.sha256}
-    assert "not kept" in programs.why_not(one.sha256)
+    assert "not kept" in builds.unusable_reason(one.sha256)
     with pytest.raises(HostError, match="not kept"):
-        programs.kept(one.sha256)
+        builds.get(one.sha256)
 
 
 @pytest.mark.parametrize("harm", ["altered", "facts", "gone"])
 def test_what_is_not_what_its_name_says_is_not_run_and_the_newest_is_mended(harm: str, package: Path, tmp_path: Path) -> None:
-    one = Programs(Runsc(installed(package)), tmp_path / "runtimes").current()
+    one = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").current()
     if harm == "altered":
         one.path.write_text("another")
     elif harm == "facts":
@@ -70,23 +70,23 @@ def test_what_is_not_what_its_name_says_is_not_run_and_the_newest_is_mended(harm
         one.path.unlink()
     another = tmp_path / "another"
     another.write_text("two")
-    programs = Programs(Runsc(installed(another)), tmp_path / "runtimes")
-    assert programs.why_not(one.sha256)
+    builds = RuntimeBuilds(Runsc(installed(another)), tmp_path / "runtimes")
+    assert builds.unusable_reason(one.sha256)
     with pytest.raises(HostError):
-        programs.kept(one.sha256)
-    # Where it is installed still, it is simply copied anew.
-    assert Programs(Runsc(installed(package)), tmp_path / "runtimes").kept(one.sha256) == one
-    assert programs.kept(one.sha256).path.read_text() == "one"
+        builds.get(one.sha256)
+    # If the build is still installed, it is copied again.
+    assert RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").get(one.sha256) == one
+    assert builds.get(one.sha256).path.read_text() == "one"
 
 
 def test_a_runtime_without_snapshots_is_run_where_it_is(package: Path, tmp_path: Path) -> None:
-    programs = Programs(Crun(installed(package)), tmp_path / "runtimes")
-    assert programs.current().path == package
+    builds = RuntimeBuilds(Crun(installed(package)), tmp_path / "runtimes")
+    assert builds.current().path == package
     assert not (tmp_path / "runtimes").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_said_so(package: Path, tmp_path: Path) -> None:
     (tmp_path / "runtimes").write_text("in the way")
     with pytest.raises(HostError, match="could not be copied") as refused:
-        Programs(Runsc(installed(package)), tmp_path / "runtimes").current()
+        RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").current()
     assert "SANDLOT_DATA_DIR" in refused.value.hint

@@ -1,4 +1,4 @@
-"""The folder of a snapshot: whole or not there, and root's alone."""
+"""Folder of a snapshot: complete or absent, and readable by root only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.checkpoint import images, manifest
+from sandlot.drivers.oci.snapshots import image_files, manifest
 from sandlot.model.errors import ConflictError
-from tests.unit.drivers.oci.checkpoint.test_manifest import MANIFEST
+from tests.unit.drivers.oci.snapshots.test_manifest import MANIFEST
 
 
 def written(image: Path) -> Path:
-    images.begin(image)
-    for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY):
+    image_files.begin(image)
+    for name in (image_files.STATE, image_files.MEMORY_INDEX, image_files.MEMORY):
         (image / name).write_bytes(b"x" * 5000)
     return image
 
@@ -23,11 +23,11 @@ def written(image: Path) -> Path:
 def test_it_appears_under_its_name_with_its_manifest(tmp_path: Path) -> None:
     into = tmp_path / "saved" / "one" / "image"
     image = written(tmp_path / "image.new")
-    wrote = dataclasses.replace(MANIFEST, files=images.sizes(image))
-    assert images.finish(image, wrote, into, durable=True) == sum(file.stat().st_blocks * 512 for file in into.iterdir()) >= 4 * 4096
+    wrote = dataclasses.replace(MANIFEST, files=image_files.sizes(image))
+    assert image_files.finish(image, wrote, into, durable=True) == sum(file.stat().st_blocks * 512 for file in into.iterdir()) >= 4 * 4096
     assert not image.exists()
     assert manifest.read(into) == wrote
-    assert images.lacks(into, wrote) == ""
+    assert image_files.find_damage(into, wrote) == ""
     assert into.stat().st_mode & 0o777 == into.parent.stat().st_mode & 0o777 == 0o700
     assert (into / manifest.NAME).stat().st_mode & 0o777 == 0o600
 
@@ -37,7 +37,7 @@ def test_a_name_that_is_taken_is_refused(durable: bool, tmp_path: Path) -> None:
     into = tmp_path / "image"
     into.mkdir()
     with pytest.raises(ConflictError):
-        images.finish(written(tmp_path / "image.new"), MANIFEST, into, durable=durable)
+        image_files.finish(written(tmp_path / "image.new"), MANIFEST, into, durable=durable)
     assert list(into.iterdir()) == []
 
 
@@ -56,11 +56,11 @@ def test_it_is_carried_to_another_file_system_whole_or_not_at_all(breaks: bool, 
     image = written(tmp_path / "image.new")
     if breaks:
         with pytest.raises(OSError, match="No space"):
-            images.finish(image, MANIFEST, into, durable=True)
+            image_files.finish(image, MANIFEST, into, durable=True)
         assert list(into.parent.iterdir()) == []
         return
-    images.finish(image, MANIFEST, into, durable=True)
-    assert (into / images.MEMORY).read_bytes() == b"x" * 5000
+    image_files.finish(image, MANIFEST, into, durable=True)
+    assert (into / image_files.MEMORY).read_bytes() == b"x" * 5000
     assert [file.name for file in into.parent.iterdir()] == ["image"]
     assert {file.stat().st_mode & 0o777 for file in into.iterdir()} == {0o600}
     assert not image.exists()
@@ -68,8 +68,8 @@ def test_it_is_carried_to_another_file_system_whole_or_not_at_all(breaks: bool, 
 
 def test_what_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
     image = written(tmp_path / "image")
-    wrote = dataclasses.replace(MANIFEST, files=images.sizes(image))
-    (image / images.MEMORY).write_bytes(b"x")
-    assert images.lacks(image, wrote) == "pages.img has 1 bytes, and was written with 5000"
-    (image / images.MEMORY).unlink()
-    assert images.lacks(image, wrote) == "pages.img is missing"
+    wrote = dataclasses.replace(MANIFEST, files=image_files.sizes(image))
+    (image / image_files.MEMORY).write_bytes(b"x")
+    assert image_files.find_damage(image, wrote) == "pages.img has 1 bytes, and was written with 5000"
+    (image / image_files.MEMORY).unlink()
+    assert image_files.find_damage(image, wrote) == "pages.img is missing"

@@ -1,4 +1,4 @@
-"""Why a sandbox ended, from what is known: the table."""
+"""Table of evidence and reasons of the end of a sandbox."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.drivers.oci.exits import DESTROYED, SAVED, Evidence, explain
+from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain
 from sandlot.model.ports import ExitReason
 
 NOTHING = Evidence(status=None, ended_for="", oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20, oom_statuses=frozenset((1, 137, -9)))

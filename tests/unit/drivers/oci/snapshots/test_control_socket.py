@@ -1,4 +1,4 @@
-"""What is said to a control socket and what is made of its answers, whatever they are; a real one answers in the conformance suite."""
+"""Requests to a control socket, and responses of every kind. The conformance suite uses a real socket."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.drivers.oci.checkpoint import control, images
-from sandlot.drivers.oci.checkpoint.control import ControlEngine, call
-from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import EngineError, Live, Program
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime
+from sandlot.drivers.oci.snapshots import control_socket, image_files
+from sandlot.drivers.oci.snapshots.control_socket import ControlEngine, call
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity
 
@@ -24,7 +24,7 @@ NOBODY = Identity(1, 1)
 
 
 class Far:
-    """The far side: keeps what it is told, and answers as it is told to."""
+    """The runtime's side: keeps all requests and sends the given responses."""
 
     def __init__(self, listening: socket.socket) -> None:
         self.heard: list[Any] = []
@@ -49,15 +49,15 @@ def _is_readable(file: int) -> bool:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Live:
+def live(tmp_path: Path) -> RunningOciRuntime:
     """In a folder whose socket's path is longer than an address can be."""
-    folder = Folder(tmp_path / ("x" * 120) / REF)
+    folder = SandboxFolder(tmp_path / ("x" * 120) / REF)
     folder.runtime.mkdir(parents=True)
-    return Live(folder, Started(NOBODY, NOBODY), Program("runsc", Path("/usr/bin/runsc"), "00", "x"))
+    return RunningOciRuntime(folder, Started(NOBODY, NOBODY), Program("runsc", Path("/usr/bin/runsc"), "00", "x"))
 
 
 @pytest.fixture
-def far(live: Live) -> Iterator[Far]:
+def far(live: RunningOciRuntime) -> Iterator[Far]:
     handle = os.open(live.folder.runtime, os.O_PATH)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"/proc/self/fd/{handle}/{live.folder.control.name}")
@@ -79,14 +79,14 @@ async def told(far: Far, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what
     "answers, words",
     [
         ([b'{"success":false,"err":"no space left on device"}'], "no space left on device"),
-        ([b'{"success":false}'], "without a word"),
-        ([b"[1]"], "the runtime's answer is none"),
+        ([b'{"success":false}'], "without a reason"),
+        ([b"[1]"], "the runtime's response is not an object"),
         ([b'{"success":'], "the sandbox has ended"),
         ([], "the sandbox has ended"),
         ([json.dumps({"success": False, "err": "x" * 5000}).encode()], "x" * 400),
     ],
 )
-async def test_a_refusal_is_told_in_its_words(live: Live, far: Far, answers: list[bytes], words: str) -> None:
+async def test_a_refusal_is_told_in_its_words(live: RunningOciRuntime, far: Far, answers: list[bytes], words: str) -> None:
     far.answers = answers
     with pytest.raises(EngineError) as refused:
         await told(far, lambda: call(live, "some.Method", None))
@@ -94,29 +94,29 @@ async def test_a_refusal_is_told_in_its_words(live: Live, far: Far, answers: lis
     assert len(str(refused.value)) <= 400
 
 
-async def test_an_image_of_another_processor_is_told_from_other_refusals(live: Live, far: Far) -> None:
+async def test_an_image_of_another_processor_is_told_from_other_refusals(live: RunningOciRuntime, far: Far) -> None:
     far.answers = [b'{"success":false,"err":"incompatible FeatureSet: missing features: avx512f"}']
     with pytest.raises(EngineError) as refused:
         await told(far, lambda: call(live, "some.Method", None))
-    assert refused.value.is_foreign
-    assert not EngineError("no space left on device").is_foreign
+    assert refused.value.needs_other_cpu
+    assert not EngineError("no space left on device").needs_other_cpu
 
 
-async def test_an_answer_without_end_is_cut_off(live: Live, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_MOST_BYTES", 1000)
+async def test_an_answer_without_end_is_cut_off(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_socket, "_MAX_RESPONSE_BYTES", 1000)
     far.answers = [b"[" + b"1," * 2000]
     with pytest.raises(EngineError, match="too long"):
         await told(far, lambda: call(live, "some.Method", None))
 
 
-async def test_silence_is_given_up(live: Live, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_given_up(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     del far  # it listens, and accepts nobody
-    monkeypatch.setattr(control, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(control_socket, "RESPONSE_TIMEOUT_S", 0.05)
     with pytest.raises(EngineError, match="has not answered"):
         await call(live, "some.Method", None)
 
 
-async def test_nobody_there_is_said_so(live: Live) -> None:
+async def test_nobody_there_is_said_so(live: RunningOciRuntime) -> None:
     with pytest.raises(EngineError, match="cannot be reached"):
         await call(live, "some.Method", None)
     live.folder.runtime.rmdir()
@@ -124,7 +124,7 @@ async def test_nobody_there_is_said_so(live: Live) -> None:
         await call(live, "some.Method", None)
 
 
-async def test_an_image_that_is_not_there_is_named_before_anything_is_said(live: Live, tmp_path: Path) -> None:
-    (tmp_path / images.STATE).touch()
+async def test_an_image_that_is_not_there_is_named_before_anything_is_said(live: RunningOciRuntime, tmp_path: Path) -> None:
+    (tmp_path / image_files.STATE).touch()
     with pytest.raises(EngineError, match=r"pages_meta\.img: No such file"):
         await ControlEngine().restore(live, tmp_path)
