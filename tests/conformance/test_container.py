@@ -14,8 +14,8 @@ import pytest
 from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.paths import SandboxFolder, sandboxes_folder
 from sandlot.drivers.oci.probe import make_tiny_root
-from sandlot.host import disks
-from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
+from sandlot.host import disk_images
+from sandlot.host.id_ranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.types import Output
 from sandlot.model.errors import HostError
@@ -85,7 +85,7 @@ async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None
     async with bench.sandbox() as subject:
         assert Path("/proc/self/mountinfo").read_text() == before
         image = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
-        assert list(disks.loops_below(bench.data_dir).values()) == [image]
+        assert list(disk_images.loops_below(bench.data_dir).values()) == [image]
 
 
 async def test_the_root_is_shared_and_stays_as_it_is(bench: Bench) -> None:

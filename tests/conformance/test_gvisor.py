@@ -19,7 +19,7 @@ from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.paths import SandboxFolder, sandboxes_folder
 from sandlot.drivers.oci.runtime import content_sha256
 from sandlot.drivers.registry import DriverSettings
-from sandlot.host import disks
+from sandlot.host import disk_images
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import HostError, SandboxEndedError
 from sandlot.model.ids import new_node_id
@@ -87,7 +87,7 @@ async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None
     async with bench.sandbox() as subject:
         assert Path("/proc/self/mountinfo").read_text() == before
         image = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
-        assert list(disks.loops_below(bench.data_dir).values()) == ([] if find_runsc().limits_disk else [image])
+        assert list(disk_images.loops_below(bench.data_dir).values()) == ([] if find_runsc().limits_disk else [image])
 
 
 @pytest.mark.parametrize("number, reason", [(signal.SIGKILL, ExitReason.KILLED), (signal.SIGSEGV, ExitReason.CRASHED)])
@@ -188,7 +188,7 @@ async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(bench: Bench,
     async with meet(instance) as subject:
         assert (await subject.run("dd", "if=/dev/zero", "of=/home/user/file", "bs=1M", "count=8")).code == 0
         assert (await instance.usage()).disk_bytes >= 8 << 20
-        assert disks.loops_below(bench.data_dir) == {}
+        assert disk_images.loops_below(bench.data_dir) == {}
     await instance.destroy()
     assert traces(bench.data_dir, bench.node) == ()
 

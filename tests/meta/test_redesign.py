@@ -27,7 +27,6 @@ NOT_DONE = {
     "doors/tensorlake",
     "egress",
     "guest",
-    "host",
     "images",
     "link",
     "model",

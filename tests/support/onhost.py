@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sandlot.drivers.oci.paths import SandboxFolder, node_group, sandboxes_folder
 from sandlot.host.cgroups import Cgroup, detect_layout
-from sandlot.host.launch import Started, read_started
+from sandlot.host.launcher import Started, read_started
 from sandlot.model.ports import Instance
 from sandlot.testing.bench import Bench
 

@@ -1,7 +1,7 @@
 """Building: what goes into a fresh folder so that it becomes an image, an interpreter, a guest layer.
 
 Each function fills one folder of a :class:`~sandlot.images.shelf.Shelf` and is told nothing about the cache around it. What
-they decide is in :mod:`~sandlot.images.plan` and :mod:`~sandlot.host.aptsource`; here it is done, in order.
+they decide is in :mod:`~sandlot.images.plan` and :mod:`~sandlot.host.apt_sources`; here it is done, in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from sandlot.host import aptsource
+from sandlot.host import apt_sources
 from sandlot.host.locked_folder import remove_tree
 from sandlot.images import furnish, interpreter, plan, tree
 from sandlot.images.process import Runner, output_of, require
@@ -99,10 +99,10 @@ def debian(wanted: Debian, root: Path, scratch: Path, runner: Runner, report: Re
     require("mmdebstrap", "unshare", "setpriv")
     sources = _sources(wanted.suite)
     sources_file = scratch / "image.sources"
-    sources_file.write_text(aptsource.sources_text(sources), encoding="utf-8")
+    sources_file.write_text(apt_sources.sources_text(sources), encoding="utf-8")
     options_file = scratch / "apt.conf"
     netrc = {name: path for name, path in (("netrc", "/etc/apt/auth.conf"), ("netrcparts", "/etc/apt/auth.conf.d")) if Path(path).exists()}
-    options_file.write_text(aptsource.options_text(output_of(("apt-config", "dump"))) + aptsource.credentials_text(netrc), encoding="utf-8")
+    options_file.write_text(apt_sources.options_text(output_of(("apt-config", "dump"))) + apt_sources.credentials_text(netrc), encoding="utf-8")
     argv = plan.mmdebstrap_argv(
         wanted,
         root,
@@ -217,14 +217,14 @@ def _python(lock: str, root: Path, scratch: Path, runner: Runner, report: Report
     )
 
 
-def _sources(suite: str) -> list[aptsource.Source]:
+def _sources(suite: str) -> list[apt_sources.Source]:
     found = []
-    for target, asked in aptsource.choose(aptsource.parse_targets(output_of(("apt-get", "indextargets"))), suite, architecture()):
+    for target, asked in apt_sources.choose(apt_sources.parse_targets(output_of(("apt-get", "indextargets"))), suite, architecture()):
         entry = Path(target.entry.rpartition(":")[0])
-        signed_by = aptsource.signed_by(target.entry, entry.read_text(encoding="utf-8")) if entry.is_file() else ""
+        signed_by = apt_sources.signed_by(target.entry, entry.read_text(encoding="utf-8")) if entry.is_file() else ""
         if not signed_by and _DEBIAN_KEYRING.is_file():
             signed_by = str(_DEBIAN_KEYRING)
-        found.append(aptsource.Source(uri=target.uri, suite=asked, signed_by=signed_by))
+        found.append(apt_sources.Source(uri=target.uri, suite=asked, signed_by=signed_by))
     return found
 
 

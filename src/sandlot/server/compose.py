@@ -51,9 +51,9 @@ from sandlot.egress.cache import PackageCache
 from sandlot.egress.outside.calls import Outside
 from sandlot.egress.sources.machine import Sources
 from sandlot.host.capacity import Host, own_bounds
+from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.hierarchies import Layout
-from sandlot.host.volumes import VolumeFiles
+from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link

@@ -1,4 +1,4 @@
-"""What the machine has: texts of the kernel read right, and this very machine makes sense."""
+"""Capacity of the machine: parsing of the kernel's files, and readings of this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, used_memory
-from sandlot.host.hierarchies import Hierarchy, Layout
+from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, max_tasks, own_bounds, used_memory
+from sandlot.host.cgroup_layout import Hierarchy, Layout
 
 MEMINFO = "MemTotal:       24684084 kB\nMemFree:        23387756 kB\nMemAvailable:   23939160 kB\nHugePages_Total:       3\n"
 V1 = "9:name=systemd:/user.slice\n4:memory:/system.slice/sandlot.service\n2:cpu,cpuacct:/x\n8:pids:/tasks/of:it\n0::/unified.slice\n"
@@ -70,14 +70,14 @@ def test_without_control_groups_nothing_bounds() -> None:
 
 def test_the_groups_the_service_was_started_in_bound_what_the_machine_has(tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, "0::/\n")
-    assert most_tasks(proc) == 20000
+    assert max_tasks(proc) == 20000
     free = Host(tmp_path, tmp_path / "none", GroupBounds(), proc).read()
     assert (free.total.memory_bytes, free.total.pids, free.free.pids) == (24684084 * 1024, 20000, 20000 - 132)
     group = tmp_path / "group"
     bounds = GroupBounds((Bound(1 << 30, group), Bound(1 << 31, tmp_path / "above")), (Bound(100, group),))
     bound = Host(tmp_path, tmp_path / "none", bounds, proc).read()
     assert (bound.total.memory_bytes, bound.total.pids) == (1 << 30, 100)
-    # The group is gone, so nobody uses anything of it: what the machine has free is all that there is to say.
+    # The group is gone, so only the free memory of the machine counts.
     assert (bound.free.memory_bytes, bound.free.pids) == (23939160 * 1024, 20000 - 132)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from sandlot.host.cgroup_layout import GroupLimits, Hierarchy, Layout
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
-from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout
 from sandlot.model.errors import ConflictError, HostError
 from sandlot.model.ids import new_node_id
 
@@ -36,7 +36,7 @@ def group() -> Iterator[Cgroup]:
 @pytest.fixture
 def process(group: Cgroup) -> Iterator[subprocess.Popen[bytes]]:
     group.create(LIMITS)
-    started = subprocess.Popen(["python3", "-c", f"{ENTER}\nwhile True: pass", *map(str, group.doors)], stdout=subprocess.PIPE)
+    started = subprocess.Popen(["python3", "-c", f"{ENTER}\nwhile True: pass", *map(str, group.entry_files)], stdout=subprocess.PIPE)
     assert started.stdout is not None
     assert started.stdout.read(3) == b"in\n"
     yield started
@@ -88,7 +88,7 @@ def test_a_process_is_counted_frozen_and_killed(group: Cgroup, process: subproce
 def test_nothing_can_fork_its_way_out_of_a_kill(group: Cgroup) -> None:
     group.create(GroupLimits(memory_bytes=128 << 20, cpus=1, pids=1000))
     forks = f"{ENTER}\nwhile True:\n  try: os.fork()\n  except OSError: pass"
-    bomb = subprocess.Popen(["python3", "-c", forks, *map(str, group.doors)], stdout=subprocess.PIPE)
+    bomb = subprocess.Popen(["python3", "-c", forks, *map(str, group.entry_files)], stdout=subprocess.PIPE)
     assert bomb.stdout is not None
     bomb.stdout.read(3)
     while group.usage().pids < 20:
@@ -136,8 +136,7 @@ def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
 def test_groups_of_version_1_are_entered_through_tasks() -> None:
     """A process that is moved by ``cgroup.procs`` waits for a lock over all processes of the host."""
     layout = Layout(1, (Hierarchy(Path("/c/memory"), frozenset({"memory"})), Hierarchy(Path("/c/pids"), frozenset({"pids"}))))
-    doors = Cgroup(layout, PurePosixPath("/sandlot/x")).doors
-    assert [str(door) for door in doors] == ["/c/memory/sandlot/x/tasks", "/c/pids/sandlot/x/tasks"]
+    assert [str(file) for file in Cgroup(layout, PurePosixPath("/sandlot/x")).entry_files] == ["/c/memory/sandlot/x/tasks", "/c/pids/sandlot/x/tasks"]
 
 
 def test_a_host_that_refuses_is_told_with_a_hint(tmp_path: Path) -> None:
@@ -188,7 +187,7 @@ class TestVersion2:
         for parent in (leaf.parent, leaf.parent.parent, leaf.parent.parent.parent):
             assert (parent / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
         assert not (leaf / "cgroup.subtree_control").exists(), "a group with processes delegates nothing"
-        assert group.doors == (leaf / "cgroup.procs",)
+        assert group.entry_files == (leaf / "cgroup.procs",)
 
     def test_less_memory_is_tried_before_it_is_set(self, group: Cgroup, leaf: Path) -> None:
         group.create(GroupLimits(memory_bytes=134217728, cpus=0.5, pids=50))

@@ -38,13 +38,13 @@ from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots import manifest as manifests
 from sandlot.drivers.registry import DriverSettings, driver_names
-from sandlot.host import disks
+from sandlot.host import disk_images
+from sandlot.host.blocking import run_blocking
+from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
-from sandlot.host.hierarchies import Layout
-from sandlot.host.idranges import RANGES, IdRanges
-from sandlot.host.launch import Stage, StageError, read_started
-from sandlot.host.processes import open_process
-from sandlot.host.threads import run_blocking
+from sandlot.host.id_ranges import RANGES, IdRanges
+from sandlot.host.launcher import Stage, StageError, read_started
+from sandlot.host.process_identity import open_process
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
 from sandlot.model.ports import Capabilities, DriverCapability, Instance, PreparedSandbox, ProbeResult, Resources
 from sandlot.model.specs import Limits, Shape
@@ -75,7 +75,7 @@ class OciDriver:
         """Ref -> resources of each sandbox that this driver holds, including that of a probe."""
         self._builds = RuntimeBuilds(runtime, runtimes_folder(settings.data_dir))
         self._layout: Layout | None = None
-        self._disks: dict[int, disks.DiskTemplate] = {}
+        self._disks: dict[int, disk_images.DiskTemplate] = {}
         self._probe = Probe(self, self._builds, runtime.unsupported, self._sandboxes)
 
     def probe(self) -> Capabilities:
@@ -94,7 +94,7 @@ class OciDriver:
     def max_resources(self, limits: Limits) -> Resources:
         """Return the most that a sandbox can use of the host. Its group includes the runtime and the keeper, so its limits cover them."""
         group = self._runtime.group_limits(limits)
-        image = disks.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
+        image = disk_images.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
 
     def restorable(self, snapshot: Path) -> ProbeResult:
@@ -135,7 +135,7 @@ class OciDriver:
                 raise HostError(
                     f"The host could not prepare a sandbox: {error}.",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="Run `sandlot doctor`; it reports what the host lacks.",
+                    hint="`sandlot doctor` reports what the host lacks.",
                 ) from error
             raise
         return OciPreparedSandbox(resources, shape, self._runtime, program, first_id)
@@ -170,7 +170,7 @@ class OciDriver:
             shape=shape,
             program=program,
             folder=folder,
-            entry_files=resources.cgroup.doors,
+            entry_files=resources.cgroup.entry_files,
             has_image=not program.limits_disk,
             has_tmp=await run_blocking(_is_empty, shape.root.path / "tmp"),
             first_id=first_id,
@@ -187,10 +187,10 @@ class OciDriver:
         layout, start = self._detected_layout(), int.from_bytes(self._settings.ids(2), "big") % RANGES
         return IdRanges().take(str(resources.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
 
-    def _disk_template(self, size_bytes: int, folder: SandboxFolder) -> disks.DiskTemplate:
+    def _disk_template(self, size_bytes: int, folder: SandboxFolder) -> disk_images.DiskTemplate:
         template = self._disks.get(size_bytes)
         if template is None:
-            template = disks.make_template(size_bytes, folder.path, self._runtime.bytes_per_inode)
+            template = disk_images.make_template(size_bytes, folder.path, self._runtime.bytes_per_inode)
             if len(self._disks) >= _MAX_TEMPLATES:
                 self._disks.clear()
             self._disks[size_bytes] = template
@@ -254,7 +254,7 @@ class OciDriver:
         names = group_names(self._detected_layout(), node_group(node))
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self._sandboxes))  # noqa: PTH208 - names, not paths
-        names.update(file.parent.name for file in disks.loops_below(self._sandboxes).values())
+        names.update(file.parent.name for file in disk_images.loops_below(self._sandboxes).values())
         names.update(PurePosixPath(owner).name for owner in IdRanges().owners())
         return {name for name in names if is_ref(name, node)}
 

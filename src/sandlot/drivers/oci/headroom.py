@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from sandlot.host.blocking import run_in_own_thread
+from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.threads import run_apart
 from sandlot.model.errors import InternalError, SandlotError
 
 HEADROOM_BYTES: Final = 256 * 1024 * 1024
@@ -110,7 +110,7 @@ class Headroom:
 
     async def _lower_until_done(self) -> None:
         for pause_s in RETRY_PAUSES_S:
-            if await run_apart(self._lower, wait=True):
+            if await run_in_own_thread(self._lower, wait=True):
                 self._mark.unlink(missing_ok=True)
                 return
             await asyncio.sleep(pause_s)

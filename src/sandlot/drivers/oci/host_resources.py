@@ -26,14 +26,14 @@ from sandlot.drivers.oci.headroom import RETRY_PAUSES_S, Headroom
 from sandlot.drivers.oci.paths import VIEW_IDS, VIEW_VOLUMES, SandboxFolder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Runtime
-from sandlot.host import disks
+from sandlot.host import disk_images
+from sandlot.host.blocking import run_blocking, run_in_own_thread
+from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup
-from sandlot.host.fifos import make_pipes
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.idranges import IdRanges
-from sandlot.host.launch import Stage
-from sandlot.host.threads import run_apart, run_blocking
-from sandlot.host.volumes import attach, detach
+from sandlot.host.id_ranges import IdRanges
+from sandlot.host.launcher import Stage
+from sandlot.host.link_pipes import make_pipes
+from sandlot.host.volume_disks import attach, detach
 from sandlot.model.errors import ErrorCode, HostError, InternalError
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import Limits
@@ -143,7 +143,7 @@ class SandboxHostResources:
             draft.rename(path)
             self.record = record
 
-    def create_resources(self, limits: Limits, disk: disks.DiskTemplate | None) -> None:
+    def create_resources(self, limits: Limits, disk: disk_images.DiskTemplate | None) -> None:
         """Create everything that the stage needs: control group, pipes and disk. Blocks for a millisecond.
 
         Args:
@@ -166,7 +166,7 @@ class SandboxHostResources:
         if disk is None:
             self.folder.disk.mkdir(mode=0o700)
         else:
-            disks.stamp(disk, self.folder.disk_image)
+            disk_images.stamp(disk, self.folder.disk_image)
 
     def change_limits(self, limits: Limits) -> None:
         """Record new limits and set them: both, or neither. Takes as long as the kernel needs to reclaim memory.
@@ -205,7 +205,7 @@ class SandboxHostResources:
         ids = VIEW_IDS if self._runtime.own_ids else None
         try:
             for volume in volumes:
-                await run_apart(attach, process, VIEW_VOLUMES, volume, ids)
+                await run_in_own_thread(attach, process, VIEW_VOLUMES, volume, ids)
         finally:
             os.close(process)
 
@@ -221,7 +221,7 @@ class SandboxHostResources:
         """
         try:
             for slot in slots:
-                await run_apart(detach, process, VIEW_VOLUMES, slot)
+                await run_in_own_thread(detach, process, VIEW_VOLUMES, slot)
         finally:
             os.close(process)
 
@@ -268,7 +268,7 @@ class SandboxHostResources:
             await self._end_processes()
             await self._free_loop_devices()
             await run_blocking(IdRanges().release, str(self.cgroup.name))
-            await run_apart(self._remove_folder)
+            await run_in_own_thread(self._remove_folder)
         except BaseException:
             self._release = None  # so that it can be repeated
             raise
@@ -302,10 +302,10 @@ class SandboxHostResources:
         if not await run_blocking(self.folder.disk_image.exists):
             return
         pauses = _Pauses(_LOOP_TIMEOUT_S)
-        while left := await run_blocking(disks.loops_below, self.folder.path):
+        while left := await run_blocking(disk_images.loops_below, self.folder.path):
             if not await pauses.next():
                 for device in left:
-                    await run_blocking(disks.detach, device)
+                    await run_blocking(disk_images.detach_loop, device)
                 return
 
 

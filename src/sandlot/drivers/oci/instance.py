@@ -23,11 +23,11 @@ from sandlot.drivers.oci.record import Record
 from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, Runtime
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots.take import SnapshotRequest, take_snapshot
-from sandlot.host.fifos import PipeStream
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.launch import Started
-from sandlot.host.processes import Identity, ended, ended_within, open_process
-from sandlot.host.threads import finished, run_blocking
+from sandlot.host.blocking import finished, run_blocking
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.launcher import Started
+from sandlot.host.link_pipes import PipeStream
+from sandlot.host.process_identity import Identity, open_process, wait_ended, wait_ended_within
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, Usage
 from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
@@ -119,7 +119,7 @@ class OciInstance:
                 raise await self._ended_error() from None
             except OSError as error:
                 raise HostError(
-                    f"The host could not record the new limits: {error.strerror} ({error.filename}).",
+                    f"The host could not write down the new limits: {error.strerror} ({error.filename}).",
                     code=ErrorCode.HOST_NOT_READY,
                     hint="Free some space in the state directory (SANDLOT_DATA_DIR).",
                 ) from error
@@ -276,14 +276,14 @@ class OciInstance:
         sandbox = open_process(self._started.sandbox)
         if sandbox is not None:
             try:
-                await ended(sandbox)
+                await wait_ended(sandbox)
             finally:
                 os.close(sandbox)
         # The keeper writes the exit code and ends, unless it is dead or being killed.
         keeper = open_process(self._started.keeper)
         if keeper is not None:
             try:
-                await ended_within(keeper, _KEEPER_TIMEOUT_S)
+                await wait_ended_within(keeper, _KEEPER_TIMEOUT_S)
             finally:
                 os.close(keeper)
         return await run_blocking(self._explain_end)
@@ -359,7 +359,7 @@ def snapshot_error(error: Exception) -> SandlotError:
     return HostError(
         f"The snapshot could not be written: {error}. The sandbox continues.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="Run `sandlot doctor`; it reports what the host lacks.",
+        hint="`sandlot doctor` reports what the host lacks.",
         fields=fields,
     )
 

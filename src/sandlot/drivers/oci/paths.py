@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sandlot.host.hierarchies import GROUPS
+from sandlot.host.cgroup_layout import GROUPS
 from sandlot.model.ids import NODE_CHARS, IdSource, NodeId, new_sandbox_id
 
 REF = re.compile(r"[a-z2-7]{4}-[a-z2-7]{16}")

@@ -27,8 +27,8 @@ from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, Runtime
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots import manifest as manifests
-from sandlot.host.launch import Order, Stage, StageError, Started
-from sandlot.host.threads import finished, run_blocking
+from sandlot.host.blocking import finished, run_blocking
+from sandlot.host.launcher import Order, Stage, StageError, Started
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError
 from sandlot.model.ports import Attachment, Instance
 from sandlot.model.specs import SandboxSpec, Shape
@@ -165,7 +165,7 @@ class OciPreparedSandbox:
                 raise HostError(
                     f"{self._program.name} could not {action}: {message or error}",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="Run `sandlot doctor`; it reports what the host lacks.",
+                    hint="`sandlot doctor` reports what the host lacks.",
                 ) from error
             raise
 

@@ -12,14 +12,15 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
+from sandlot.host.blocking import call_in_own_thread
+from sandlot.host.cgroup_layout import missing_controllers
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.hierarchies import missing
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
@@ -140,7 +141,7 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
         version = f"{program.name} {program.version} ({program.path})"
         if platform.machine() != "x86_64":
             raise HostError(f"Only x86-64 machines are supported; this is {platform.machine()}.", code=ErrorCode.HOST_NOT_READY)
-        if lacking := missing(detect_layout()):
+        if lacking := missing_controllers(detect_layout()):
             raise HostError(
                 f"The cgroup controllers {', '.join(lacking)} are missing.",
                 code=ErrorCode.HOST_NOT_READY,
@@ -148,7 +149,8 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
             )
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed probe
         folder.mkdir(mode=0o700, parents=True)
-        _in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
+        # In another thread: the caller's may have a running event loop.
+        call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
     except (SandlotError, OSError) as error:
         # A timeout is an OSError without a text.
         timed_out = f"No sandbox was up within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
@@ -245,20 +247,3 @@ async def _try_changes(instance: Instance, changes: Sequence[Change]) -> ProbeRe
     except (UnsupportedError, ConflictError, HostError) as error:
         return ProbeResult(ok=False, reason=str(error.fields.get("reason", error.message)))
     return _YES
-
-
-def _in_own_thread(work: Callable[[], None]) -> None:
-    # The caller's thread may have a running event loop, and a thread has only one.
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="sandlot-probe")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sandlot.drivers.oci.paths import SandboxFolder
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.launch import Operation, Started
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.launcher import Operation, Started
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from sandlot.egress.sources.values import DEBIAN, Access, Credential, Debian, basic, parted, place, rooted
-from sandlot.host.aptsource import choose, parse_targets
+from sandlot.host.apt_sources import choose, parse_targets
 
 _SUITE = "stable"
 """Of the machine's mirrors that of any suite will do: the guest says which suite it wants."""

@@ -17,9 +17,9 @@ from sandlot.drivers.oci.paths import SandboxFolder, new_ref, node_group
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
+from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup, detect_layout
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.processes import identify
+from sandlot.host.process_identity import identify
 from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape

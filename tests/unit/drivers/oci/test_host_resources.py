@@ -17,8 +17,8 @@ from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
+from sandlot.host.cgroup_layout import Hierarchy, Layout
 from sandlot.host.cgroups import Cgroup
-from sandlot.host.hierarchies import Hierarchy, Layout
 from sandlot.model.errors import HostError, InternalError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape

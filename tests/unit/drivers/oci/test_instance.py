@@ -13,10 +13,10 @@ from sandlot.drivers.oci.instance import OciInstance, limits_of_group
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, Runtime
+from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, Hierarchy, Layout, cpu_quota_us
 from sandlot.host.cgroups import Cgroup
-from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, Hierarchy, Layout, cpu_quota_us
-from sandlot.host.launch import Started
-from sandlot.host.processes import Identity
+from sandlot.host.launcher import Started
+from sandlot.host.process_identity import Identity
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import MIB, Limits
 

@@ -17,10 +17,10 @@ from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.prepared import OciPreparedSandbox
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, Runtime
+from sandlot.host.cgroup_layout import Hierarchy, Layout
 from sandlot.host.cgroups import Cgroup
-from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.host.launch import Started
-from sandlot.host.processes import Identity
+from sandlot.host.launcher import Started
+from sandlot.host.process_identity import Identity
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape

@@ -1,4 +1,4 @@
-"""What the kernel gives: this one gives it all; what is said of others."""
+"""Checks of the kernel: fixes for each restriction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine as such: what is read becomes what is said."""
+"""Checks of the machine: from files of the kernel to findings."""
 
 from __future__ import annotations
 

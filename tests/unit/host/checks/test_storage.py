@@ -1,4 +1,4 @@
-"""Folders, loop devices and layers: tried on this machine, and what is said of others."""
+"""Checks of storage: this machine passes them; findings for other machines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host import disks
+from sandlot.host import disk_images
 from sandlot.host.checks import storage
-from sandlot.host.checks.children import Task, run
 from sandlot.host.checks.finding import Finding, load
+from sandlot.host.checks.runner import Task, run
 
 MOUNTINFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,discard
@@ -33,7 +33,7 @@ def test_what_a_folder_lies_on() -> None:
     assert storage.mount_of(Path("/etc"), MOUNTINFO) == storage.Mount("/", "ext4", frozenset({"rw", "relatime", "discard"}))
     assert storage.mount_of(Path("/var/lib/x"), MOUNTINFO).kind == "btrfs"  # mounted over the one before
     assert storage.mount_of(Path("/var/lib/san dlot"), MOUNTINFO).kind == "nfs4"
-    assert storage.mount_of(Path("/var/library"), MOUNTINFO).place == "/"
+    assert storage.mount_of(Path("/var/library"), MOUNTINFO).point == "/"
 
 
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_layers_are_made_and_gone_afterwards(tmp_path: Path) -> None:
     assert found.ok, found.detail
     assert list((tmp_path / "cache").iterdir()) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
-    assert disks.loops_below(tmp_path) == {}
+    assert disk_images.loops_below(tmp_path) == {}
     assert not {point for point in mount_points() - mounts if point.startswith(str(tmp_path))}
 
 
@@ -105,5 +105,5 @@ def test_each_layer_that_fails_has_its_own_fix(why: str, word: str) -> None:
 
 
 def test_an_overlay_is_not_offered_where_identity_maps_are_lacking() -> None:
-    """It has none itself (mount_setattr(2))."""
+    """The overlay itself has none (mount_setattr(2))."""
     assert "overlay" not in storage.layers_fix("ids: Invalid argument")

@@ -1,4 +1,4 @@
-"""The operations that can be looked at from here; all of them are carried out by ``test_launch.py`` and by every sandbox."""
+"""Operations of a plan that need no stage. ``test_launcher.py`` and every sandbox carry out all of them."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_a_loop_config_is_laid_out_as_the_kernel_reads_it() -> None:
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "1 / 0"])
 def test_a_namespace_whose_process_ends_before_it_is_there_is_refused(end: str) -> None:
-    """In a program of its own: it must say so once, and not wait."""
+    """Run as a separate program: the function must report this once, and not wait."""
     program = (
         "import os\nfrom sandlot.host.stage import operations\n"
-        f"class Libc:\n    def prctl(self, *_): {end}\n"
-        "operations.libc = Libc()\n"
+        f"def prctl(*_): {end}\n"
+        "operations.prctl = prctl\n"
         "try: operations.user_namespace(0x70000000, 65536)\n"
         "except OSError as error: print(error.strerror)\n"
         "else: print('made')"

@@ -21,9 +21,9 @@ from sandlot.drivers.oci.paths import (
     volume_mounts,
 )
 from sandlot.drivers.oci.runtime import CORE_BYTES, OOM_SCORE, RuntimePlanInputs
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.idranges import IDS
-from sandlot.host.launch import Operation
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.id_ranges import IDS
+from sandlot.host.launcher import Operation
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MOST_MOUNTS, Limits
 from sandlot.protocol.schema import most_pids

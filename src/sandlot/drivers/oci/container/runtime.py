@@ -20,9 +20,9 @@ from sandlot.drivers.oci.container.config import oci_config
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER
 from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, content_sha256, find_programs
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.idranges import IDS
-from sandlot.host.launch import Operation, Started
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.id_ranges import IDS
+from sandlot.host.launcher import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError, InternalError, UnsupportedError
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
@@ -139,7 +139,7 @@ class Crun:
     def disk_bytes(self, started: Started) -> int:
         """Return the bytes in the file system, including those that are not on the disk yet.
 
-        They are read in the keeper's mount namespace, which no process inside can change.
+        The sizes are read in the keeper's mount namespace, which no process inside can change.
         """
         with contextlib.suppress(OSError):
             stat = os.statvfs(f"/proc/{started.keeper.pid}/root{VIEW_DISK}")

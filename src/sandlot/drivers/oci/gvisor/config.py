@@ -10,7 +10,7 @@ from typing import Any
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE
 from sandlot.drivers.oci.paths import VIEW_GROUP, VIEW_ROOT, VIEW_VOLUMES
 from sandlot.drivers.oci.runtime import GUEST_PATH, OCI_VERSION
-from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
+from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.specs import Shape
 

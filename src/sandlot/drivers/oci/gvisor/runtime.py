@@ -24,8 +24,8 @@ from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER, VIEW_PROGRAM
 from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, content_sha256, find_programs, run_program
 from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.launch import Operation, Started
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.launcher import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, shorten_message
-from sandlot.host.processes import open_process
-from sandlot.host.threads import run_apart
+from sandlot.host.blocking import run_in_own_thread
+from sandlot.host.process_identity import open_process
 
 _TIMEOUT_S = 600.0
 Flags = Callable[[Program, int], tuple[str, ...]]
@@ -47,7 +47,7 @@ class CliEngine:
         await self._run(running, "checkpoint", "-leave-running", "-compression=none", image=image)
 
     async def _run(self, running: RunningOciRuntime, *command: str, image: Path | None = None) -> None:
-        await run_apart(_run_in_namespace, running, (*self._flags(running.program, 0), *command), image)
+        await run_in_own_thread(_run_in_namespace, running, (*self._flags(running.program, 0), *command), image)
 
 
 def _run_in_namespace(running: RunningOciRuntime, argv: tuple[str, ...], image: Path | None) -> None:

@@ -27,7 +27,7 @@ from sandlot.drivers.oci.record import Record
 from sandlot.drivers.oci.runtime import Engine, EngineError, RunningOciRuntime
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots.manifest import Manifest
-from sandlot.host.threads import run_apart, run_blocking
+from sandlot.host.blocking import run_blocking, run_in_own_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ async def take_snapshot(resources: SandboxHostResources, running: RunningOciRunt
             raise
         if was_frozen or not request.keep_running:
             await _freeze_again(resources)
-        return await run_apart(_finish, resources, running, request)
+        return await run_in_own_thread(_finish, resources, running, request)
     except BaseException:
         if not was_frozen:
             resources.cgroup.thaw()

@@ -7,7 +7,7 @@ from pathlib import Path
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
-from sandlot.host.launch import Operation
+from sandlot.host.launcher import Operation
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))

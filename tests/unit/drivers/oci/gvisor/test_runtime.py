@@ -9,8 +9,8 @@ import pytest
 
 from sandlot.drivers.oci.gvisor.runtime import MIN_RELEASE, Runsc, find_runsc, release_date
 from sandlot.drivers.oci.runtime import Program
-from sandlot.host.launch import Started
-from sandlot.host.processes import identify
+from sandlot.host.launcher import Started
+from sandlot.host.process_identity import identify
 from sandlot.model.errors import HostError
 
 

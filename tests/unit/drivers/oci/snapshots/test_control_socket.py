@@ -16,8 +16,8 @@ from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime
 from sandlot.drivers.oci.snapshots import control_socket, image_files
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine, call
-from sandlot.host.launch import Started
-from sandlot.host.processes import Identity
+from sandlot.host.launcher import Started
+from sandlot.host.process_identity import Identity
 
 REF = "ab27-aaaaaaaaaaaaaaaa"
 NOBODY = Identity(1, 1)

@@ -1,4 +1,4 @@
-"""The service's own place: which groups it enters, that everything is as before afterwards, and that its children keep nothing."""
+"""The service's control group and score: entered, left without a trace, and not inherited by children."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from sandlot.host.cgroup_layout import Hierarchy, Layout
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.host.own import OOM_SCORE, PREFIX, moves
+from sandlot.host.service_cgroup import OOM_SCORE, PREFIX, moves
 from sandlot.model.ids import NodeId, new_node_id
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-from sandlot.host import own
+from sandlot.host.service_cgroup import leave_service_cgroup, service_cgroup
 from sandlot.host.cgroups import detect_layout
 def look(pid="self"):
     return {"groups": Path(f"/proc/{pid}/cgroup").read_text(), "score": int(Path(f"/proc/{pid}/oom_score_adj").read_text())}
@@ -30,11 +30,11 @@ for group in within:
     group.mkdir()
     (group / "cgroup.procs").write_text(str(os.getpid()))
 told = {"before": look()}
-with own.protected(detect_layout(), sys.argv[1]) as missing:
+with service_cgroup(detect_layout(), sys.argv[1]) as missing:
     told["missing"], told["during"] = missing, look()
     child = subprocess.Popen(["sleep", "1000"])
     told["child"] = look(child.pid)
-    own.let_go(child.pid)
+    leave_service_cgroup(child.pid)
     told["let_go"] = look(child.pid)
     kept = subprocess.Popen(["sleep", "1000"])
     if "die" in sys.argv:
@@ -55,7 +55,7 @@ def groups(node: str) -> list[str]:
 
 
 def may_lower_scores() -> bool:
-    """Whether this machine lets root do so: some containers do not (CAP_SYS_RESOURCE, capabilities(7), bit 24)."""
+    """Return whether root may lower scores on this machine; in some containers it may not (CAP_SYS_RESOURCE, capabilities(7), bit 24)."""
     capabilities = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
     return bool(int(capabilities.split()[1], 16) >> 24 & 1)
 
@@ -111,7 +111,7 @@ def test_it_is_there_while_it_is_open_and_nothing_is_left_of_it() -> None:
     assert told["during"]["score"] == (OOM_SCORE if may_lower_scores() else told["before"]["score"])
     assert told["after"] == told["before"]
     assert groups(node) == []
-    # What was let go of is ordinary; what was not is at least out of the way at the end.
+    # A child that left the group is an ordinary process. A child that stayed has left it at the end.
     assert told["child"] == told["during"]
     assert PREFIX not in told["let_go"]["groups"]
     assert told["let_go"]["score"] >= 0
@@ -153,10 +153,10 @@ def test_group_of_a_killed_service_still_names_the_group_before() -> None:
 def test_without_the_right_it_says_what_is_missing() -> None:
     program = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from sandlot.host import own\nfrom sandlot.host.cgroups import detect_layout\n"
+        "from sandlot.host.service_cgroup import service_cgroup\nfrom sandlot.host.cgroups import detect_layout\n"
         "layout = detect_layout()\nos.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\n"
-        "with own.protected(layout, 'zzzz') as missing:\n    print(*missing, sep='\\n')\n"
-        "with own.protected(None, 'zzzz') as missing:\n    print(*missing, sep='\\n')\n"
+        "with service_cgroup(layout, 'zzzz') as missing:\n    print(*missing, sep='\\n')\n"
+        "with service_cgroup(None, 'zzzz') as missing:\n    print(*missing, sep='\\n')\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(ROOT / "src")], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

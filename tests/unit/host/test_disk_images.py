@@ -1,4 +1,4 @@
-"""Disks: made once, stamped often, clean for fsck, found while in use."""
+"""Disk images: created once, stamped often, clean for fsck, found while in use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host import disks
+from sandlot.host import disk_images
 from sandlot.model.errors import HostError
 
 MIB = 1024 * 1024
@@ -15,12 +15,12 @@ MIB = 1024 * 1024
 
 @pytest.mark.parametrize("limit", [16 * MIB, 64 * MIB + 1, 5 * 1024 * MIB])
 def test_a_stamped_disk_is_a_clean_file_system_with_that_much_room(tmp_path: Path, limit: int) -> None:
-    template = disks.make_template(limit, tmp_path)
+    template = disk_images.make_template(limit, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert template.size_bytes == disks.image_bytes(limit)
+    assert template.size_bytes == disk_images.image_bytes(limit)
     assert sum(len(content) for _, content in template.pieces) < MIB
     image = tmp_path / "disk.img"
-    disks.stamp(template, image)
+    disk_images.stamp(template, image)
     assert image.stat().st_size == template.size_bytes
     assert image.stat().st_blocks * 512 < 2 * MIB, "sparse"
     assert image.stat().st_mode & 0o777 == 0o600
@@ -32,30 +32,30 @@ def test_a_stamped_disk_is_a_clean_file_system_with_that_much_room(tmp_path: Pat
     assert facts["Reserved block count"] == "0"
     assert int(facts["Free blocks"]) * int(facts["Block size"]) >= limit
     with pytest.raises(FileExistsError):
-        disks.stamp(template, image)
+        disk_images.stamp(template, image)
 
 
 def test_a_failure_of_mkfs_is_told(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"mkfs\.ext4 failed"):
-        disks.make_template(-disks.OVERHEAD_BYTES + 4096, tmp_path)
+        disk_images.make_template(-disk_images.OVERHEAD_BYTES + 4096, tmp_path)
 
 
 def test_a_loop_device_is_found_by_its_file_and_freed(tmp_path: Path) -> None:
     image = tmp_path / "sandboxes" / "x" / "disk.img"
     image.parent.mkdir(parents=True)
-    disks.stamp(disks.make_template(16 * MIB, tmp_path), image)
-    assert disks.loops_below(tmp_path) == {}
+    disk_images.stamp(disk_images.make_template(16 * MIB, tmp_path), image)
+    assert disk_images.loops_below(tmp_path) == {}
     device = subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True).stdout.strip()
     name = device.removeprefix("/dev/")
     try:
-        assert disks.loops_below(tmp_path) == {name: image}
-        assert disks.loops_below(tmp_path / "sandboxes" / "y") == {}
+        assert disk_images.loops_below(tmp_path) == {name: image}
+        assert disk_images.loops_below(tmp_path / "sandboxes" / "y") == {}
         image.unlink()
-        assert disks.loops_below(tmp_path) == {name: image}, "also when the file is gone"
+        assert disk_images.loops_below(tmp_path) == {name: image}, "also when the file is gone"
     finally:
-        disks.detach(name)
-    assert disks.loops_below(tmp_path) == {}
-    disks.detach("loop-that-is-not")
+        disk_images.detach_loop(name)
+    assert disk_images.loops_below(tmp_path) == {}
+    disk_images.detach_loop("loop-that-is-not")
 
 
 def test_a_device_that_vanishes_while_looking_is_no_error(tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_a_device_that_vanishes_while_looking_is_no_error(tmp_path: Path) -> Non
         (tmp_path / name / "loop").mkdir(parents=True)
         if text is not None:
             (tmp_path / name / "loop" / "backing_file").write_text(text)
-    assert disks.loops_below(Path("/data"), tmp_path) == {"loop2": Path("/data/x y/disk.img")}
+    assert disk_images.loops_below(Path("/data"), tmp_path) == {"loop2": Path("/data/x y/disk.img")}

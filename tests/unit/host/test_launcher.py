@@ -1,4 +1,4 @@
-"""The stage as a process of its own, with a runtime of a few lines: what the service is told, what outlives whom, what leaks."""
+"""The stage as a separate process, with a runtime of a few lines: its messages, its end, and what it leaves and inherits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host import disks
-from sandlot.host.fifos import PipeStream, make_pipes
-from sandlot.host.launch import Operation, Order, Stage, StageError, read_started
-from sandlot.host.processes import identify
+from sandlot.host import disk_images
+from sandlot.host.launcher import Operation, Order, Stage, StageError, read_started
+from sandlot.host.link_pipes import PipeStream, make_pipes
+from sandlot.host.process_identity import identify
 from sandlot.testing.traces import settled
 
-# What `runsc run -detach` does: leave a process behind that has the link, and write its pid.
+# Like `runsc run -detach`: leave a process behind that has the link, and write its pid.
 # (A shell gives what it starts in the background /dev/null unless told otherwise.)
 DETACH = 'exec 3<&0; sh -c "$2" <&3 3<&- & echo -n $! > "$1"'
 ECHO = "while read line; do echo got $line; echo log $line >&2; [ $line = end ] && exit 7; done"
@@ -159,7 +159,7 @@ def test_a_stage_ends_when_its_service_dies_before_the_order(folder: Path, when:
     program = """
 import asyncio, os, sys
 from pathlib import Path
-from sandlot.host.launch import Stage
+from sandlot.host.launcher import Stage
 async def main():
     stage = await Stage.spawn("orphan", Path(sys.argv[1]))
     if sys.argv[2] != "at once":
@@ -175,7 +175,7 @@ asyncio.run(main())
 
 async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -> None:
     image, target = folder / "disk.img", folder / "view"
-    disks.stamp(disks.make_template(16 << 20, folder), image)
+    disk_images.stamp(disk_images.make_template(16 << 20, folder), image)
     (folder / "hidden").mkdir()
     (folder / "hidden" / "file").write_text("here")
     stage = await Stage.spawn("name", folder / "errors")
@@ -188,7 +188,7 @@ async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -
         ("file", f"{target}/note", "text"),
     ]
     await stage.carry_out(plan)
-    assert list(disks.loops_below(folder).values()) == [image]
+    assert list(disk_images.loops_below(folder).values()) == [image]
     assert str(target) not in _mounts()
     seen = Path(f"/proc/{stage._popen.pid}/root{target}")  # noqa: SLF001
     assert (seen / "note").read_text() == "text"
@@ -200,7 +200,7 @@ async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -
         (seen / "disk" / "big").write_bytes(bytes(20 << 20))
     stage.kill()
     await stage.ended
-    assert settled(lambda: disks.loops_below(folder)) == {}
+    assert settled(lambda: disk_images.loops_below(folder)) == {}
 
 
 async def test_a_cancelled_spawn_leaves_no_stage(folder: Path) -> None:

@@ -1,9 +1,9 @@
-"""Start the stage of a sandbox off the event loop, and talk to it until the sandbox runs.
+"""Starting the stage of a sandbox, and exchanging messages with it until the sandbox runs.
 
-Promises:
-- No shell, no ``preexec_fn``: one ``exec`` of this interpreter with an empty environment, from a worker thread.
-- The stage is reaped whenever it ends, also when nobody asks for it any more.
-- Every wait ends when the stage ends; no time limit is needed for a stage that dies.
+Invariants:
+- A stage is one ``exec`` of this interpreter with an empty environment, from a worker thread. There is no shell and no ``preexec_fn``.
+- A stage is reaped whenever it ends.
+- Every wait ends when the stage ends, so no timeout is needed for a stage that dies.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandlot.host.fifos import PIPE_BYTES
-from sandlot.host.processes import Identity, ended
-from sandlot.host.stage import keeper
-from sandlot.host.threads import run_blocking
+from sandlot.host.blocking import run_blocking
+from sandlot.host.link_pipes import PIPE_BYTES
+from sandlot.host.process_identity import Identity, wait_ended
+from sandlot.host.stage import main
 from sandlot.model.errors import InternalError
 
 Operation = tuple[str | int, ...]
-"""The name of a function in ``stage/operations.py``, and its arguments."""
+"""Name of a function in ``stage/operations.py`` and its arguments."""
 
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from stage.keeper import main; main()"
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from stage.main import main; main()"
 _LINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How to start a runtime.
+    """Order to start a runtime. All paths are those of the stage's mount namespace.
 
     Args:
-        argv: The runtime's absolute path and its arguments.
-        env: Its whole environment.
-        folder: Where the keeper writes ``live``, ``exit`` and ``guest.log``, as the stage sees it.
-        stdin: The pipe to the guest, as the stage sees it.
-        stdout: The pipe from it.
-        pid_file: Where the runtime writes the sandbox's pid, as the stage sees it.
+        argv: Absolute path of the runtime and its arguments.
+        env: The whole environment.
+        folder: Folder in which the keeper writes ``live``, ``exit`` and ``guest.log``.
+        stdin: Pipe to the guest.
+        stdout: Pipe from the guest.
+        pid_file: File in which the runtime writes the pid of the sandbox.
     """
 
     argv: Sequence[str]
@@ -54,11 +54,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The two processes that matter of a sandbox that runs.
+    """The two main processes of a running sandbox.
 
     Args:
-        sandbox: The runtime's own, which ends when the sandbox does.
-        keeper: Its parent, which learns how it ended.
+        sandbox: Process of the runtime, which ends when the sandbox ends.
+        keeper: Its parent, which receives its exit status.
     """
 
     sandbox: Identity
@@ -66,23 +66,23 @@ class Started:
 
 
 class StageError(Exception):
-    """The stage, or the runtime that it started, failed; the text is theirs."""
+    """The stage, or the runtime that it started, failed. The text is its message."""
 
 
 def read_started(text: str) -> Started:
-    """What the keeper says of itself and its sandbox: four numbers.
+    """Parse the four numbers with which the keeper identifies the sandbox and itself.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text has another format.
     """
     sandbox, sandbox_start, keeper, keeper_start = (int(word) for word in text.split())
     return Started(Identity(sandbox, sandbox_start), Identity(keeper, keeper_start))
 
 
 class Stage:
-    """A stage that was started; made by :meth:`spawn`."""
+    """A running stage, created by :meth:`spawn`."""
 
-    __slots__ = ("_popen", "_reading", "_talking", "_text", "_writing", "ended")
+    __slots__ = ("_popen", "_reading", "_receiving", "_text", "_writing", "ended")
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         if popen.stdin is None or popen.stdout is None:
@@ -91,18 +91,18 @@ class Stage:
         self._writing = popen.stdin.fileno()
         self._reading = popen.stdout.fileno()
         self._text = b""
-        self._talking = asyncio.Lock()
+        self._receiving = asyncio.Lock()
         os.set_blocking(self._writing, False)
         os.set_blocking(self._reading, False)
         self.ended = asyncio.get_running_loop().create_task(self._reap())
 
     @classmethod
     async def spawn(cls, name: str, errors: Path) -> Stage:
-        """Start one.
+        """Start a stage.
 
         Args:
-            name: Shown in its command line, for people.
-            errors: Where its own failures are written.
+            name: Name in its command line, for people.
+            errors: File to which its error output is appended.
         """
         spawned: list[subprocess.Popen[bytes]] = []
         try:
@@ -115,21 +115,21 @@ class Stage:
         return cls(spawned[0])
 
     async def carry_out(self, plan: Sequence[Operation]) -> None:
-        """Let it carry out a plan.
+        """Send a plan and wait until it is carried out.
 
         Raises:
             StageError: An operation failed.
         """
-        self._say({"operations": list(plan)})
+        self._send({"operations": list(plan)})
         await self._expect("ready")
 
     async def start(self, order: Order) -> Started:
-        """Let it start the runtime; return once the sandbox runs.
+        """Send an order and wait until the sandbox runs.
 
         Raises:
             StageError: The runtime failed.
         """
-        self._say(
+        self._send(
             {
                 "argv": list(order.argv),
                 "env": dict(order.env),
@@ -141,26 +141,26 @@ class Stage:
             }
         )
         started = read_started(await self._expect("started"))
-        self._hang_up()
+        self._close_pipes()
         return started
 
     def descriptor(self) -> int:
-        """A new descriptor of its process (pidfd_open(2)).
+        """Return a new descriptor of the stage's process (pidfd_open(2)).
 
         Raises:
-            OSError: It has ended.
+            OSError: The stage has ended.
         """
         return os.pidfd_open(self._popen.pid)
 
     def kill(self) -> None:
-        """End the stage itself; not what it started."""
-        self._popen.kill()  # looks at the exit status first: never a recycled pid
+        """Kill the stage, but not the processes that it started."""
+        self._popen.kill()  # Popen checks the exit status first, so a reused pid is never killed
 
-    def _say(self, message: dict[str, object]) -> None:
+    def _send(self, message: dict[str, object]) -> None:
         if self._writing < 0:
             raise StageError("the stage has ended")
         body = marshal.dumps(message)
-        text = len(body).to_bytes(keeper.LENGTH_BYTES, "big") + body
+        text = len(body).to_bytes(main.LENGTH_BYTES, "big") + body
         try:
             written = os.write(self._writing, text)
         except OSError as error:
@@ -169,11 +169,11 @@ class Stage:
             raise StageError(f"a message of {len(text)} bytes is too long for the stage")
 
     async def _expect(self, word: str) -> str:
-        async with self._talking:
+        async with self._receiving:
             line = await self._line() if self._reading >= 0 else ""
-        said, _, rest = line.partition(" ")
-        if said != word:
-            raise StageError(rest.replace("\\n", "\n") if said == "failed" else "the stage ended without a word")
+        found, _, rest = line.partition(" ")
+        if found != word:
+            raise StageError(rest.replace("\\n", "\n") if found == "failed" else "the stage ended without a message")
         return rest
 
     async def _line(self) -> str:
@@ -198,14 +198,14 @@ class Stage:
     async def _reap(self) -> None:
         handle = os.pidfd_open(self._popen.pid)
         try:
-            await ended(handle)
+            await wait_ended(handle)
         finally:
             os.close(handle)
             self._popen.poll()
-        async with self._talking:  # a last word may still be in the pipe
-            self._hang_up()
+        async with self._receiving:  # a last message may still be in the pipe
+            self._close_pipes()
 
-    def _hang_up(self) -> None:
+    def _close_pipes(self) -> None:
         self._writing = self._reading = -1
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
@@ -216,7 +216,7 @@ class Stage:
 def _spawn(name: str, errors: Path) -> subprocess.Popen[bytes]:
     with errors.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-SI", "-c", _PROGRAM, str(Path(keeper.__file__).parent.parent), name],
+            [sys.executable, "-SI", "-c", _PROGRAM, str(Path(main.__file__).parent.parent), name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.fifos import PIPE_BUF, PipeStream, make_pipes
+from sandlot.host.link_pipes import PIPE_BUF, PipeStream, make_pipes
 
 FRAME = bytes(range(256)) * 16
 

@@ -1,4 +1,4 @@
-"""Blocking work that outlasts its caller's patience, but not its notice."""
+"""Blocking work in threads: a cancelled caller waits for its end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.host.threads import finished, run_apart, run_blocking
+from sandlot.host.blocking import finished, run_blocking, run_in_own_thread
 
-WAYS = pytest.mark.parametrize("way", [run_blocking, run_apart])
+WAYS = pytest.mark.parametrize("way", [run_blocking, run_in_own_thread])
 
 
 @WAYS
@@ -42,7 +42,7 @@ async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool, way
 
 async def test_what_takes_long_keeps_nothing_short_from_its_turn() -> None:
     may_end = threading.Event()
-    long = [asyncio.create_task(run_apart(may_end.wait)) for _ in range(64)]
+    long = [asyncio.create_task(run_in_own_thread(may_end.wait)) for _ in range(64)]
     assert await run_blocking(divmod, 7, 2) == (3, 1)
     may_end.set()
     assert await asyncio.gather(*long) == [True] * 64

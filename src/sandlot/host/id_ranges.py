@@ -1,17 +1,17 @@
-"""Ranges of user and group ids for sandboxes that have a user namespace, each taken by one sandbox at a time.
+"""Ranges of user and group ids for sandboxes with a user namespace. Each range belongs to one sandbox at a time.
 
-A range is taken by a symbolic link whose name is the range's number and whose target is the sandbox's control group. So:
+A range is taken by a symbolic link. Its name is the number of the range, and its target is the control group of the sandbox.
 
-Laws:
-- No two sandboxes of this host share an id, whichever service runs them, as long as all services share /run and see the same
-  control groups: the folder is the host's, and taking is done under a lock. A service in a container that has a /run or a tree of
-  groups of its own knows nothing of the others' ranges, and takes those of the living for stale or free.
-- Nothing is lost to a crash: a link whose group is gone is stale and taken over. A sandbox's group is made before its range
-  is taken and removed only once all its processes are dead, so that no link of a live one ever looks stale.
+Invariants:
+- No two sandboxes of this host share an id, whichever service runs them, if all services share /run and see the same control groups: the folder is
+  the host's, and ranges are taken under a lock. A service in a container with its own /run or its own tree of groups does not see the ranges of
+  others, and takes ranges of live sandboxes for stale or free.
+- A crash loses no range. A link whose group is gone is stale and may be taken over. The group of a sandbox is created before its range is taken, and
+  removed only when all its processes are dead, so the link of a live sandbox never looks stale.
 - The folder is below /run and empty after a boot, as are the groups.
 
-The numbers: 0x70000000 to 0x7FFDFFFF is the part of the 32-bit ids that systemd's list of ranges ("Users, Groups, UIDs and
-GIDs on systemd Systems") leaves unused, below the sign bit and above systemd-nspawn's.
+The ids 0x70000000 to 0x7FFDFFFF are the part of the 32-bit ids that systemd's list of ranges ("Users, Groups, UIDs and GIDs on systemd Systems")
+leaves unused: below the sign bit and above the ids of systemd-nspawn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class IdRanges:
     """All ranges of this host.
 
     Args:
-        folder: Where it is written down who has which.
+        folder: Folder of the links.
     """
 
     __slots__ = ("_folder",)
@@ -46,15 +46,15 @@ class IdRanges:
         self._folder = folder
 
     def take(self, owner: str, is_live: Callable[[str], bool], start: int = 0) -> int:
-        """Take a range; the first id of it. The same owner gets the same range again.
+        """Take a range and return its first id. An owner that has a range gets the same one again.
 
         Args:
-            owner: The name of a control group that exists.
-            is_live: Whether the group of that name exists.
-            start: Where to begin looking. Random, so that a range is not used again at once.
+            owner: Name of an existing control group.
+            is_live: Returns whether the control group with a name exists.
+            start: First range to try. Pass a random number, so that a range is not reused at once.
 
         Raises:
-            UnavailableError: All are taken.
+            UnavailableError: All ranges are taken.
             OSError: The folder cannot be written to.
         """
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -75,19 +75,19 @@ class IdRanges:
         raise UnavailableError(
             f"All {RANGES} ranges of user ids are in use.",
             code=ErrorCode.BUSY,
-            hint="Kill a container that is not needed, or try again later.",
+            hint="Kill a container that is no longer needed, or retry later.",
             fields={"retry_after_s": _RETRY_AFTER_S},
         )
 
     def release(self, owner: str) -> None:
-        """Give back what an owner has; nothing is no error. Call it once the owner's group is gone."""
+        """Release the range of an owner, if it has one. Call this when the owner's group is gone."""
         with contextlib.suppress(FileNotFoundError), self._locked():
             for number, other in self._taken().items():
                 if other == owner:
                     (self._folder / str(number)).unlink()
 
     def owners(self) -> set[str]:
-        """Everyone who has a range."""
+        """Return all owners of ranges."""
         return set(self._taken().values())
 
     def _taken(self) -> dict[int, str]:
@@ -95,8 +95,8 @@ class IdRanges:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.isdecimal() and entry.is_symlink():
-                    with contextlib.suppress(FileNotFoundError):  # given back meanwhile
-                        taken[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - not a path to follow
+                    with contextlib.suppress(FileNotFoundError):  # released meanwhile
+                        taken[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - not a path
         return taken
 
     @contextlib.contextmanager

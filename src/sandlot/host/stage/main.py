@@ -1,21 +1,20 @@
-"""The program: from a plan and an order to a sandbox that runs, and its keeper afterwards.
+"""The stage of a sandbox, which becomes its keeper.
 
-It is started with ``python -SI``, imports the standard library's built-in parts only, and talks to the service over its
-standard input and output (see ``launch.py``). Its life:
+The program is started with ``python -SI``, imports only built-in parts of the standard library, and exchanges messages with the service over its
+standard input and output (``launcher.py``):
 
-1. It reads a *plan*, a list of operations that make it the place where the sandbox runs (control groups, a private mount
-   namespace, the disk), carries it out and says ``ready``. Nothing of this outlives it: groups are the service's, the
-   mounts are its own, the loop device clears itself.
-2. It reads an *order*, starts the runtime, waits until that says that the sandbox runs, writes who it is (``live``) and
-   says ``started``. From here on the service may die: nothing below needs it.
-3. It *keeps* the sandbox: as the nearest child subreaper it is told the sandbox's exit status, which nobody else can be
-   (prctl(2), PR_SET_CHILD_SUBREAPER), and writes it (``exit``); it drains the guest's standard error into a bounded log.
+1. It reads a *plan*, a list of operations that set up the environment of the sandbox: control groups, a private mount namespace, the disk. It carries
+   them out and writes ``ready``. Nothing of this outlives it: the groups belong to the service, the mounts are its own, the loop device frees itself.
+2. It reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the processes to ``live``, and writes
+   ``started``. From here on it does not need the service.
+3. It *keeps* the sandbox. As the nearest child subreaper it receives the sandbox's exit status, which no other process can (prctl(2),
+   PR_SET_CHILD_SUBREAPER), and writes it to ``exit``. It drains the guest's standard error into a bounded log.
 
-Laws:
-- Silence of the service before the order means that it died: the stage ends, and with it all that it made.
-- It never stands for the sandbox on the link: of what the runtime has it keeps one end alone, that which reads what the guest says, and never
-  reads. So the guest can write while no service is there, the far end still means the sandbox, and the runtime has an end of it that it cannot read:
-  gVisor empties every pipe that it can when it writes its memory, and what no service had taken yet would be gone.
+Invariants:
+- If the service dies before the order, the stage ends, and everything that it created ends with it.
+- The keeper never acts as the sandbox on the link. Of the runtime's pipes it keeps a read end of the guest's output, and never reads. So the guest
+  can write while no service is running, the end of the other pipe still means the end of the sandbox, and the runtime has a write-only end. When
+  gVisor saves its memory, it empties every pipe that it can read, and output that no service has read yet would be lost.
 - Nothing of the service's environment or descriptors reaches the runtime.
 """
 
@@ -28,31 +27,31 @@ import resource
 import select
 
 # Relative: where this runs, there is no package sandlot.
-from .operations import carry_out, checked, libc, oom_score, write
+from .operations import carry_out, oom_score, write
+from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, prctl
 
-# linux/prctl.h, linux/signal.h; `signal` itself imports enum.
-PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+# `signal` itself imports enum.
 SIGPIPE, SIGXFSZ = 13, 25
 
 LENGTH_BYTES = 4
 LOG_BYTES = 64 * 1024
-"""The guest's log is two files of at most this size: the current one and the one before."""
-CALM_OOM_SCORE = 0
+"""Largest size of each of the two files of the guest's log: the current one and the previous one."""
+KEEPER_OOM_SCORE = 0
 """The keeper is small and must outlive its sandbox by a moment."""
 
 
-def hear() -> dict[str, object] | None:
-    """The next message of the service; None if it is gone."""
+def receive_message() -> dict[str, object] | None:
+    """Return the next message of the service, or None if the service is gone."""
     head = read_exactly(LENGTH_BYTES)
     if head is None:
         return None
     body = read_exactly(int.from_bytes(head, "big"))
-    # marshal: needs no import of its own, and both ends are one interpreter and trust each other.
+    # marshal needs no import. Both ends are the same interpreter and trust each other.
     return None if body is None else marshal.loads(body)  # noqa: S302
 
 
 def read_exactly(count: int) -> bytes | None:
-    """That many bytes of standard input; None if it ends before."""
+    """Read this many bytes from standard input. Return None if it ends before."""
     text = b""
     while len(text) < count:
         more = os.read(0, count - len(text))
@@ -62,8 +61,8 @@ def read_exactly(count: int) -> bytes | None:
     return text
 
 
-def say(word: str, *fields: object) -> bool:
-    """One line to the service; whether it is there to read it."""
+def send_line(word: str, *fields: object) -> bool:
+    """Write one line to the service. Return False if the service is gone."""
     line = " ".join((word, *(str(field).replace("\n", "\\n") for field in fields)))
     try:
         os.write(1, line.encode(errors="backslashreplace") + b"\n")
@@ -73,13 +72,13 @@ def say(word: str, *fields: object) -> bool:
 
 
 def publish(path: str, text: str) -> None:
-    """Write a file so that readers see all of it or nothing."""
+    """Write a file that readers see as a whole, or not at all."""
     write(path + ".new", text)
     os.rename(path + ".new", path)
 
 
 class Log:
-    """The guest's standard error: a pipe, drained into two files of bounded size."""
+    """Standard error of the guest: a pipe that is drained into two files of bounded size."""
 
     def __init__(self, path: str) -> None:
         self.pipe, self.far_end = os.pipe()
@@ -93,7 +92,7 @@ class Log:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def drain(self) -> bool:
-        """Take what is there, up to one pipe full; False once nobody can write any more."""
+        """Move the available output to the log, at most one full pipe. Return False if no process has the pipe open for writing any more."""
         try:
             text = os.read(self.pipe, LOG_BYTES)
         except BlockingIOError:
@@ -111,13 +110,13 @@ class Log:
             self.size = 0
         try:
             self.size += os.write(self.file, text)
-        except OSError:  # the host's disk is full; the guest must not wait for it
+        except OSError:  # the host's disk is full, and the guest must not be blocked
             pass
         return True
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started (proc(5), field 22 of stat)."""
+    """Return the start time of a process (proc(5), field 22 of stat)."""
     handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(os.read(handle, 4096).rpartition(b")")[2].split()[19])
@@ -125,18 +124,21 @@ def start_ticks(pid: int) -> int:
         os.close(handle)
 
 
-def spawn(order: dict[str, object], log: Log) -> int:
-    """Start the runtime with the link as its standard input and output; what the guest says has a reader for as long as this lives."""
+def spawn_runtime(order: dict[str, object], log: Log) -> int:
+    """Start the runtime with the link as its standard input and output, and return its pid.
+
+    This process keeps a read end of the guest's output pipe open for as long as it lives.
+    """
     os.open(str(order["stdout"]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     pipes = [os.open(str(order[name]), flags | os.O_CLOEXEC) for name, flags in (("stdin", os.O_RDWR), ("stdout", os.O_WRONLY))]
     for pipe in pipes:
         try:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, int(str(order["pipe_bytes"])))
-        except OSError:  # an operator lowered fs.pipe-max-size
+        except OSError:  # the operator has lowered fs.pipe-max-size
             pass
     argv = [str(word) for word in order["argv"]]  # type: ignore[attr-defined]
     try:
-        # Python ignores these two signals; the runtime shall not inherit that.
+        # Python ignores these two signals, and the runtime would inherit that.
         return os.posix_spawn(
             argv[0],
             argv,
@@ -150,7 +152,7 @@ def spawn(order: dict[str, object], log: Log) -> int:
 
 
 def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
-    """Drain the log until a child ends, and wait for others that end before; its exit code, negative for a signal."""
+    """Drain the log until a child ends. Return its exit code, negative for a signal. Reap other children that end earlier."""
     handle = os.pidfd_open(pid)
     handles = {os.pidfd_open(other): other for other in others}
     poller = select.poll()
@@ -174,7 +176,7 @@ def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
 
 
 def children() -> tuple[int, ...]:
-    """All children of this process, those that nobody has waited for included; none where the kernel does not tell (proc(5))."""
+    """Return all children of this process, including zombies. Return none if the kernel does not list them (proc(5))."""
     try:
         listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -185,28 +187,28 @@ def children() -> tuple[int, ...]:
         os.close(listing)
 
 
-def start(order: dict[str, object]) -> None:
-    """Start the sandbox, tell the service, and keep it until it ends."""
+def run_sandbox(order: dict[str, object]) -> None:
+    """Start the sandbox, report to the service, and keep the sandbox until it ends."""
     folder = str(order["folder"])
-    checked(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = Log(f"{folder}/guest.log")
-    code = wait_for(spawn(order, log), log)
+    code = wait_for(spawn_runtime(order, log), log)
     log.drain()
     if code != 0:
-        say("failed", f"exit code {code}: {log.tail.decode(errors='replace')}")
+        send_line("failed", f"exit code {code}: {log.tail.decode(errors='replace')}")
         return
-    with_pid = os.open(str(order["pid_file"]), os.O_RDONLY | os.O_CLOEXEC)
-    sandbox = int(os.read(with_pid, 32))
-    os.close(with_pid)
-    oom_score(str(CALM_OOM_SCORE))
-    # The sandbox is a child of ours that nobody has waited for: its pid cannot have been given away.
+    pid_file = os.open(str(order["pid_file"]), os.O_RDONLY | os.O_CLOEXEC)
+    sandbox = int(os.read(pid_file, 32))
+    os.close(pid_file)
+    oom_score(str(KEEPER_OOM_SCORE))
+    # The sandbox is a child of this process that was not reaped yet, so its pid was not reused.
     live = f"{sandbox} {start_ticks(sandbox)} {os.getpid()} {start_ticks(os.getpid())}"
     publish(f"{folder}/live", live)
-    say("started", live)
-    nowhere = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    send_line("started", live)
+    dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1):
-        os.dup2(nowhere, number)
-    # What the runtime left of itself ends in a moment, and would count as a process until somebody waits for it; gVisor's gofer stays.
+        os.dup2(dev_null, number)
+    # Some processes of the runtime end in a moment, and count as tasks until they are reaped. gVisor's gofer stays.
     code = wait_for(sandbox, log, tuple(pid for pid in children() if pid != sandbox))
     publish(f"{folder}/exit", str(code))
     try:
@@ -217,21 +219,21 @@ def start(order: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """Plan, order, keep."""
+    """Carry out the plan, start the sandbox, keep it."""
     os.setsid()
     os.chdir("/")
     os.umask(0o077)
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    libc.prctl(PR_SET_NAME, b"sandlot-keeper", 0, 0, 0)
+    prctl(PR_SET_NAME, b"sandlot-keeper")
     try:
-        plan = hear()
+        plan = receive_message()
         if plan is None:
             return
         carry_out(plan["operations"])  # type: ignore[arg-type]
-        if not say("ready"):
+        if not send_line("ready"):
             return
-        order = hear()
+        order = receive_message()
         if order is not None:
-            start(order)
+            run_sandbox(order)
     except OSError as error:
-        say("failed", f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+        send_line("failed", f"{error.strerror}: {error.filename}" if error.filename else error.strerror)

@@ -1,11 +1,10 @@
-"""The link's bytes on the host: two named pipes, opened at one end each.
+"""The host's ends of a link: two named pipes.
 
-Laws:
-- Whoever starts the sandbox opens both pipes for reading *and* writing and hands them on, so that neither end ever sees
-  the other missing because the service died; the service opens one end of each, so that it sees EOF and EPIPE when the
-  sandbox is gone (fifo(7)).
-- A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe is whole or refused (pipe(7)): a frame is never halved.
-- Nothing here blocks; readiness comes from the event loop.
+Invariants:
+- The sandbox's processes keep an end of each pipe open that survives the service, so the guest does not notice that a service died. The service opens
+  one end of each pipe, so it receives EOF and EPIPE when the sandbox is gone (fifo(7)).
+- A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe is done as a whole or refused (pipe(7)): a frame is never split.
+- Nothing here blocks. Readiness comes from the event loop.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from sandlot.model.errors import ErrorCode, SandboxEndedError
 
 PIPE_BUF = 4096
 PIPE_BYTES = 1024 * 1024
-"""What each pipe is enlarged to: the kernel's default ``/proc/sys/fs/pipe-max-size``."""
+"""Size of each pipe: the kernel's default of ``/proc/sys/fs/pipe-max-size``."""
 
 
 def make_pipes(folder: Path) -> None:
-    """Make ``in`` (to the guest) and ``out`` (from it), for root only."""
+    """Create ``in`` (to the guest) and ``out`` (from the guest), which only root can open."""
     os.mkfifo(folder / "in", 0o600)
     os.mkfifo(folder / "out", 0o600)
 
 
 class PipeStream:
-    """A :class:`~sandlot.model.ports.ByteStream` over the two pipes of a folder. Made by :meth:`open`."""
+    """A :class:`~sandlot.model.ports.ByteStream` over the two pipes of a folder, created by :meth:`open`."""
 
     __slots__ = ("_closed", "_read", "_reader", "_write", "_writers")
 
@@ -47,7 +46,7 @@ class PipeStream:
         """Open the host's ends.
 
         Raises:
-            SandboxEndedError: Nobody holds the far ends any more.
+            SandboxEndedError: No process has the other ends open any more.
         """
         read = -1
         try:
@@ -63,11 +62,11 @@ class PipeStream:
 
     @property
     def closed(self) -> bool:
-        """Whether this end is closed."""
+        """True if this end is closed."""
         return self._closed
 
     async def receive(self, max_bytes: int) -> bytes:
-        """The next bytes, at least one; ``b""`` once the far side or this end is gone."""
+        """Return the next bytes, at least one, or ``b""`` if the guest's end or this end is closed."""
         while not self._closed:
             try:
                 return os.read(self._read, max_bytes)
@@ -76,7 +75,7 @@ class PipeStream:
         return b""
 
     def try_send(self, frame: bytes) -> bool:
-        """Write one frame whole, or nothing (False).
+        """Write one frame as a whole and return True, or write nothing and return False.
 
         Raises:
             BrokenPipeError: The far side, or this end, is gone.
@@ -93,7 +92,7 @@ class PipeStream:
         return True
 
     async def wait_writable(self) -> None:
-        """Return when :meth:`try_send` may succeed again, or the far side or this end is gone."""
+        """Return when :meth:`try_send` may succeed again, or the guest's end or this end is closed."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -110,7 +109,7 @@ class PipeStream:
                 loop.remove_writer(self._write)
 
     async def aclose(self) -> None:
-        """Close this end; the guest stays. Whoever waits is woken. Idempotent."""
+        """Close this end. The guest keeps running. Waiting calls return. Idempotent."""
         if self._closed:
             return
         self._closed = True

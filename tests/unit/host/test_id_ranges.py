@@ -1,4 +1,4 @@
-"""Who has which ids."""
+"""Ranges of ids: each is taken by one sandbox, stale ones are taken over, and all services share them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host import idranges
-from sandlot.host.idranges import FIRST_ID, IDS, RANGES, IdRanges
+from sandlot.host import id_ranges
+from sandlot.host.id_ranges import FIRST_ID, IDS, RANGES, IdRanges
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 
@@ -31,7 +31,7 @@ def test_every_range_is_between_systemds_and_the_sign_bit() -> None:
 
 
 def test_every_version_of_the_service_writes_ranges_to_the_same_folder() -> None:
-    assert str(idranges.FOLDER) == "/run/sandlot/ids"
+    assert str(id_ranges.FOLDER) == "/run/sandlot/ids"
 
 
 def test_what_is_given_back_is_free_and_giving_back_twice_is_no_error(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_range_of_one_that_is_gone_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_when_all_are_taken_it_says_so_and_that_it_may_help_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idranges, "RANGES", 3)
+    monkeypatch.setattr(id_ranges, "RANGES", 3)
     ranges = IdRanges(tmp_path)
     assert [ranges.take(f"/{name}", lambda _: True, start=2) for name in "abc"] == [FIRST_ID + number * IDS for number in (2, 0, 1)]
     with pytest.raises(UnavailableError) as refused:

@@ -1,18 +1,19 @@
-"""The service's own place on the host: a control group that sandboxes cannot starve, and a low out-of-memory score.
+"""The service's own control group and out-of-memory score.
 
-What for: a node whose sandboxes take every core must still answer, and the kernel, out of memory, must take a sandbox (score
-900) before the service that would have to clean up after it.
+A node whose sandboxes use every core must still answer requests. If the host runs out of memory, the kernel must kill a sandbox (score 900) before
+the service that cleans up after it.
 
-Laws:
-- The group is ``/sandlot/service-NNNN``, beside ``/sandlot/NNNN`` with the node's sandboxes: no ref, so no sweep takes it for one,
-  and its weight counts against all sandboxes together, however many there are.
-- It bounds nothing: a service that is killed for its memory protects nobody. It has no ``memory.low`` either, which
-  would be worth nothing unless every group above claimed as much (cgroup-v2.rst); the reserve that admission keeps does it.
-- What was there before is there afterwards: the groups, the score, and no empty group. One that a killed service left is
-  taken over by the next one of its node, and removed when that ends, or any other.
-- It may fail in every part: then the service runs as it was started, and says so.
+Invariants:
+- The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes. Its name is not a ref, so no sweep removes it.
+  Its weight counts against all sandboxes together, however many there are.
+- The group limits nothing: a service that is killed because of its memory protects no sandbox. It has no ``memory.low`` either, which has an effect
+  only if every group above it has as much (cgroup-v2.rst); the reserve that admission keeps has this purpose.
+- At the end the process has its former groups and score again, and no empty group is left. The group of a killed service is taken over by the next
+  service of its node, and removed when that service or any other one ends.
+- Every part may fail. The service then runs as it was started, and reports what is missing.
 
-The children keep neither: stages set their own score and enter their sandbox's group, others are let go of by :func:`let_go`.
+Child processes keep neither the group nor the score: stages set their own score and enter the group of their sandbox;
+:func:`leave_service_cgroup` moves all others out.
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sandlot.host.capacity import group_of
+from sandlot.host.cgroup_layout import CHILD_CONTROLLERS, GROUPS, Hierarchy, Layout
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.hierarchies import GIVEN_TO_CHILDREN, GROUPS, Hierarchy, Layout
 from sandlot.model.ids import NODE_ID, NodeId
 
 PREFIX = "service-"
 OOM_SCORE = -500
-"""Half-way to never (proc(5)): below everything ordinary (0), above what keeps the machine itself reachable (sshd: -1,000)."""
+"""Below ordinary processes (0), above processes that keep the machine reachable, such as sshd (-1,000) (proc(5))."""
 WEIGHT = 10
-"""Times that of all sandboxes of the node together, where both want more processor time than there is."""
+"""Weight of the service in relation to all sandboxes of the node together, when processor time is scarce."""
 
 _SHARES_V1, _WEIGHT_V2 = 1024, 100
+"""Defaults of a group (sched-design-CFS, cgroup-v2.rst)."""
 _REMOVE_ATTEMPTS, _REMOVE_PAUSE_S = 10, 0.05
-"""What a group has by default (sched-design-CFS, cgroup-v2.rst)."""
 _CONTROLLERS = ("cpu", "memory", "pids")
-"""Version 1: the service stays where it was in all other hierarchies; systemd's is how that knows it."""
+"""In version 1 the service keeps its groups in all other hierarchies; systemd identifies it by its own one."""
 _SELF = Path("/proc/self")
-_RACED = 20
+_MAX_ATTEMPTS = 20
+"""Attempts to create a group whose empty parent another service removes."""
 _BELOW = GROUPS.relative_to("/")
 _BEFORE = "trusted.sandlot.before"
-"""Of the service's own group: the one that it came from (xattr(7)). With the group, so that whoever is let go of is found its way by
-the group alone."""
+"""Extended attribute of the service's group with the name of the former group (xattr(7)). So the former group is found without the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One hierarchy in which the service goes to its own group.
+    """Move of the service to its own group, in one hierarchy.
 
     Args:
-        mount: Where the hierarchy is mounted.
-        group: Its own group, relative.
-        before: The group that it comes from, relative.
+        mount: Mount point of the hierarchy.
+        group: The service's own group, relative to the mount point.
+        before: The former group, relative to the mount point.
     """
 
     mount: Path
@@ -65,25 +66,25 @@ class Move:
 
     @property
     def folder(self) -> Path:
-        """Its own group."""
+        """Folder of the service's own group."""
         return self.mount / self.group
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A file of the group and what is written to it."""
+    """A file of the group and its value."""
 
     file: str
     value: str
 
 
 def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
-    """Which hierarchies the service moves in. Pure.
+    """Return the moves of the service, one per hierarchy. Pure.
 
     Args:
-        layout: Where they are.
-        node: The service's.
-        cgroup: The text of ``/proc/self/cgroup``.
+        layout: Layout of the host's control groups.
+        node: Node of the service.
+        cgroup: Text of ``/proc/self/cgroup``.
     """
     group = _BELOW / f"{PREFIX}{node}"
     mounts: dict[Path, Move] = {}
@@ -96,26 +97,26 @@ def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
 
 
 def weight(version: int) -> Setting:
-    """What gives the group its part of the processors. Pure."""
+    """Return the setting of the group's processor weight. Pure."""
     if version == 1:
         return Setting("cpu.shares", str(WEIGHT * _SHARES_V1))
     return Setting("cpu.weight", str(WEIGHT * _WEIGHT_V2))
 
 
 @contextlib.contextmanager
-def protected(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
-    """Be in the service's own place for as long as the context is open. Blocks for some ten milliseconds at both ends.
+def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
+    """Give this process the service's control group and score until the end of the context. Blocks for some ten milliseconds at both ends.
 
     Args:
-        layout: Where the control groups are; None where the host has none.
-        node: The service's.
+        layout: Layout of the host's control groups. None: the host has none.
+        node: Node of the service.
 
     Yields:
-        What could not be had, and why; empty where everything could.
+        Descriptions of everything that could not be set, with the reasons.
     """
     score = _lower_score()
     planned: tuple[Move, ...] = ()
-    missing: list[str] = [] if score is not None else [f"an out-of-memory score of {OOM_SCORE}: that takes root (CAP_SYS_RESOURCE)"]
+    missing: list[str] = [] if score is not None else [f"an out-of-memory score of {OOM_SCORE}: only root (CAP_SYS_RESOURCE) can set it"]
     if layout is None:
         missing.append("a control group: the host has none")
     else:
@@ -137,11 +138,11 @@ def protected(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
             _set_score(_SELF, score)
 
 
-def let_go(pid: int) -> None:
-    """Let a child that was just started be an ordinary process: back in the group that the service came from, with the usual score.
+def leave_service_cgroup(pid: int) -> None:
+    """Move a child process that was just started to the service's former group, and give it the usual score.
 
-    For work that takes long or much (building an image), which must be neither safer nor faster than sandboxes. What the
-    child itself started before stays; a program that was exec'd a moment ago has not.
+    Use it for long or large work such as building an image, which must be neither safer nor faster than sandboxes. Processes that the child itself
+    has started are not moved; a program that was just executed has none.
     """
     score = read_score(Path(f"/proc/{pid}"))
     if score is not None and score < 0:
@@ -152,11 +153,11 @@ def let_go(pid: int) -> None:
             own = PurePosixPath(group)
             if _is_own(own):
                 for mount in _mounts_of(controllers):
-                    _move_back(pid, mount, _came_from(mount / _BELOW / own.name))
+                    _move_back(pid, mount, _former_group(mount / _BELOW / own.name))
 
 
 def read_score(process: Path) -> int | None:
-    """A process's own part of its out-of-memory score; None where it has ended."""
+    """Return the oom_score_adj of a process, or None if it has ended."""
     try:
         return int((process / "oom_score_adj").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -164,11 +165,11 @@ def read_score(process: Path) -> int | None:
 
 
 def _is_own(group: PurePosixPath) -> bool:
-    """Whether a group is a service's own. By its last two parts: a container may see the host's above it."""
+    """Return whether a group belongs to a service. Only the last two parts count: a container may see groups of the host above them."""
     return group.parent.name == _BELOW.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
 
 
-def _came_from(own: Path) -> Path:
+def _former_group(own: Path) -> Path:
     try:
         return Path(os.fsdecode(os.getxattr(own, _BEFORE)))
     except OSError:
@@ -191,37 +192,37 @@ def _mounts_of(controllers: str) -> Iterator[Path]:
 
 
 def _enter(move: Move, version: int) -> None:
-    # Another service's end takes away groups that are empty for a moment.
-    for attempt in range(_RACED):
+    # A service that ends removes groups that are empty for a moment.
+    for attempt in range(_MAX_ATTEMPTS):
         try:
             parent = move.mount / _BELOW
             parent.mkdir(exist_ok=True)
             if version == 2:  # noqa: PLR2004 - the version
                 for level in (move.mount, parent):
-                    (level / "cgroup.subtree_control").write_text(GIVEN_TO_CHILDREN, encoding="ascii")
+                    (level / "cgroup.subtree_control").write_text(CHILD_CONTROLLERS, encoding="ascii")
             move.folder.mkdir(exist_ok=True)
             setting = weight(version)
             if (move.folder / setting.file).exists():
                 (move.folder / setting.file).write_text(setting.value, encoding="ascii")
-            with contextlib.suppress(OSError):  # what is let go of goes to the top then
+            with contextlib.suppress(OSError):  # without the attribute, children move to the root group
                 os.setxattr(move.folder, _BEFORE, os.fsencode(move.before))
             _move(os.getpid(), move.folder)
             return
         except OSError as error:
-            # ENODEV: removed between being opened and being written.
-            if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _RACED - 1:
+            # ENODEV: the group was removed after the file was opened.
+            if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
                 raise
 
 
 def _leave(move: Move) -> None:
-    """Back to where it came from, with whatever it started; to the top where that is gone."""
+    """Move all processes of the group to the former group, or to the root group if that is gone."""
     with contextlib.suppress(OSError):
         for pid in (move.folder / "cgroup.procs").read_text(encoding="ascii").split():
             _move_back(int(pid), move.mount, move.before)
 
 
 def _leave_and_remove(move: Move) -> None:
-    """Leave the group and remove it, for at most half a second: a child that was just started, or that is just ending, keeps the group busy."""
+    """Leave the group and remove it. Repeated for half a second, because children that start or end at this moment keep the group busy."""
     for _ in range(_REMOVE_ATTEMPTS):
         _leave(move)
         try:
@@ -246,12 +247,12 @@ def _move(pid: int, group: Path) -> None:
 
 
 def _remove(group: Path) -> None:
-    with contextlib.suppress(OSError):  # others are in it, or below it
+    with contextlib.suppress(OSError):  # the group contains other processes or groups
         group.rmdir()
 
 
 def _lower_score() -> int | None:
-    """Take the low score unless it is lower already; what it was, or None where it cannot be had."""
+    """Set the low score, unless the score is lower already. Return the former score, or None if it cannot be set."""
     before = read_score(_SELF)
     if before is None:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.processes import Identity, ended, ended_within, identify, open_process, read_start
+from sandlot.host.process_identity import Identity, identify, open_process, read_start, wait_ended, wait_ended_within
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def test_a_process_is_its_pid_and_its_start(child: subprocess.Popen[bytes]) -> N
 
 async def test_any_number_wait_for_an_end(child: subprocess.Popen[bytes]) -> None:
     handles = [os.pidfd_open(child.pid) for _ in range(3)]
-    waiting = [asyncio.create_task(ended(handle)) for handle in handles]
+    waiting = [asyncio.create_task(wait_ended(handle)) for handle in handles]
     spare = os.pidfd_open(child.pid)
-    assert not await ended_within(spare, 0.05)
+    assert not await wait_ended_within(spare, 0.05)
     waiting[0].cancel()
     child.kill()
     await asyncio.gather(*waiting[1:])
-    # Ended, though nobody has reaped it.
+    # The process has ended and is not reaped yet.
     again = os.pidfd_open(child.pid)
-    assert await ended_within(again, 10)
+    assert await wait_ended_within(again, 10)
     for handle in (*handles, spare, again):
         os.close(handle)
     with pytest.raises(asyncio.CancelledError):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.host import aptsource
-from sandlot.host.aptsource import Source, Target
+from sandlot.host import apt_sources
+from sandlot.host.apt_sources import Source, Target
 
 INDEX = """\
 MetaKey: main/binary-amd64/Packages
@@ -42,11 +42,11 @@ SECURITY = replace(MAIN, uri="http://a/security/", release="bookworm-security", 
 
 
 def chosen(*targets: Target) -> list[tuple[str, str]]:
-    return [(target.uri, suite) for target, suite in aptsource.choose(targets, "bookworm", "amd64")]
+    return [(target.uri, suite) for target, suite in apt_sources.choose(targets, "bookworm", "amd64")]
 
 
 def test_package_indexes_are_read_and_others_left_out() -> None:
-    assert aptsource.parse_targets(INDEX) == (
+    assert apt_sources.parse_targets(INDEX) == (
         Target("http://mirror.example/debian/", "bookworm", "bookworm", "main", "amd64", "Debian", "/etc/apt/sources.list.d/debian.sources:1"),
     )
 
@@ -88,13 +88,13 @@ def test_a_machine_without_debian_mirrors_gives_none() -> None:
 
 def test_the_key_of_a_source_is_found_in_both_styles() -> None:
     deb822 = "# one\nTypes: deb\nURIs: http://a\nSigned-By: /k/one.gpg\n\nTypes: deb\nSigned-By:\n -----BEGIN\n .\n abc\n"
-    assert aptsource.signed_by("/etc/apt/sources.list.d/x.sources:1", deb822) == "/k/one.gpg"
-    assert aptsource.signed_by("/etc/apt/sources.list.d/x.sources:2", deb822) == "-----BEGIN\n.\nabc"
+    assert apt_sources.signed_by("/etc/apt/sources.list.d/x.sources:1", deb822) == "/k/one.gpg"
+    assert apt_sources.signed_by("/etc/apt/sources.list.d/x.sources:2", deb822) == "-----BEGIN\n.\nabc"
     lines = "deb http://a bookworm main\ndeb [arch=amd64 signed-by=/k/two.gpg] http://b bookworm main\n"
-    assert aptsource.signed_by("/etc/apt/sources.list:1", lines) == ""
-    assert aptsource.signed_by("/etc/apt/sources.list:2", lines) == "/k/two.gpg"
-    assert aptsource.signed_by("/etc/apt/sources.list:9", lines) == ""
-    assert aptsource.signed_by("", "") == ""
+    assert apt_sources.signed_by("/etc/apt/sources.list:1", lines) == ""
+    assert apt_sources.signed_by("/etc/apt/sources.list:2", lines) == "/k/two.gpg"
+    assert apt_sources.signed_by("/etc/apt/sources.list:9", lines) == ""
+    assert apt_sources.signed_by("", "") == ""
 
 
 def test_sources_are_written_so_that_they_are_read_back() -> None:
@@ -103,7 +103,7 @@ def test_sources_are_written_so_that_they_are_read_back() -> None:
         Source("http://b/", "bookworm-security", "-----BEGIN\n.\nabc"),
         Source("http://c/", "x"),
     ]
-    read = aptsource.stanzas(aptsource.sources_text(sources))
+    read = apt_sources.stanzas(apt_sources.sources_text(sources))
     assert [(stanza["URIs"], stanza["Suites"], stanza.get("Signed-By", "")) for stanza in read] == [
         ("http://a/", "bookworm", "/k/one.gpg"),
         ("http://b/", "bookworm-security", "-----BEGIN\n.\nabc"),
@@ -124,6 +124,6 @@ Acquire::Languages "none";
 Acquire::GzipIndexes "true";
 DPkg::Post-Invoke:: "rm -f /x";
 """
-    assert aptsource.options_text(dump) == (
+    assert apt_sources.options_text(dump) == (
         'Acquire::http::Proxy "http://proxy.example:3142";\nAcquire::https::CAInfo "/etc/ssl/own.pem";\nAcquire::Check-Valid-Until "false";\n'
     )

@@ -1,4 +1,4 @@
-"""Checks in processes of their own: what they say, what becomes of those that never do."""
+"""Checks in child processes: their answers, their errors, and their deadlines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.checks.children import Task, forked, run
+from sandlot.host.checks.runner import Task, run, run_forked
 
 MODULE = """
 import os, subprocess, sys, time
@@ -86,7 +86,7 @@ def test_what_a_check_left_running_is_ended_and_not_waited_for(module: str, tmp_
 
 def test_a_check_dies_with_its_parent(module: str, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    program = f"from sandlot.host.checks.children import Task, run; run([Task('x', '{module}:hang', {{'note': {str(note)!r}}}, deadline_s=1000.0)])"
+    program = f"from sandlot.host.checks.runner import Task, run; run([Task('x', '{module}:hang', {{'note': {str(note)!r}}}, deadline_s=1000.0)])"
     parent = subprocess.Popen([sys.executable, "-c", program])
     try:
         while not (note.exists() and len(note.read_text().split()) == 2):
@@ -105,7 +105,7 @@ def test_work_in_a_fork_tells_why_it_failed() -> None:
     def refuse() -> None:
         raise PermissionError(1, "no", "/there")
 
-    assert forked(lambda: None, 10.0) == ""
-    assert forked(refuse, 10.0) == "no: /there"
-    assert forked(lambda: os._exit(7), 10.0) == "it ended without an answer"
-    assert "within" in forked(lambda: time.sleep(100), 0.1)
+    assert run_forked(lambda: None, 10.0) == ""
+    assert run_forked(refuse, 10.0) == "no: /there"
+    assert run_forked(lambda: os._exit(7), 10.0) == "it ended without an answer"
+    assert "within" in run_forked(lambda: time.sleep(100), 0.1)

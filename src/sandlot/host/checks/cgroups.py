@@ -1,4 +1,4 @@
-"""Control groups: which there are, whether one can be made, limited, entered, frozen and removed. By doing it."""
+"""Checks of control groups: their version and controllers, and whether a group can be created, limited, entered, frozen and removed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sandlot.host.cgroup_layout import GROUPS, GroupLimits, Layout, missing_controllers
 from sandlot.host.cgroups import MOUNTINFO, Cgroup, detect_layout, group_names
-from sandlot.host.checks import calls
 from sandlot.host.checks.finding import Finding, Part
-from sandlot.host.hierarchies import GROUPS, GroupLimits, Layout, missing
+from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
 from sandlot.model.errors import HostError
 
 GROUP = "control groups"
 PROC_SWAPS = Path("/proc/swaps")
 _PREFIX = "doctor-"
 _TRY_LIMITS = GroupLimits(memory_bytes=64 * 1024**2, cpus=1.0, pids=64)
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _SILENCE_S = 0.1
 _UNIFIED = 2
 
 
-def check_groups() -> list[dict[str, Any]]:
-    """Everything of this module, in a process of its own."""
+def check_cgroups() -> list[dict[str, Any]]:
+    """Run all checks of this module. Call this in a child process."""
     try:
         layout = detect_layout()
     except HostError as error:
@@ -42,14 +42,14 @@ def check_groups() -> list[dict[str, Any]]:
 
 
 def check_layout(layout: Layout, mountinfo: str) -> Finding:
-    """Which version there is, and whether the controllers that limit a sandbox are there."""
+    """Check the version, and the controllers that limit a sandbox."""
     controllers = sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies)))
     both = layout.version != _UNIFIED and " - cgroup2 " in mountinfo
     kind = "version 2" if layout.version == _UNIFIED else "version 1, and a version 2 tree beside it (hybrid)" if both else "version 1"
     facts = {"version": layout.version, "hybrid": both, "controllers": controllers, "mounts": [str(each.mount) for each in layout.hierarchies]}
-    lacking = missing(layout)
+    lacking = missing_controllers(layout)
     if hidden := [str(hierarchy.mount) for hierarchy in layout.hierarchies if not hierarchy.mount.is_dir()]:
-        detail = f"{kind}, but nothing is to be seen at {hidden[0]}{f' and {len(hidden) - 1} more' if hidden[1:] else ''}"
+        detail = f"{kind}, but nothing is visible at {hidden[0]}{f' and {len(hidden) - 1} more' if hidden[1:] else ''}"
         fix = "Something else is mounted over it: unmount that, or start the container with the host's own /sys/fs/cgroup, writable."
         return Finding("cgroups", ok=False, detail=detail, fix=fix, group=GROUP, facts=facts)
     if not lacking:
@@ -64,11 +64,11 @@ def check_layout(layout: Layout, mountinfo: str) -> Finding:
 
 
 def delegation_fix(number: int | None, version: int) -> str:
-    """What to do where a group cannot be made, limited or entered.
+    """Return the fix if a group cannot be created, limited or entered.
 
     Args:
-        number: The error's, where it has one.
-        version: The version of the control groups.
+        number: Number of the error, if it has one.
+        version: Version of the control groups.
     """
     if number == errno.EROFS:
         return "/sys/fs/cgroup is read-only, as in a container: start that with it writable (for example docker run --privileged)."
@@ -83,11 +83,11 @@ def delegation_fix(number: int | None, version: int) -> str:
 
 
 def check_swap(folders: Sequence[Path], swaps: str) -> Part:
-    """Whether a memory limit holds for swap as well; without any swap it does.
+    """Check whether a memory limit also covers swap. A host without swap passes.
 
     Args:
-        folders: A group's, in every hierarchy.
-        swaps: The text of ``/proc/swaps``.
+        folders: Folder of a group in every hierarchy.
+        swaps: Text of ``/proc/swaps``.
     """
     counted = any((folder / file).exists() for folder in folders for file in ("memory.memsw.limit_in_bytes", "memory.swap.max"))
     has_swap = len(swaps.splitlines()) > 1
@@ -106,10 +106,10 @@ def _try(layout: Layout) -> Sequence[Finding]:
     pid = 0
     try:
         group.create(_TRY_LIMITS)
-        pid, asking, answering = _parrot(group.doors)
+        pid, asking, answering = _start_echo(group.entry_files)
         _enter(group, pid, asking, answering)
         parts = (check_swap(group.folders, PROC_SWAPS.read_text(encoding="ascii")),)
-        delegation = Finding("cgroup-delegation", ok=True, detail="a group was made, limited and entered", group=GROUP, parts=parts)
+        delegation = Finding("cgroup-delegation", ok=True, detail="a group was created, limited and entered", group=GROUP, parts=parts)
         return (delegation, _freeze(group, asking, answering))
     except (OSError, HostError) as error:
         cause = error.__cause__ if isinstance(error, HostError) else error
@@ -128,64 +128,64 @@ def _try(layout: Layout) -> Sequence[Finding]:
 
 def _enter(group: Cgroup, pid: int, asking: int, answering: int) -> None:
     os.write(asking, b"a")
-    if not _heard(answering, _PATIENCE_S) or pid not in group.pids():
+    if not _echoed(answering, _TIMEOUT_S) or pid not in group.pids():
         raise OSError(errno.EPERM, "a process could not enter the group")
 
 
 def _freeze(group: Cgroup, asking: int, answering: int) -> Finding:
-    """Freeze the parrot, speak to it, and thaw it."""
+    """Freeze the echo process, send it a byte, and thaw it."""
     group.freeze()
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _TIMEOUT_S
     while not group.is_frozen() and time.monotonic() < end:
         time.sleep(0.005)
     frozen = group.is_frozen()
     os.write(asking, b"b")
-    silent = not _heard(answering, _SILENCE_S)
+    silent = not _echoed(answering, _SILENCE_S)
     group.thaw()
-    spoke = silent and _heard(answering, _PATIENCE_S)
-    if frozen and silent and spoke:
-        return Finding("cgroup-freezer", ok=True, detail="a frozen process stood still and went on", group=GROUP)
-    detail = "a group does not freeze" if not frozen or not silent else "a frozen process did not go on"
+    resumed = silent and _echoed(answering, _TIMEOUT_S)
+    if frozen and silent and resumed:
+        return Finding("cgroup-freezer", ok=True, detail="a frozen process stopped, and continued after thawing", group=GROUP)
+    detail = "a group does not freeze" if not frozen or not silent else "a frozen process did not continue"
     return Finding(
         "cgroup-freezer", ok=False, detail=detail, fix="This kernel's freezer does not work; pausing sandboxes will not either.", group=GROUP
     )
 
 
-def _parrot(doors: Sequence[Path]) -> tuple[int, int, int]:
-    """A process that enters a group and repeats every byte: its pid, where to write and where to read."""
-    heard, asking = os.pipe()
-    answering, said = os.pipe()
+def _start_echo(entry_files: Sequence[Path]) -> tuple[int, int, int]:
+    """Start a process that enters a group and echoes every byte. Return its pid, a descriptor to write to, and one to read from."""
+    requests, asking = os.pipe()
+    answering, responses = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)
-            for door in doors:
-                handle = os.open(door, os.O_WRONLY)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for file in entry_files:
+                handle = os.open(file, os.O_WRONLY)
                 os.write(handle, b"0")
                 os.close(handle)
             while True:
-                os.write(said, os.read(heard, 1))
+                os.write(responses, os.read(requests, 1))
         finally:
             os._exit(1)
-    os.close(heard)
-    os.close(said)
+    os.close(requests)
+    os.close(responses)
     return pid, asking, answering
 
 
-def _heard(answering: int, patience_s: float) -> bool:
-    ready, _, _ = select.select([answering], [], [], patience_s)
+def _echoed(answering: int, timeout_s: float) -> bool:
+    ready, _, _ = select.select([answering], [], [], timeout_s)
     return bool(ready) and os.read(answering, 1) != b""
 
 
 def _remove(group: Cgroup) -> None:
-    end = time.monotonic() + _PATIENCE_S
-    with contextlib.suppress(OSError):  # read-only: nothing was made
+    end = time.monotonic() + _TIMEOUT_S
+    with contextlib.suppress(OSError):  # read-only: no group was created
         while not group.remove() and time.monotonic() < end:
             time.sleep(0.005)
 
 
 def _sweep(layout: Layout) -> None:
-    """Remove what a doctor left that was killed; its process died with it, if need be once it was thawed."""
+    """Remove groups of killed checks. Their processes died with them, or die when they are thawed."""
     for name in group_names(layout, GROUPS):
         pid = name.removeprefix(_PREFIX)
         if name.startswith(_PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():

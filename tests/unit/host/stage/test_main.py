@@ -1,4 +1,4 @@
-"""The stage's parts that can be looked at from here; as a whole it is run by ``test_launch.py`` and by every sandbox."""
+"""Parts of the stage's program. ``test_launcher.py`` and every sandbox run the whole."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandlot.host.stage import keeper
+from sandlot.host.stage import main
 
 
 def test_it_imports_little_and_nothing_of_sandlot() -> None:
-    room = Path(keeper.__file__).parent
-    for module in room.glob("*.py"):
+    folder = Path(main.__file__).parent
+    for module in folder.glob("*.py"):
         tree = ast.parse(module.read_bytes())
         names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
         assert names <= {"ctypes", "fcntl", "marshal", "os", "resource", "select", "sys"}
-    program = "import sys; sys.path.append(sys.argv[1]); import stage.keeper; print(*sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-SI", "-c", program, str(room.parent)], capture_output=True, text=True, check=True, env={})
+    program = "import sys; sys.path.append(sys.argv[1]); import stage.main; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-SI", "-c", program, str(folder.parent)], capture_output=True, text=True, check=True, env={})
     assert set(done.stdout.split()).isdisjoint({"typing", "enum", "re", "collections", "json", "pathlib", "sandlot", "signal", "subprocess"})
 
 
 def test_the_log_keeps_the_newest_and_is_bounded(tmp_path: Path) -> None:
-    log = keeper.Log(str(tmp_path / "guest.log"))
+    log = main.Log(str(tmp_path / "guest.log"))
     for number in range(40):
         os.write(log.far_end, bytes([65 + number % 26]) * 10_000)
         assert log.drain()
     kept = (tmp_path / "guest.log.old").read_bytes() + (tmp_path / "guest.log").read_bytes()
-    assert keeper.LOG_BYTES < len(kept) <= 2 * keeper.LOG_BYTES
+    assert main.LOG_BYTES < len(kept) <= 2 * main.LOG_BYTES
     assert kept.endswith(bytes([65 + 39 % 26]) * 10_000)
     assert log.tail == bytes([65 + 39 % 26]) * 2000
     assert log.drain(), "nothing there is not the end"
@@ -40,9 +40,9 @@ def test_the_log_keeps_the_newest_and_is_bounded(tmp_path: Path) -> None:
 
 def test_what_is_published_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "live"
-    keeper.publish(str(target), "1 2 3 4")
+    main.publish(str(target), "1 2 3 4")
     assert target.read_text() == "1 2 3 4"
-    keeper.publish(str(target), "5")
+    main.publish(str(target), "5")
     assert target.read_text() == "5"
     assert [path.name for path in tmp_path.iterdir()] == ["live"]
     assert target.stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""File systems of volumes on this machine's own kernel: one for each file, however often it is mounted."""
+"""Disks of volumes on this machine's kernel: one file system for each file, however often it is mounted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.disks import loops_below
-from sandlot.host.volumes import VolumeFiles, attach
+from sandlot.host.disk_images import loops_below
+from sandlot.host.volume_disks import VolumeFiles, attach
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import MIB
 

@@ -1,11 +1,11 @@
-"""The machine's own apt configuration: where Debian's packages come from here. Pure: texts in, texts out.
+"""The machine's own apt configuration, as sources for building images. Pure.
 
-Laws:
-- A recipe says which suite; the machine says where it comes from, how it is reached and which keys vouch for it.
-- Only Debian's own ``main`` is taken, so that every machine builds the same image: a third party's archive that happens
-  to carry the suite's name is not, nor are backports or proposed updates.
-- A machine that runs another Debian release uses the same mirrors for the recipe's suite. A machine without any gives
-  no sources, and mmdebstrap falls back to its own default.
+Invariants:
+- A recipe names the suite. The machine's configuration says from which mirror it comes, how the mirror is reached, and which keys sign it.
+- Only Debian's own ``main`` is used, so that every machine builds the same image. Archives of third parties that use the name of the suite are
+  excluded, as are backports and proposed updates.
+- A machine with another Debian release uses the same mirrors for the recipe's suite. Without Debian mirrors there are no sources, and mmdebstrap uses
+  its own default.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _OPTIONS = (
     "Acquire::ForceIPv",
     "Acquire::Allow",
 )
-"""How archives are reached and trusted: apt.conf(5), THE ACQUIRE GROUP. The rest of a machine's apt configuration is about the machine."""
+"""Options for reaching and trusting archives: apt.conf(5), THE ACQUIRE GROUP. Other options concern only the machine itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One package index that the machine's apt knows: a stanza of ``apt-get indextargets``.
+    """A package index in the machine's apt configuration: a stanza of ``apt-get indextargets``.
 
     Args:
-        uri: The repository.
-        release: The suite as the source names it.
-        codename: The release's own code name; empty before the first ``apt-get update``.
-        component: For example ``main``.
-        architecture: For example ``amd64``.
-        origin: Who publishes it; empty before the first ``apt-get update``.
-        entry: Where it is configured: ``FILE:NUMBER``, the stanza of a .sources file or the line of a .list file.
+        uri: URI of the repository.
+        release: Suite, as in the configuration.
+        codename: Code name in the release file; empty before the first ``apt-get update``.
+        component: Component, for example ``main``.
+        architecture: Architecture, for example ``amd64``.
+        origin: Publisher in the release file; empty before the first ``apt-get update``.
+        entry: Position in the configuration as ``FILE:NUMBER``: the stanza of a .sources file or the line of a .list file.
     """
 
     uri: str
@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A repository to build from. ``signed_by`` is a keyring's path or a whole key; empty means the machine's trusted keys."""
+    """A repository to build from. ``signed_by`` is the path of a keyring or a whole key. Empty: the machine's trusted keys."""
 
     uri: str
     suite: str
@@ -66,7 +66,7 @@ class Source:
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:
-    """The binary package indexes in the output of ``apt-get indextargets``."""
+    """Return the binary package indexes in the output of ``apt-get indextargets``."""
     return tuple(
         Target(
             uri=stanza.get("Repo-URI", ""),
@@ -83,15 +83,15 @@ def parse_targets(text: str) -> tuple[Target, ...]:
 
 
 def choose(targets: Iterable[Target], suite: str, architecture: str) -> tuple[tuple[Target, str], ...]:
-    """Which indexes to build a suite from, each with the suite to ask it for; the suite itself first.
+    """Return the indexes from which a suite is built, each with its suite or pocket. The suite itself comes first.
 
     Args:
-        targets: What the machine's apt knows.
-        suite: A code name, for example ``bookworm``.
-        architecture: Debian's word for the machine.
+        targets: Indexes in the machine's configuration.
+        suite: Code name, for example ``bookworm``.
+        architecture: Debian's name of the architecture.
 
     Returns:
-        Nothing where the machine's apt has no Debian mirror at all.
+        An empty tuple if the configuration contains no Debian mirror.
     """
     usable = [
         target for target in targets if target.component == _COMPONENT and target.architecture == architecture and target.origin in {_ORIGIN, ""}
@@ -109,11 +109,11 @@ def choose(targets: Iterable[Target], suite: str, architecture: str) -> tuple[tu
 
 
 def signed_by(entry: str, text: str) -> str:
-    """The ``Signed-By`` of a configured source: a path, a key, or nothing.
+    """Return the ``Signed-By`` of a source: a path, a key, or an empty text.
 
     Args:
-        entry: ``FILE:NUMBER`` as apt gives it.
-        text: The file's text.
+        entry: Position of the source, as ``FILE:NUMBER``.
+        text: Text of the file.
     """
     path, _, number = entry.rpartition(":")
     index = int(number) if number.isdigit() else 0
@@ -126,7 +126,7 @@ def signed_by(entry: str, text: str) -> str:
 
 
 def sources_text(sources: Iterable[Source]) -> str:
-    """The sources in deb822 style, sources.list(5)."""
+    """Return the sources in deb822 style, sources.list(5)."""
     return "\n".join(
         f"Types: deb\nURIs: {source.uri}\nSuites: {source.suite}\nComponents: {_COMPONENT}\n"
         + (f"Signed-By: {_folded(source.signed_by)}\n" if source.signed_by else "")
@@ -135,21 +135,21 @@ def sources_text(sources: Iterable[Source]) -> str:
 
 
 def options_text(dump: str) -> str:
-    """What of the output of ``apt-config dump`` says how archives are reached, as configuration for another apt."""
+    """Return the options of ``apt-config dump`` for reaching archives, as configuration for another apt."""
     return "".join(f"{line}\n" for line in dump.splitlines() if line.startswith(_OPTIONS) and line.endswith('";') and not line.endswith(' "";'))
 
 
 def credentials_text(paths: Mapping[str, str]) -> str:
-    """Configuration that lets another apt read the machine's apt_auth.conf(5) where it lies; nothing is copied.
+    """Return configuration that makes another apt read the machine's apt_auth.conf(5) in place.
 
     Args:
-        paths: ``netrc`` and ``netrcparts`` -> the machine's file and folder, those that exist.
+        paths: ``netrc`` and ``netrcparts`` -> file and folder of the machine, if they exist.
     """
     return "".join(f'Dir::Etc::{name} "{path}";\n' for name, path in sorted(paths.items()))
 
 
 def stanzas(text: str) -> list[dict[str, str]]:
-    """The stanzas of a deb822 text, deb822(5): comments left out, continued lines joined with newlines."""
+    """Parse the stanzas of a deb822 text, deb822(5). Comments are omitted, continued lines are joined with newlines."""
     found: list[dict[str, str]] = []
     current: dict[str, str] = {}
     name = ""

@@ -1,10 +1,10 @@
-"""Where this machine keeps its cgroup controllers, and which files say what: pure, for version 1 and version 2.
+"""Layout of the host's control groups, and the files with which groups are limited, for version 1 and version 2. Pure.
 
-Laws:
-- A host is *version 1* where the memory controller has a hierarchy of its own, whatever else is mounted (systemd's
-  "hybrid" hosts have a version 2 mount without controllers), and *version 2* where it belongs to the unified hierarchy.
-- Version 1 groups are made in **every** mounted hierarchy, not only in those that limit something: a runtime that finds
-  its group everywhere makes none itself, so that all that is there can be derived from the name alone.
+Invariants:
+- A host is *version 1* if the memory controller has its own hierarchy, whatever else is mounted: systemd's "hybrid" hosts have a version 2 mount
+  without controllers. A host is *version 2* if the memory controller belongs to the unified hierarchy.
+- Groups of version 1 are created in **every** mounted hierarchy, not only in those that limit something. A runtime that finds its group everywhere
+  creates none itself, so every group can be derived from the name alone.
 
 Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and ``cgroup-v2.rst``.
 """
@@ -18,18 +18,18 @@ from pathlib import Path, PurePosixPath
 from sandlot.model.errors import ErrorCode, HostError
 
 NEEDED = ("memory", "cpu", "pids", "freezer")
-"""Controllers without which no sandbox is limited; version 2 has the freezer built in."""
+"""Controllers that sandboxes need. In version 2 the freezer is built in."""
 
 CPU_PERIOD_US = 100_000
 """The kernel's default."""
 GROUPS = PurePosixPath("/sandlot")
-"""Below every hierarchy: where all groups of all services are. For sandboxes the node comes next."""
-GIVEN_TO_CHILDREN = "+memory +cpu +pids"
-"""Of version 2: what a group's ``cgroup.subtree_control`` is told, so that its children have those controllers (cgroup-v2.rst)."""
-SQUEEZE = "memory.high"
-"""Of version 2: beyond it memory is reclaimed, and nobody killed."""
-_LEAST_QUOTA_US = 1000
-"""What the kernel takes at least (scheduler/sched-bwc.rst)."""
+"""Parent of all groups of all services, in every hierarchy. The groups of sandboxes are below the group of their node."""
+CHILD_CONTROLLERS = "+memory +cpu +pids"
+"""Value of ``cgroup.subtree_control`` in version 2 that gives these controllers to child groups (cgroup-v2.rst)."""
+MEMORY_HIGH = "memory.high"
+"""File of version 2. Above this value the kernel reclaims memory and kills no process."""
+_MIN_QUOTA_US = 1000
+"""Least quota that the kernel accepts (scheduler/sched-bwc.rst)."""
 
 _CONTROLLERS = frozenset(
     ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls", "net_prio", "perf_event", "pids", "rdma")
@@ -38,11 +38,11 @@ _CONTROLLERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """One mounted tree of groups.
+    """One mounted hierarchy of groups.
 
     Args:
-        mount: Where it is mounted.
-        controllers: What it controls; a named one (systemd's) controls nothing.
+        mount: Mount point.
+        controllers: Its controllers. A named hierarchy, such as systemd's, has none.
     """
 
     mount: Path
@@ -51,21 +51,21 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All trees that a sandbox's group is made in.
+    """All hierarchies in which groups are created.
 
     Args:
         version: 1 or 2.
-        hierarchies: One for version 2, several for version 1.
+        hierarchies: One in version 2, several in version 1.
     """
 
     version: int
     hierarchies: tuple[Hierarchy, ...]
 
     def home(self, controller: str) -> Path:
-        """Where the hierarchy of a controller is mounted.
+        """Return the mount point of a controller's hierarchy.
 
         Raises:
-            HostError: This host does not have it.
+            HostError: The host does not have this controller.
         """
         if self.version == 2:  # noqa: PLR2004 - the version
             return self.hierarchies[0].mount
@@ -81,12 +81,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What a whole group may use; the unit is the host's, not the guest's.
+    """Limits of a control group.
 
     Args:
-        memory_bytes: Memory, page cache included; swap is not given.
-        cpus: Cores; fractions are a share of one core's time.
-        pids: Host tasks.
+        memory_bytes: Memory, including page cache. Groups get no swap.
+        cpus: Cores. A fraction is a share of one core's time.
+        pids: Tasks of the host.
     """
 
     memory_bytes: int
@@ -99,10 +99,10 @@ class Setting:
     """One file to write.
 
     Args:
-        controller: Whose hierarchy the file is in.
-        file: Its name.
-        value: What to write.
-        optional: Whether a kernel may be without it (swap accounting is a boot option).
+        controller: Controller whose hierarchy contains the file.
+        file: Name of the file.
+        value: Value to write.
+        optional: True if the kernel may lack the file. For example, swap accounting is a boot option.
     """
 
     controller: str
@@ -112,35 +112,35 @@ class Setting:
 
 
 def cpu_quota_us(cpus: float) -> int:
-    """How many microseconds of processor time in each period those cores are."""
-    return max(_LEAST_QUOTA_US, round(cpus * CPU_PERIOD_US))
+    """Return the microseconds of processor time per period for a number of cores."""
+    return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
 
 
-def settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
-    """The files that set the limits of a new group, in the order in which they must be written."""
+def create_settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
+    """Return the files that set the limits of a new group, in the order in which they must be written."""
     return (*_memory(version, limits.memory_bytes), *_others(version, limits))
 
 
-def resettings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
-    """The files that move the limits of a group in use, in the order in which they must be written.
+def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
+    """Return the files that change the limits of a group in use, in the order in which they must be written.
 
-    What the kernel may refuse comes first, so that little has to be taken back: less memory than is in use. More memory
-    comes last, because it could be in use a moment later.
+    The step that the kernel may refuse comes first, so that little must be undone: less memory than is in use. More memory comes last, because it
+    could be in use a moment later.
 
     Args:
         version: 1 or 2.
-        limits: What they are to be.
-        raised: Whether that is more memory than now.
+        limits: New limits.
+        raised: True if the memory limit is raised.
     """
     memory = _memory(version, limits.memory_bytes)
     others = _others(version, limits)
     if version == 1:
         return (*others, *reversed(memory)) if raised else (*memory, *others)
-    # Version 2 kills for a lower memory.max what it cannot reclaim. memory.high reclaims and kills nobody (cgroup-v2.rst), so
-    # it tells whether there is room; and it holds until memory.max does.
-    high = Setting("memory", SQUEEZE, str(limits.memory_bytes))
+    # If memory.max is lowered and version 2 cannot reclaim enough, it kills. memory.high reclaims without killing (cgroup-v2.rst), so it shows
+    # whether the new limit is possible. It stays until memory.max is set.
+    high = Setting("memory", MEMORY_HIGH, str(limits.memory_bytes))
     none = replace(high, value="max")
-    # Also where it is not needed: a service that was killed meanwhile has left it.
+    # memory.high is reset in both cases: a killed service may have left a value.
     return (*others, *reversed(memory), none) if raised else (high, *memory, none, *others)
 
 
@@ -148,7 +148,7 @@ def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:
     if version == 1:
         return (
             Setting("memory", "memory.limit_in_bytes", str(memory_bytes)),
-            # Memory and swap together: it may never be the lower of the two, so it is lowered after the other and raised before.
+            # Limit of memory and swap together. It must never be below the limit of memory: it is lowered after that, and raised before.
             Setting("memory", "memory.memsw.limit_in_bytes", str(memory_bytes), optional=True),
         )
     return (
@@ -165,12 +165,12 @@ def _others(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
     return (Setting("cpu", "cpu.max", f"{quota_us} {CPU_PERIOD_US}"), pids)
 
 
-def read_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layout:
-    """Where the controllers are.
+def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layout:
+    """Return the layout of a host's control groups.
 
     Args:
-        mountinfo: The text of ``/proc/self/mountinfo``, proc(5).
-        unified_controllers: Mount point of a version 2 hierarchy -> the text of its ``cgroup.controllers``.
+        mountinfo: Text of ``/proc/self/mountinfo``, proc(5).
+        unified_controllers: Mount point of a version 2 hierarchy -> text of its ``cgroup.controllers``.
 
     Raises:
         HostError: No hierarchy has the memory controller.
@@ -195,22 +195,22 @@ def read_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layou
         if "memory" in hierarchy.controllers:
             return Layout(2, (hierarchy,))
     raise HostError(
-        "No cgroup hierarchy with the memory controller is mounted, so that no sandbox could be limited.",
+        "No cgroup hierarchy with the memory controller is mounted, so sandboxes cannot be limited.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="On a plain Debian host systemd mounts it; inside of a container, start that with a writable /sys/fs/cgroup.",
+        hint="Mount it; systemd does so on Debian. Start a container with a writable /sys/fs/cgroup.",
     )
 
 
-def missing(layout: Layout) -> tuple[str, ...]:
-    """Controllers that are needed and not there."""
+def missing_controllers(layout: Layout) -> tuple[str, ...]:
+    """Return the needed controllers that the host lacks."""
     present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies))
     if layout.version == 2:  # noqa: PLR2004 - the version
         present |= {"freezer"}
     return tuple(controller for controller in NEEDED if controller not in present)
 
 
-def read_pairs(text: str) -> dict[str, int]:
-    """The numbers of a "flat keyed" file, such as ``memory.stat``: name -> number."""
+def parse_flat_keyed(text: str) -> dict[str, int]:
+    """Parse a "flat keyed" file, such as ``memory.stat``: name -> number."""
     pairs: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")

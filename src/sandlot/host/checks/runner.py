@@ -1,12 +1,12 @@
-"""Checks in processes of their own, side by side, each ended at its deadline.
+"""Runs checks in child processes, at the same time, each with a deadline.
 
-A check may wait for ever: a virtual machine that does not work, a network file system that is gone, a disk that does not answer. A process can
-be killed then, a thread cannot.
+A check may block for ever, for example on a network file system that is gone or a disk that does not answer. A process can then be killed, a thread
+cannot.
 
-Laws:
-- A check is ``module:function``; it is called with keywords and returns JSON values. It is one thread, so it may fork and unshare.
-- It dies with its parent (prctl(2), PR_SET_PDEATHSIG) and is killed with all that it started (its process group) when its time is up.
-- One that cannot even be killed is left to the kernel: nobody waits for it longer than :data:`_REAP_S`.
+Invariants:
+- A check is ``module:function``. It is called with keywords and returns JSON values. Its process has one thread, so it may fork and unshare.
+- A check dies with its parent (prctl(2), PR_SET_PDEATHSIG). At its deadline it is killed with all processes that it started (its process group).
+- A process that cannot be killed is left to the kernel. The parent waits at most :data:`_REAP_S` for it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandlot.host.checks import calls
+from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
 
 _REAP_S = 2.0
 _PIPE_BYTES = 64 * 1024
 _ANSWER = b"\x1eanswer "
-"""What begins the last line; whatever else a check prints is no answer."""
+"""Start of the last line. Other output of a check is ignored."""
 _ANSWER_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A check to be carried out.
+    """A check to run.
 
     Args:
-        name: Its name among those that run beside it.
+        name: Name, unique among the checks that run at the same time.
         function: ``module:function``.
-        keywords: What it is called with; JSON values.
-        deadline_s: Seconds that it may take.
+        keywords: Keyword arguments, as JSON values.
+        deadline_s: Seconds until the check is killed.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a check ended.
+    """End of a check.
 
     Args:
-        value: What it returned; None if it did not.
-        error: Why it did not.
-        late: Whether its time was up.
+        value: Value that the check returned, or None.
+        error: Reason if the check returned no value.
+        late: True if the check reached its deadline.
     """
 
     value: Any = None
@@ -65,26 +65,29 @@ class Answer:
     late: bool = False
 
 
-def carry_out(function: str, keywords: str, parent: int) -> None:
-    """Be the child: call the function and print what it returns."""
-    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
+def run_in_child(function: str, keywords: str, parent: int) -> None:
+    """Call the function of a check in this child process, and print its result."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before that
         os._exit(1)
     module, _, name = function.partition(":")
     try:
-        told: dict[str, Any] = {"value": getattr(importlib.import_module(module), name)(**json.loads(keywords))}
-    except Exception as error:  # noqa: BLE001 - told to the parent
-        told = {"error": described(error)}
-    os.write(1, b"\n" + _ANSWER + json.dumps(told).encode() + b"\n")
+        answer: dict[str, Any] = {"value": getattr(importlib.import_module(module), name)(**json.loads(keywords))}
+    except Exception as error:  # noqa: BLE001 - sent to the parent
+        answer = {"error": describe_error(error)}
+    os.write(1, b"\n" + _ANSWER + json.dumps(answer).encode() + b"\n")
     sys.stdout.flush()
     os._exit(0)
 
 
 def run(tasks: Sequence[Task]) -> dict[str, Answer]:
-    """Carry out all of them at once; return when the last one has ended or is late.
+    """Run all checks at the same time, and return when each has ended or reached its deadline.
 
     Args:
-        tasks: What to do; their names differ.
+        tasks: The checks.
+
+    Returns:
+        Name of the check -> how it ended.
     """
     children: list[_Child] = []
     try:
@@ -97,7 +100,7 @@ def run(tasks: Sequence[Task]) -> dict[str, Answer]:
 
 
 class _Child:
-    """A process that carries out a task."""
+    """Child process of one check."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -124,9 +127,9 @@ class _Child:
         return Answer(error="it ended without an answer")
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill the process and everything that it started."""
         with contextlib.suppress(ProcessLookupError):
-            # Not reaped yet, so that its number is its own; its group may hold what it started.
+            # The process is not reaped yet, so its id was not reused. Its group may contain processes that it started.
             if self.popen.returncode is None:
                 os.killpg(self.popen.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -151,34 +154,34 @@ def _listen(children: Sequence[_Child]) -> None:
                 child = key.data
                 more = os.read(key.fd, _PIPE_BYTES)
                 child.text = (child.text + more)[-_ANSWER_BYTES:]
-                # What it started may hold the pipe open: an answer is enough.
+                # Processes that the check started may keep the pipe open, so an answer is enough.
                 if not more or (_ANSWER in child.text and child.text.endswith(b"\n")):
                     selector.unregister(key.fileobj)
 
 
-def described(error: Exception) -> str:
-    """An error in a line, with the file that it is about."""
+def describe_error(error: Exception) -> str:
+    """Return an error in one line, with its file."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
-def forked(work: Callable[[], None], deadline_s: float) -> str:
-    """In a check: call something in a process of its own; why it failed, or nothing.
+def run_forked(work: Callable[[], None], deadline_s: float) -> str:
+    """Call a function in a fork of this process, for use in a check. Return why it failed, or an empty text.
 
     Args:
-        work: What raises when it fails. It may change whatever belongs to a process.
-        deadline_s: Seconds that it may take.
+        work: Function that raises if it fails. It may change its process in any way.
+        deadline_s: Seconds until the fork is killed.
     """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             work()
             os.write(writing, b"+")
-        except Exception as error:  # noqa: BLE001 - told to the parent
-            os.write(writing, described(error).encode(errors="replace")[:4000] or b"?")
+        except Exception as error:  # noqa: BLE001 - sent to the parent
+            os.write(writing, describe_error(error).encode(errors="replace")[:4000] or b"?")
         finally:
             os._exit(0)
     os.close(writing)
@@ -187,8 +190,8 @@ def forked(work: Callable[[], None], deadline_s: float) -> str:
             selector.register(reading, selectors.EVENT_READ)
             if not selector.select(deadline_s):
                 return f"no answer within {deadline_s:g} s"
-        said = os.read(reading, 4096).decode(errors="replace")
-        return "" if said == "+" else said or "it ended without an answer"
+        result = os.read(reading, 4096).decode(errors="replace")
+        return "" if result == "+" else result or "it ended without an answer"
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.hierarchies import (
+from sandlot.host.cgroup_layout import (
     GroupLimits,
     Hierarchy,
     Layout,
     Setting,
+    change_settings,
     cpu_quota_us,
-    missing,
-    read_layout,
-    resettings,
-    settings,
+    create_settings,
+    missing_controllers,
+    parse_layout,
 )
 from sandlot.model.errors import HostError
 
@@ -33,51 +33,51 @@ LIMITS = GroupLimits(memory_bytes=256 << 20, cpus=1.5, pids=2304)
 
 
 def test_a_hybrid_host_is_version_1_and_named_trees_count() -> None:
-    layout = read_layout(V1, {"/sys/fs/cgroup/unified": "hugetlb\n"})
+    layout = parse_layout(V1, {"/sys/fs/cgroup/unified": "hugetlb\n"})
     assert layout.version == 1
     assert [hierarchy.mount.name for hierarchy in layout.hierarchies] == ["systemd", "cpu,cpuacct", "memory", "pids", "freezer"]
     assert layout.hierarchies[0].controllers == frozenset()
     assert layout.home("cpuacct") == layout.home("cpu") == Path("/sys/fs/cgroup/cpu,cpuacct")
-    assert missing(layout) == ()
+    assert missing_controllers(layout) == ()
 
 
 def test_a_unified_host_is_version_2() -> None:
-    layout = read_layout(V2, {"/sys/fs/cgroup": "cpuset cpu io memory hugetlb pids rdma\n"})
+    layout = parse_layout(V2, {"/sys/fs/cgroup": "cpuset cpu io memory hugetlb pids rdma\n"})
     assert layout == Layout(2, (Hierarchy(Path("/sys/fs/cgroup"), frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma"})),))
     assert layout.home("memory") == layout.home("freezer") == Path("/sys/fs/cgroup")
-    assert missing(layout) == ()
+    assert missing_controllers(layout) == ()
 
 
 def test_what_is_missing_is_named() -> None:
-    layout = read_layout("".join(line for line in V1.splitlines(keepends=True) if "pids" not in line), {})
-    assert missing(layout) == ("pids",)
+    layout = parse_layout("".join(line for line in V1.splitlines(keepends=True) if "pids" not in line), {})
+    assert missing_controllers(layout) == ("pids",)
     with pytest.raises(HostError, match="pids"):
         layout.home("pids")
-    assert missing(read_layout(V2, {"/sys/fs/cgroup": "memory cpu"})) == ("pids",)
+    assert missing_controllers(parse_layout(V2, {"/sys/fs/cgroup": "memory cpu"})) == ("pids",)
 
 
 @pytest.mark.parametrize("mountinfo", ["", "nonsense\n", "1 2\n - \n", V2, V1.splitlines()[0]])
 def test_a_host_without_the_memory_controller_is_refused(mountinfo: str) -> None:
     with pytest.raises(HostError) as refused:
-        read_layout(mountinfo, {"/sys/fs/cgroup": "cpu pids"})
+        parse_layout(mountinfo, {"/sys/fs/cgroup": "cpu pids"})
     assert refused.value.hint
 
 
 def test_a_mount_point_may_have_spaces_and_be_mounted_twice() -> None:
     line = "29 25 0:27 / /my\\040cgroups/memory rw - cgroup cgroup rw,memory\n"
-    layout = read_layout(line + line, {})
+    layout = parse_layout(line + line, {})
     assert [hierarchy.mount for hierarchy in layout.hierarchies] == [Path("/my cgroups/memory")]
 
 
 def test_the_settings_of_both_versions() -> None:
-    assert settings(1, LIMITS) == (
+    assert create_settings(1, LIMITS) == (
         Setting("memory", "memory.limit_in_bytes", "268435456"),
         Setting("memory", "memory.memsw.limit_in_bytes", "268435456", optional=True),
         Setting("cpu", "cpu.cfs_period_us", "100000"),
         Setting("cpu", "cpu.cfs_quota_us", "150000"),
         Setting("pids", "pids.max", "2304"),
     )
-    assert settings(2, LIMITS) == (
+    assert create_settings(2, LIMITS) == (
         Setting("memory", "memory.max", "268435456"),
         Setting("memory", "memory.swap.max", "0", optional=True),
         Setting("cpu", "cpu.max", "150000 100000"),
@@ -86,26 +86,26 @@ def test_the_settings_of_both_versions() -> None:
 
 
 def test_the_order_of_a_change_is_what_the_kernel_takes_and_what_may_be_refused_comes_first() -> None:
-    assert [setting.file for setting in resettings(1, LIMITS, raised=False)] == [
+    assert [setting.file for setting in change_settings(1, LIMITS, raised=False)] == [
         *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
         *("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max"),
     ]
-    assert [setting.file for setting in resettings(1, LIMITS, raised=True)] == [
+    assert [setting.file for setting in change_settings(1, LIMITS, raised=True)] == [
         *("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max"),
         *("memory.memsw.limit_in_bytes", "memory.limit_in_bytes"),
     ]
-    lower = [(setting.file, setting.value) for setting in resettings(2, LIMITS, raised=False)]
+    lower = [(setting.file, setting.value) for setting in change_settings(2, LIMITS, raised=False)]
     assert lower[:2] == [("memory.high", "268435456"), ("memory.max", "268435456")]
     assert ("memory.high", "max") in lower[2:]
-    assert [setting.file for setting in resettings(2, LIMITS, raised=True)] == [
+    assert [setting.file for setting in change_settings(2, LIMITS, raised=True)] == [
         *("cpu.max", "pids.max", "memory.swap.max", "memory.max"),
         "memory.high",  # a service that was killed while it took memory away has left it
     ]
-    assert resettings(2, LIMITS, raised=True)[-1].value == "max"
+    assert change_settings(2, LIMITS, raised=True)[-1].value == "max"
     for version in (1, 2):
         for raised in (False, True):
-            last = {setting.file: setting for setting in resettings(version, LIMITS, raised=raised)}
-            assert set(settings(version, LIMITS)) <= set(last.values())
+            last = {setting.file: setting for setting in change_settings(version, LIMITS, raised=raised)}
+            assert set(create_settings(version, LIMITS)) <= set(last.values())
 
 
 @pytest.mark.parametrize("cpus, quota", [(0.05, 5000), (1, 100_000), (64, 6_400_000), (0.001, 1000)])

@@ -1,4 +1,4 @@
-"""Control groups: this machine has them; what is said of machines that have not."""
+"""Checks of control groups: this machine passes them; findings for other machines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.host.cgroup_layout import Hierarchy, Layout, parse_layout
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.checks import groups
-from sandlot.host.checks.children import Task, run
-from sandlot.host.hierarchies import Hierarchy, Layout, read_layout
+from sandlot.host.checks import cgroups
+from sandlot.host.checks.runner import Task, run
 
 
 def test_a_group_that_a_killed_doctor_left_is_removed() -> None:
@@ -18,23 +18,23 @@ def test_a_group_that_a_killed_doctor_left_is_removed() -> None:
     stray = [hierarchy.mount / "sandlot" / "doctor-999999999" for hierarchy in layout.hierarchies]
     for folder in stray:
         folder.mkdir(parents=True)
-    run([Task("groups", "sandlot.host.checks.groups:check_groups", deadline_s=60.0)])
+    run([Task("cgroups", "sandlot.host.checks.cgroups:check_cgroups", deadline_s=60.0)])
     assert not [folder for folder in stray if folder.exists()]
 
 
 def test_controllers_that_are_missing_are_named_with_the_way_to_enable_them(tmp_path: Path) -> None:
-    poor = groups.check_layout(read_layout(f"29 25 0:27 / {tmp_path} rw - cgroup cgroup rw,memory\n", {}), "")
+    poor = cgroups.check_layout(parse_layout(f"29 25 0:27 / {tmp_path} rw - cgroup cgroup rw,memory\n", {}), "")
     assert poor.ok is False
     assert "without cpu, pids, freezer" in poor.detail
     assert "mount -t cgroup -o cpu" in poor.fix
-    unified = groups.check_layout(Layout(2, (Hierarchy(tmp_path, frozenset({"memory", "cpu"})),)), "")
+    unified = cgroups.check_layout(Layout(2, (Hierarchy(tmp_path, frozenset({"memory", "cpu"})),)), "")
     assert unified.ok is False
     assert "+pids" in unified.fix
 
 
 def test_a_tree_that_is_covered_is_said_to_be(tmp_path: Path) -> None:
     every = frozenset({"memory", "cpu", "pids", "freezer"})
-    found = groups.check_layout(Layout(1, (Hierarchy(tmp_path / "not-there", every),)), "1 1 0:1 / /x rw - cgroup2 none rw\n")
+    found = cgroups.check_layout(Layout(1, (Hierarchy(tmp_path / "not-there", every),)), "1 1 0:1 / /x rw - cgroup2 none rw\n")
     assert found.ok is False
     assert str(tmp_path / "not-there") in found.detail
     assert "mounted over it" in found.fix
@@ -52,12 +52,12 @@ def test_a_tree_that_is_covered_is_said_to_be(tmp_path: Path) -> None:
     ],
 )
 def test_each_refusal_has_its_own_fix(number: int | None, version: int, word: str) -> None:
-    assert word in groups.delegation_fix(number, version)
+    assert word in cgroups.delegation_fix(number, version)
 
 
 def test_swap_that_is_not_counted_is_told_where_there_is_some(tmp_path: Path) -> None:
     none, some = "Filename Type Size Used Priority\n", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n"
-    assert groups.check_swap([tmp_path], none).ok
-    assert not groups.check_swap([tmp_path], some).ok
+    assert cgroups.check_swap([tmp_path], none).ok
+    assert not cgroups.check_swap([tmp_path], some).ok
     (tmp_path / "memory.swap.max").write_text("", encoding="ascii")
-    assert groups.check_swap([tmp_path], some).ok
+    assert cgroups.check_swap([tmp_path], some).ok
