@@ -20,6 +20,8 @@ from sandlot.model.errors import ErrorCode, HostError
 NEEDED = ("memory", "cpu", "pids", "freezer")
 """Controllers that sandboxes need. In version 2 the freezer is built in."""
 
+UNIFIED = 2
+"""Version of control groups with one unified hierarchy."""
 CPU_PERIOD_US = 100_000
 """The kernel's default."""
 GROUPS = PurePosixPath("/sandlot")
@@ -67,7 +69,7 @@ class Layout:
         Raises:
             HostError: The host does not have this controller.
         """
-        if self.version == 2:  # noqa: PLR2004 - the version
+        if self.version == UNIFIED:
             return self.hierarchies[0].mount
         for hierarchy in self.hierarchies:
             if controller in hierarchy.controllers:
@@ -204,7 +206,7 @@ def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layo
 def missing_controllers(layout: Layout) -> tuple[str, ...]:
     """Return the needed controllers that the host lacks."""
     present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies))
-    if layout.version == 2:  # noqa: PLR2004 - the version
+    if layout.version == UNIFIED:
         present |= {"freezer"}
     return tuple(controller for controller in NEEDED if controller not in present)
 

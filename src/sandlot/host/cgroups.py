@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from sandlot.host.cgroup_layout import (
     CHILD_CONTROLLERS,
     MEMORY_HIGH,
+    UNIFIED,
     GroupLimits,
     Layout,
     Setting,
@@ -188,7 +189,7 @@ class Cgroup:
         A frozen task of version 1 dies only after thawing. To end all processes, call this until it returns 0.
         """
         self.thaw()
-        if self._layout.version == 2:  # noqa: PLR2004 - the version
+        if self._layout.version == UNIFIED:
             # Since Linux 5.14. It also kills processes that are forked meanwhile.
             with contextlib.suppress(OSError):
                 self._write("pids", "cgroup.kill", "1")
@@ -288,7 +289,7 @@ class Cgroup:
                         # A new cpuset is empty and accepts no process. In version 2 it inherits.
                         for file in ("cpuset.cpus", "cpuset.mems"):
                             (folder / file).write_text((parent / file).read_text(encoding="ascii"), encoding="ascii")
-                    elif self._layout.version == 2 and folder.name != self._relative.name:  # noqa: PLR2004 - the version
+                    elif self._layout.version == UNIFIED and folder.name != self._relative.name:
                         _delegate(folder)
                 return
             except OSError as error:

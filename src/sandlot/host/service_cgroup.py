@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sandlot.host.capacity import group_of
-from sandlot.host.cgroup_layout import CHILD_CONTROLLERS, GROUPS, Hierarchy, Layout
+from sandlot.host.cgroup_layout import CHILD_CONTROLLERS, GROUPS, UNIFIED, Hierarchy, Layout
 from sandlot.host.cgroups import detect_layout
 from sandlot.model.ids import NODE_ID, NodeId
 
@@ -177,14 +177,14 @@ def _former_group(own: Path) -> Path:
 
 
 def _hierarchy(layout: Layout, controller: str) -> Hierarchy | None:
-    if layout.version == 2:  # noqa: PLR2004 - the version
+    if layout.version == UNIFIED:
         return layout.hierarchies[0]
     return next((each for each in layout.hierarchies if controller in each.controllers), None)
 
 
 def _mounts_of(controllers: str) -> Iterator[Path]:
     layout = detect_layout()
-    if not controllers and layout.version == 2:  # noqa: PLR2004 - the version
+    if not controllers and layout.version == UNIFIED:
         yield layout.hierarchies[0].mount
     for hierarchy in layout.hierarchies:
         if hierarchy.controllers & set(controllers.split(",")):
@@ -197,7 +197,7 @@ def _enter(move: Move, version: int) -> None:
         try:
             parent = move.mount / _BELOW
             parent.mkdir(exist_ok=True)
-            if version == 2:  # noqa: PLR2004 - the version
+            if version == UNIFIED:
                 for level in (move.mount, parent):
                     (level / "cgroup.subtree_control").write_text(CHILD_CONTROLLERS, encoding="ascii")
             move.folder.mkdir(exist_ok=True)

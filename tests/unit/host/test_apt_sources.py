@@ -45,7 +45,7 @@ def chosen(*targets: Target) -> list[tuple[str, str]]:
     return [(target.uri, suite) for target, suite in apt_sources.choose(targets, "bookworm", "amd64")]
 
 
-def test_package_indexes_are_read_and_others_left_out() -> None:
+def test_only_package_indexes_are_parsed() -> None:
     assert apt_sources.parse_targets(INDEX) == (
         Target("http://mirror.example/debian/", "bookworm", "bookworm", "main", "amd64", "Debian", "/etc/apt/sources.list.d/debian.sources:1"),
     )
@@ -70,17 +70,17 @@ def test_the_suite_comes_with_its_updates_in_one_order() -> None:
         replace(MAIN, uri="http://other/", release="trixie", codename="trixie"),
     ],
 )
-def test_only_debians_own_main_of_the_suite_is_taken(other: Target) -> None:
+def test_only_debians_main_of_the_suite_is_used(other: Target) -> None:
     assert chosen(other, MAIN) == [("http://a/debian/", "bookworm")]
 
 
-def test_a_machine_of_another_release_lends_its_mirrors() -> None:
+def test_machine_with_another_release_uses_the_same_mirrors() -> None:
     trixie = replace(MAIN, release="trixie", codename="trixie")
     security = replace(SECURITY, release="trixie-security", codename="trixie-security")
     assert chosen(trixie, security) == [("http://a/debian/", "bookworm"), ("http://a/security/", "bookworm-security")]
 
 
-def test_a_machine_without_debian_mirrors_gives_none() -> None:
+def test_machine_without_debian_mirrors_has_no_sources() -> None:
     assert chosen() == []
     assert chosen(SECURITY) == []
     assert chosen(replace(MAIN, origin="Ubuntu", codename="noble", release="noble")) == []
@@ -111,7 +111,7 @@ def test_sources_are_written_so_that_they_are_read_back() -> None:
     ]
 
 
-def test_only_how_archives_are_reached_is_taken_from_the_machines_options() -> None:
+def test_only_options_for_reaching_archives_are_used() -> None:
     dump = """\
 APT "";
 APT::Architecture "amd64";

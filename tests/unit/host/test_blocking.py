@@ -40,7 +40,7 @@ async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool, way
     assert done.is_set()
 
 
-async def test_what_takes_long_keeps_nothing_short_from_its_turn() -> None:
+async def test_long_work_does_not_delay_short_work() -> None:
     may_end = threading.Event()
     long = [asyncio.create_task(run_in_own_thread(may_end.wait)) for _ in range(64)]
     assert await run_blocking(divmod, 7, 2) == (3, 1)
@@ -48,7 +48,7 @@ async def test_what_takes_long_keeps_nothing_short_from_its_turn() -> None:
     assert await asyncio.gather(*long) == [True] * 64
 
 
-async def test_work_is_waited_for_whoever_is_cancelled_and_however_it_ends() -> None:
+async def test_wait_for_work_survives_a_cancellation() -> None:
     may_end = asyncio.Event()
 
     async def work() -> None:
@@ -66,7 +66,7 @@ async def test_work_is_waited_for_whoever_is_cancelled_and_however_it_ends() -> 
     assert isinstance(going.exception(), OSError)
 
 
-async def test_error_of_work_that_is_over_already_counts_as_seen() -> None:
+async def test_error_of_work_that_has_ended_counts_as_seen() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
 

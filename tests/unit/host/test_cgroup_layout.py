@@ -32,7 +32,7 @@ V2 = "34 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdele
 LIMITS = GroupLimits(memory_bytes=256 << 20, cpus=1.5, pids=2304)
 
 
-def test_a_hybrid_host_is_version_1_and_named_trees_count() -> None:
+def test_hybrid_host_is_version_1_with_its_named_hierarchies() -> None:
     layout = parse_layout(V1, {"/sys/fs/cgroup/unified": "hugetlb\n"})
     assert layout.version == 1
     assert [hierarchy.mount.name for hierarchy in layout.hierarchies] == ["systemd", "cpu,cpuacct", "memory", "pids", "freezer"]
@@ -41,14 +41,14 @@ def test_a_hybrid_host_is_version_1_and_named_trees_count() -> None:
     assert missing_controllers(layout) == ()
 
 
-def test_a_unified_host_is_version_2() -> None:
+def test_unified_host_is_version_2() -> None:
     layout = parse_layout(V2, {"/sys/fs/cgroup": "cpuset cpu io memory hugetlb pids rdma\n"})
     assert layout == Layout(2, (Hierarchy(Path("/sys/fs/cgroup"), frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma"})),))
     assert layout.home("memory") == layout.home("freezer") == Path("/sys/fs/cgroup")
     assert missing_controllers(layout) == ()
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_controllers_are_returned() -> None:
     layout = parse_layout("".join(line for line in V1.splitlines(keepends=True) if "pids" not in line), {})
     assert missing_controllers(layout) == ("pids",)
     with pytest.raises(HostError, match="pids"):
@@ -57,19 +57,19 @@ def test_what_is_missing_is_named() -> None:
 
 
 @pytest.mark.parametrize("mountinfo", ["", "nonsense\n", "1 2\n - \n", V2, V1.splitlines()[0]])
-def test_a_host_without_the_memory_controller_is_refused(mountinfo: str) -> None:
+def test_host_without_the_memory_controller_is_refused(mountinfo: str) -> None:
     with pytest.raises(HostError) as refused:
         parse_layout(mountinfo, {"/sys/fs/cgroup": "cpu pids"})
     assert refused.value.hint
 
 
-def test_a_mount_point_may_have_spaces_and_be_mounted_twice() -> None:
+def test_mount_point_may_contain_spaces_and_be_mounted_twice() -> None:
     line = "29 25 0:27 / /my\\040cgroups/memory rw - cgroup cgroup rw,memory\n"
     layout = parse_layout(line + line, {})
     assert [hierarchy.mount for hierarchy in layout.hierarchies] == [Path("/my cgroups/memory")]
 
 
-def test_the_settings_of_both_versions() -> None:
+def test_settings_of_a_new_group_in_both_versions() -> None:
     assert create_settings(1, LIMITS) == (
         Setting("memory", "memory.limit_in_bytes", "268435456"),
         Setting("memory", "memory.memsw.limit_in_bytes", "268435456", optional=True),
@@ -85,7 +85,7 @@ def test_the_settings_of_both_versions() -> None:
     )
 
 
-def test_the_order_of_a_change_is_what_the_kernel_takes_and_what_may_be_refused_comes_first() -> None:
+def test_step_of_a_change_that_may_be_refused_comes_first() -> None:
     assert [setting.file for setting in change_settings(1, LIMITS, raised=False)] == [
         *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
         *("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max"),
@@ -109,5 +109,5 @@ def test_the_order_of_a_change_is_what_the_kernel_takes_and_what_may_be_refused_
 
 
 @pytest.mark.parametrize("cpus, quota", [(0.05, 5000), (1, 100_000), (64, 6_400_000), (0.001, 1000)])
-def test_a_quota_is_what_the_kernel_takes(cpus: float, quota: int) -> None:
+def test_quota_is_at_least_the_kernels_minimum(cpus: float, quota: int) -> None:
     assert cpu_quota_us(cpus) == quota

@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("limit", [16 * MIB, 64 * MIB + 1, 5 * 1024 * MIB])
-def test_a_stamped_disk_is_a_clean_file_system_with_that_much_room(tmp_path: Path, limit: int) -> None:
+def test_stamped_disk_is_a_clean_file_system_of_the_right_size(tmp_path: Path, limit: int) -> None:
     template = disk_images.make_template(limit, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert template.size_bytes == disk_images.image_bytes(limit)
@@ -35,12 +35,12 @@ def test_a_stamped_disk_is_a_clean_file_system_with_that_much_room(tmp_path: Pat
         disk_images.stamp(template, image)
 
 
-def test_a_failure_of_mkfs_is_told(tmp_path: Path) -> None:
+def test_failure_of_mkfs_raises_a_host_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"mkfs\.ext4 failed"):
         disk_images.make_template(-disk_images.OVERHEAD_BYTES + 4096, tmp_path)
 
 
-def test_a_loop_device_is_found_by_its_file_and_freed(tmp_path: Path) -> None:
+def test_loop_device_is_found_by_its_file_and_freed(tmp_path: Path) -> None:
     image = tmp_path / "sandboxes" / "x" / "disk.img"
     image.parent.mkdir(parents=True)
     disk_images.stamp(disk_images.make_template(16 * MIB, tmp_path), image)
@@ -58,7 +58,7 @@ def test_a_loop_device_is_found_by_its_file_and_freed(tmp_path: Path) -> None:
     disk_images.detach_loop("loop-that-is-not")
 
 
-def test_a_device_that_vanishes_while_looking_is_no_error(tmp_path: Path) -> None:
+def test_device_that_disappears_meanwhile_is_ignored(tmp_path: Path) -> None:
     for name, text in {"loop0": "/a/b.img\n", "loop1": None, "loop2": "/data/x y/disk.img (deleted)\n", "sda": "/data/z"}.items():
         (tmp_path / name / "loop").mkdir(parents=True)
         if text is not None:

@@ -16,7 +16,7 @@ def alive(*names: str) -> set[str]:
     return set(names)
 
 
-def test_two_owners_never_share_and_one_keeps_its_own(tmp_path: Path) -> None:
+def test_owners_never_share_a_range_and_keep_theirs(tmp_path: Path) -> None:
     ranges, live = IdRanges(tmp_path), alive("/a", "/b")
     first = ranges.take("/a", live.__contains__, start=7)
     assert first == FIRST_ID + 7 * IDS
@@ -34,7 +34,7 @@ def test_every_version_of_the_service_writes_ranges_to_the_same_folder() -> None
     assert str(id_ranges.FOLDER) == "/run/sandlot/ids"
 
 
-def test_what_is_given_back_is_free_and_giving_back_twice_is_no_error(tmp_path: Path) -> None:
+def test_released_range_is_free_and_release_is_idempotent(tmp_path: Path) -> None:
     ranges = IdRanges(tmp_path)
     ranges.take("/a", lambda _: True)
     ranges.release("/a")
@@ -43,14 +43,14 @@ def test_what_is_given_back_is_free_and_giving_back_twice_is_no_error(tmp_path: 
     assert ranges.take("/b", lambda _: True) == FIRST_ID
 
 
-def test_the_range_of_one_that_is_gone_is_taken_over(tmp_path: Path) -> None:
+def test_range_of_a_dead_owner_is_taken_over(tmp_path: Path) -> None:
     ranges = IdRanges(tmp_path)
     ranges.take("/dead", lambda _: True)
     assert ranges.take("/b", lambda name: name != "/dead") == FIRST_ID
     assert ranges.owners() == {"/b"}
 
 
-def test_when_all_are_taken_it_says_so_and_that_it_may_help_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_is_raised_when_all_ranges_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_ranges, "RANGES", 3)
     ranges = IdRanges(tmp_path)
     assert [ranges.take(f"/{name}", lambda _: True, start=2) for name in "abc"] == [FIRST_ID + number * IDS for number in (2, 0, 1)]

@@ -48,7 +48,7 @@ async def exit_of(folder: Path, stage: Stage) -> str:
     return await asyncio.to_thread((folder / "exit").read_text)
 
 
-async def test_it_starts_keeps_and_tells_how_it_ended(folder: Path) -> None:
+async def test_keeper_starts_the_sandbox_and_writes_its_exit_code(folder: Path) -> None:
     stage = await Stage.spawn("name", folder / "errors")
     await stage.carry_out([])
     started = await stage.start(order(folder))
@@ -113,7 +113,7 @@ async def test_runtime_cannot_read_what_its_guest_has_written(folder: Path) -> N
         ([("private_mounts",), ("tmpfs", "/not-there", "")], "No such file or directory: mount /not-there"),
     ],
 )
-async def test_a_plan_that_fails_says_where(folder: Path, plan: list[Operation], words: str) -> None:
+async def test_failed_operation_is_named(folder: Path, plan: list[Operation], words: str) -> None:
     stage = await Stage.spawn("name", folder / "errors")
     with pytest.raises(StageError, match=words):
         await stage.carry_out(plan)
@@ -122,7 +122,7 @@ async def test_a_plan_that_fails_says_where(folder: Path, plan: list[Operation],
         await stage.start(order(folder))
 
 
-async def test_a_runtime_that_fails_is_quoted(folder: Path) -> None:
+async def test_message_of_a_failing_runtime_is_raised(folder: Path) -> None:
     stage = await Stage.spawn("name", folder / "errors")
     await stage.carry_out([])
     with pytest.raises(StageError, match="exit code 3: no such luck"):
@@ -135,7 +135,7 @@ async def test_a_runtime_that_fails_is_quoted(folder: Path) -> None:
     await stage.ended
 
 
-async def test_a_killed_stage_ends_every_wait(folder: Path) -> None:
+async def test_end_of_a_killed_stage_ends_every_wait(folder: Path) -> None:
     stage = await Stage.spawn("name", folder / "errors")
     planning = asyncio.create_task(stage.carry_out([]))
     stage.kill()
@@ -155,7 +155,7 @@ async def test_a_killed_stage_ends_every_wait(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["at once", "after the plan"])
-def test_a_stage_ends_when_its_service_dies_before_the_order(folder: Path, when: str) -> None:
+def test_stage_ends_if_its_service_dies_before_the_order(folder: Path, when: str) -> None:
     program = """
 import asyncio, os, sys
 from pathlib import Path
@@ -203,7 +203,7 @@ async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -
     assert settled(lambda: disk_images.loops_below(folder)) == {}
 
 
-async def test_a_cancelled_spawn_leaves_no_stage(folder: Path) -> None:
+async def test_cancelled_spawn_leaves_no_stage(folder: Path) -> None:
     before = _children()
     for delay_s in (0, 0.001, 0.005):
         spawning = asyncio.create_task(Stage.spawn("cancelled", folder / "errors"))

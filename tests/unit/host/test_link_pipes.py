@@ -34,7 +34,7 @@ def far(tmp_path: Path) -> Iterator[FarEnd]:
     end.close()
 
 
-async def test_a_frame_is_whole_or_refused(far: FarEnd, tmp_path: Path) -> None:
+async def test_frame_is_written_as_a_whole_or_not_at_all(far: FarEnd, tmp_path: Path) -> None:
     fcntl.fcntl(far.input, fcntl.F_SETPIPE_SZ, 16 * 4096)
     stream = PipeStream.open(tmp_path)
     frame = FRAME[: PIPE_BUF - 1]
@@ -55,7 +55,7 @@ async def test_a_frame_is_whole_or_refused(far: FarEnd, tmp_path: Path) -> None:
     await stream.aclose()
 
 
-async def test_closing_wakes_whoever_waits(far: FarEnd, tmp_path: Path) -> None:
+async def test_close_ends_all_waits(far: FarEnd, tmp_path: Path) -> None:
     stream = PipeStream.open(tmp_path)
     while stream.try_send(FRAME):
         pass
@@ -71,7 +71,7 @@ async def test_closing_wakes_whoever_waits(far: FarEnd, tmp_path: Path) -> None:
     assert os.read(far.input, 10) == FRAME[:10], "the far end and what is in the pipe stay"
 
 
-async def test_a_cancelled_wait_leaves_the_stream_usable(far: FarEnd, tmp_path: Path) -> None:
+async def test_cancelled_wait_leaves_the_stream_usable(far: FarEnd, tmp_path: Path) -> None:
     stream = PipeStream.open(tmp_path)
     for wait in (stream.receive(1), stream.wait_writable()):
         task = asyncio.create_task(wait)

@@ -21,7 +21,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     started.wait()
 
 
-def test_the_start_is_found_behind_any_name() -> None:
+def test_start_time_is_parsed_behind_any_name() -> None:
     fields = " ".join(str(number) for number in range(4, 53))
     assert read_start(f"17 (a b) c) (d) S {fields}") == 22
     for nonsense in ("", "17", "17 (sh) S 1 2"):
@@ -29,7 +29,7 @@ def test_the_start_is_found_behind_any_name() -> None:
             read_start(nonsense)
 
 
-def test_a_process_is_its_pid_and_its_start(child: subprocess.Popen[bytes]) -> None:
+def test_identity_is_pid_and_start_time(child: subprocess.Popen[bytes]) -> None:
     who = identify(child.pid)
     assert who is not None
     assert who == identify(child.pid)
@@ -44,7 +44,7 @@ def test_a_process_is_its_pid_and_its_start(child: subprocess.Popen[bytes]) -> N
     assert open_process(who) is None
 
 
-async def test_any_number_wait_for_an_end(child: subprocess.Popen[bytes]) -> None:
+async def test_several_callers_wait_for_one_end(child: subprocess.Popen[bytes]) -> None:
     handles = [os.pidfd_open(child.pid) for _ in range(3)]
     waiting = [asyncio.create_task(wait_ended(handle)) for handle in handles]
     spare = os.pidfd_open(child.pid)

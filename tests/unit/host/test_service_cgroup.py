@@ -78,7 +78,7 @@ V1 = Layout(
 )
 
 
-def test_version_1_leaves_the_hierarchies_that_give_nothing() -> None:
+def test_service_moves_only_in_useful_hierarchies_of_version_1() -> None:
     found = moves(V1, NodeId("abcd"), "3:memory:/user.slice/x\n2:cpu,cpuacct:/\n1:name=systemd:/user.slice/x\n")
     assert [(str(move.folder), str(move.before)) for move in found] == [
         ("/c/cpu,cpuacct/sandlot/service-abcd", "."),
@@ -86,24 +86,24 @@ def test_version_1_leaves_the_hierarchies_that_give_nothing() -> None:
     ]
 
 
-def test_version_2_has_one_place() -> None:
+def test_service_moves_once_in_version_2() -> None:
     layout = Layout(2, (Hierarchy(Path("/c"), frozenset({"memory", "cpu", "pids"})),))
     assert [(str(move.folder), str(move.before)) for move in moves(layout, NodeId("abcd"), "0::/system.slice/a\n")] == [
         ("/c/sandlot/service-abcd", "system.slice/a")
     ]
 
 
-def test_whoever_was_started_by_a_service_does_not_go_back_to_its_group() -> None:
+def test_service_started_by_another_service_does_not_return_to_its_group() -> None:
     assert str(moves(V1, NodeId("abcd"), "3:memory:/sandlot/service-efgh\n")[1].before) == "."
 
 
 @pytest.mark.parametrize("group", ["service-web", "system.slice/service-abcd", "sandlot/service-manager"])
-def test_a_group_of_the_operators_is_gone_back_to_whatever_its_name(group: str) -> None:
+def test_service_returns_to_an_operators_group_of_any_name(group: str) -> None:
     assert str(moves(V1, NodeId("abcd"), f"3:memory:/{group}\n")[1].before) == group
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
-def test_it_is_there_while_it_is_open_and_nothing_is_left_of_it() -> None:
+def test_group_and_score_are_set_during_the_context_and_restored_after_it() -> None:
     node = new_node_id()
     told = run(node)
     assert [what for what in told["missing"] if may_lower_scores() or "score" not in what] == []
@@ -119,7 +119,7 @@ def test_it_is_there_while_it_is_open_and_nothing_is_left_of_it() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
-def test_whoever_is_let_go_of_is_where_the_service_came_from() -> None:
+def test_child_that_leaves_is_in_the_former_group_of_the_service() -> None:
     node = new_node_id()
     told = run(node, f"in:service-of-an-operator-{node}")
     assert f":/service-of-an-operator-{node}\n" in told["before"]["groups"]
@@ -150,7 +150,7 @@ def test_group_of_a_killed_service_still_names_the_group_before() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
-def test_without_the_right_it_says_what_is_missing() -> None:
+def test_missing_rights_are_reported() -> None:
     program = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "from sandlot.host.service_cgroup import service_cgroup\nfrom sandlot.host.cgroups import detect_layout\n"

@@ -27,7 +27,7 @@ def files(tmp_path: Path) -> Iterator[VolumeFiles]:
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
 
 
-def test_it_is_empty_the_users_and_of_its_size(files: VolumeFiles) -> None:
+def test_new_volume_is_empty_owned_by_the_user_and_of_its_size(files: VolumeFiles) -> None:
     files.make(ONE, SIZE)
     assert (files.ids(), files.used_bytes(ONE)) == (frozenset({ONE}), None)
     image = files.folder / f"{ONE}.img"
@@ -58,7 +58,7 @@ def test_mounted_again_it_is_the_same_file_system_also_after_a_service_that_was_
     assert (files.mount(ONE) / "file").read_text(encoding="utf-8") == "kept"
 
 
-def test_what_cannot_be_made_or_mounted_leaves_no_mount(files: VolumeFiles) -> None:
+def test_failed_creation_or_mount_leaves_no_mount(files: VolumeFiles) -> None:
     files.make(ONE, SIZE)
     with pytest.raises(FileExistsError):
         files.make(ONE, SIZE)
@@ -69,7 +69,7 @@ def test_what_cannot_be_made_or_mounted_leaves_no_mount(files: VolumeFiles) -> N
         files.mount(OTHER)
 
 
-def test_a_process_that_has_ended_gets_nothing(files: VolumeFiles) -> None:
+def test_volume_is_not_attached_to_a_process_that_has_ended(files: VolumeFiles) -> None:
     files.make(ONE, SIZE)
     source = files.mount(ONE)
     child = os.fork()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sandlot.host.cgroup_layout import GROUPS, GroupLimits, Layout, missing_controllers
+from sandlot.host.cgroup_layout import GROUPS, UNIFIED, GroupLimits, Layout, missing_controllers
 from sandlot.host.cgroups import MOUNTINFO, Cgroup, detect_layout, group_names
 from sandlot.host.checks.finding import Finding, Part
 from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
@@ -24,7 +24,6 @@ _PREFIX = "doctor-"
 _TRY_LIMITS = GroupLimits(memory_bytes=64 * 1024**2, cpus=1.0, pids=64)
 _TIMEOUT_S = 5.0
 _SILENCE_S = 0.1
-_UNIFIED = 2
 
 
 def check_cgroups() -> list[dict[str, Any]]:
@@ -44,8 +43,8 @@ def check_cgroups() -> list[dict[str, Any]]:
 def check_layout(layout: Layout, mountinfo: str) -> Finding:
     """Check the version, and the controllers that limit a sandbox."""
     controllers = sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies)))
-    both = layout.version != _UNIFIED and " - cgroup2 " in mountinfo
-    kind = "version 2" if layout.version == _UNIFIED else "version 1, and a version 2 tree beside it (hybrid)" if both else "version 1"
+    both = layout.version != UNIFIED and " - cgroup2 " in mountinfo
+    kind = "version 2" if layout.version == UNIFIED else "version 1, and a version 2 tree beside it (hybrid)" if both else "version 1"
     facts = {"version": layout.version, "hybrid": both, "controllers": controllers, "mounts": [str(each.mount) for each in layout.hierarchies]}
     lacking = missing_controllers(layout)
     if hidden := [str(hierarchy.mount) for hierarchy in layout.hierarchies if not hierarchy.mount.is_dir()]:
@@ -56,7 +55,7 @@ def check_layout(layout: Layout, mountinfo: str) -> Finding:
         return Finding("cgroups", ok=True, detail=f"{kind}: {', '.join(controllers)}", group=GROUP, facts=facts)
     how = (
         f"echo '{' '.join(f'+{name}' for name in lacking)}' > cgroup.subtree_control of the groups above this one"
-        if layout.version == _UNIFIED
+        if layout.version == UNIFIED
         else f"mount them, for example: mount -t cgroup -o {lacking[0]} cgroup /sys/fs/cgroup/{lacking[0]}"
     )
     fix = f"Enable {', '.join(lacking)}: {how}; a kernel command line with cgroup_disable= or cgroup_no_v1= takes them away."
@@ -74,7 +73,7 @@ def delegation_fix(number: int | None, version: int) -> str:
         return "/sys/fs/cgroup is read-only, as in a container: start that with it writable (for example docker run --privileged)."
     if number in {errno.EACCES, errno.EPERM}:
         return "Run as root of the host, or let the service's unit say Delegate=yes."
-    if version == _UNIFIED and number in {errno.EBUSY, errno.ENOENT, errno.EOPNOTSUPP}:
+    if version == UNIFIED and number in {errno.EBUSY, errno.ENOENT, errno.EOPNOTSUPP}:
         return (
             "A version 2 group passes controllers on only while no process is in it: run the service from a unit with Delegate=yes, "
             "or move the container's own processes to a group below."

@@ -49,7 +49,7 @@ def stray(settings: DriverSettings, *, folder: bool, group: bool) -> str:
     return ref
 
 
-async def test_strays_are_found_by_any_of_their_traces(settings: DriverSettings) -> None:
+async def test_sweep_finds_a_stray_by_its_folder_or_its_group(settings: DriverSettings) -> None:
     stray(settings, folder=True, group=False)
     stray(settings, folder=False, group=True)
     kept = stray(settings, folder=True, group=True)
@@ -59,7 +59,7 @@ async def test_strays_are_found_by_any_of_their_traces(settings: DriverSettings)
     assert traces(settings.data_dir, settings.node) == ()
 
 
-async def test_one_that_cannot_be_removed_stops_no_other_and_is_tried_again(settings: DriverSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_removal_stops_no_other_one_and_is_repeated(settings: DriverSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn, easy = (stray(settings, folder=True, group=True) for _ in range(2))
     real = SandboxHostResources._end_processes  # noqa: SLF001 - made to fail, once
 
@@ -78,7 +78,7 @@ async def test_one_that_cannot_be_removed_stops_no_other_and_is_tried_again(sett
     assert traces(settings.data_dir, settings.node) == ()
 
 
-async def test_a_folder_is_not_there_before_its_record_is_and_a_half_made_one_is_swept(settings: DriverSettings) -> None:
+async def test_incomplete_folder_is_swept_by_its_own_driver_only(settings: DriverSettings) -> None:
     sandboxes = settings.data_dir / "sandboxes"
     for name in (".new-gvisor-left", ".new-container-anothers"):
         (sandboxes / name).mkdir(parents=True)
@@ -87,7 +87,7 @@ async def test_a_folder_is_not_there_before_its_record_is_and_a_half_made_one_is
     assert [folder.name for folder in sandboxes.iterdir()] == [".new-container-anothers"]
 
 
-def test_a_runtime_that_is_replaced_is_looked_at_again(settings: DriverSettings, tmp_path: Path) -> None:
+def test_replaced_runtime_changes_the_fingerprint(settings: DriverSettings, tmp_path: Path) -> None:
     program = tmp_path / "runsc"
     program.write_text("one")
     made = driver(settings, program)

@@ -52,11 +52,11 @@ NOTHING = Evidence(status=None, ended_for="", oom_kills=0, panic="", disk_full=F
         (replace(NOTHING, status=-9, disk_full=True), ExitReason.KILLED),
     ],
 )
-def test_the_reason(evidence: Evidence, reason: ExitReason) -> None:
+def test_reason_follows_from_the_evidence(evidence: Evidence, reason: ExitReason) -> None:
     assert explain(evidence).reason is reason
 
 
-def test_the_detail_says_what_a_person_needs() -> None:
+def test_detail_names_limit_signal_code_or_panic() -> None:
     assert "256 MiB" in explain(replace(NOTHING, status=1, oom_kills=1)).detail
     assert "SIGSEGV" in explain(replace(NOTHING, status=-11)).detail
     assert "code 3" in explain(replace(NOTHING, status=3)).detail
@@ -65,6 +65,6 @@ def test_the_detail_says_what_a_person_needs() -> None:
 
 
 @pytest.mark.parametrize("status", [None, -9, 137])
-def test_what_the_service_ends_is_told_as_such_whoever_of_it_dies_first(status: int | None) -> None:
+def test_end_by_the_service_is_reported_whichever_process_dies_first(status: int | None) -> None:
     assert explain(replace(NOTHING, status=status, ended_for=SAVED)).detail == SAVED
     assert explain(replace(NOTHING, status=143, ended_for=SAVED)).detail != SAVED

@@ -17,7 +17,7 @@ def _repeat(number: int, count: int) -> bytes:
     return bytes([number] * count)
 
 
-def test_a_ref_carries_its_node_and_has_one_length() -> None:
+def test_ref_contains_its_node_and_has_a_fixed_length() -> None:
     refs = {new_ref(NODE, partial(_repeat, number)) for number in range(256)}
     assert {len(ref) for ref in refs} == {21}
     assert all(is_ref(ref, NODE) for ref in refs)
@@ -39,7 +39,7 @@ def test_a_ref_carries_its_node_and_has_one_length() -> None:
         "ab27-AAAAAAAAAAAAAAAA",
     ],
 )
-def test_nothing_else_is_a_ref(text: str) -> None:
+def test_other_text_is_not_a_ref(text: str) -> None:
     assert not is_ref(text, NODE)
 
 

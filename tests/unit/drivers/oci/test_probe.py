@@ -20,7 +20,7 @@ from sandlot.testing.traces import traces
 YES = ProbeResult(ok=True)
 
 
-def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path: Path) -> None:
+def test_host_without_a_runtime_has_no_capability_and_reports_the_fix(tmp_path: Path) -> None:
     def missing() -> Program:
         raise HostError("runsc is not installed.", code=ErrorCode.HOST_NOT_READY, hint="Install it.")
 
@@ -30,7 +30,7 @@ def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path
     assert can.runtime == ""
 
 
-def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+def test_message_of_a_failing_runtime_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
     node = new_node_id()
     broken = tmp_path / "runsc"
     broken.write_text("#!/bin/sh\necho no luck today >&2; exit 3\n")
@@ -43,7 +43,7 @@ def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> No
     assert traces(tmp_path / "state", node) == ()
 
 
-def test_a_yes_stays_and_a_no_is_looked_at_again(tmp_path: Path) -> None:
+def test_available_driver_is_remembered_and_a_missing_one_is_probed_again(tmp_path: Path) -> None:
     asked = []
 
     def find() -> Program:
@@ -58,7 +58,7 @@ def test_a_yes_stays_and_a_no_is_looked_at_again(tmp_path: Path) -> None:
     assert driver.probe() is driver.probe()
 
 
-def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
+def test_files_of_a_killed_probe_are_swept(tmp_path: Path) -> None:
     driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc())
     left = tmp_path / "sandboxes" / ".probe-gvisor" / "root"
     left.mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
     assert list((tmp_path / "sandboxes").iterdir()) == []
 
 
-def test_a_no_to_snapshots_is_looked_at_again_after_a_while_and_no_yes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_snapshots_are_probed_again_after_a_minute_and_no_capability_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[dict[DriverCapability, ProbeResult]] = [
         {DriverCapability.BOOT: YES, DriverCapability.SNAPSHOT: ProbeResult(ok=False, reason="the disk is full")},
         {DriverCapability.BOOT: ProbeResult(ok=False, reason="busy"), DriverCapability.SNAPSHOT: YES},

@@ -26,7 +26,7 @@ def package(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_newest_is_copied_once_and_run_from_there(package: Path, tmp_path: Path) -> None:
+def test_installed_build_is_copied_once_and_runs_from_its_copy(package: Path, tmp_path: Path) -> None:
     builds = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes")
     newest, current = builds.installed(), builds.current()
     assert newest.path == package
@@ -40,7 +40,7 @@ def test_the_newest_is_copied_once_and_run_from_there(package: Path, tmp_path: P
     assert [entry.name for entry in (tmp_path / "runtimes").iterdir()] == [newest.sha256]
 
 
-def test_an_upgrade_is_noticed_and_the_one_before_is_kept_until_nothing_needs_it(package: Path, tmp_path: Path) -> None:
+def test_upgrade_is_noticed_and_the_former_build_is_kept_while_it_is_needed(package: Path, tmp_path: Path) -> None:
     builds = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes")
     one = builds.current()
     package.with_name("new").write_text("two")
@@ -60,7 +60,7 @@ def test_an_upgrade_is_noticed_and_the_one_before_is_kept_until_nothing_needs_it
 
 
 @pytest.mark.parametrize("harm", ["altered", "facts", "gone"])
-def test_what_is_not_what_its_name_says_is_not_run_and_the_newest_is_mended(harm: str, package: Path, tmp_path: Path) -> None:
+def test_altered_copy_is_not_run_and_is_replaced_if_the_build_is_installed(harm: str, package: Path, tmp_path: Path) -> None:
     one = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").current()
     if harm == "altered":
         one.path.write_text("another")
@@ -79,13 +79,13 @@ def test_what_is_not_what_its_name_says_is_not_run_and_the_newest_is_mended(harm
     assert builds.get(one.sha256).path.read_text() == "one"
 
 
-def test_a_runtime_without_snapshots_is_run_where_it_is(package: Path, tmp_path: Path) -> None:
+def test_runtime_without_snapshots_is_not_copied(package: Path, tmp_path: Path) -> None:
     builds = RuntimeBuilds(Crun(installed(package)), tmp_path / "runtimes")
     assert builds.current().path == package
     assert not (tmp_path / "runtimes").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said_so(package: Path, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_raises_a_host_error(package: Path, tmp_path: Path) -> None:
     (tmp_path / "runtimes").write_text("in the way")
     with pytest.raises(HostError, match="could not be copied") as refused:
         RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").current()

@@ -13,7 +13,7 @@ from sandlot.host.checks import cgroups
 from sandlot.host.checks.runner import Task, run
 
 
-def test_a_group_that_a_killed_doctor_left_is_removed() -> None:
+def test_group_of_a_killed_check_is_removed() -> None:
     layout = detect_layout()
     stray = [hierarchy.mount / "sandlot" / "doctor-999999999" for hierarchy in layout.hierarchies]
     for folder in stray:
@@ -22,7 +22,7 @@ def test_a_group_that_a_killed_doctor_left_is_removed() -> None:
     assert not [folder for folder in stray if folder.exists()]
 
 
-def test_controllers_that_are_missing_are_named_with_the_way_to_enable_them(tmp_path: Path) -> None:
+def test_missing_controllers_are_named_with_a_fix(tmp_path: Path) -> None:
     poor = cgroups.check_layout(parse_layout(f"29 25 0:27 / {tmp_path} rw - cgroup cgroup rw,memory\n", {}), "")
     assert poor.ok is False
     assert "without cpu, pids, freezer" in poor.detail
@@ -32,7 +32,7 @@ def test_controllers_that_are_missing_are_named_with_the_way_to_enable_them(tmp_
     assert "+pids" in unified.fix
 
 
-def test_a_tree_that_is_covered_is_said_to_be(tmp_path: Path) -> None:
+def test_hidden_hierarchy_is_reported(tmp_path: Path) -> None:
     every = frozenset({"memory", "cpu", "pids", "freezer"})
     found = cgroups.check_layout(Layout(1, (Hierarchy(tmp_path / "not-there", every),)), "1 1 0:1 / /x rw - cgroup2 none rw\n")
     assert found.ok is False
@@ -55,7 +55,7 @@ def test_each_refusal_has_its_own_fix(number: int | None, version: int, word: st
     assert word in cgroups.delegation_fix(number, version)
 
 
-def test_swap_that_is_not_counted_is_told_where_there_is_some(tmp_path: Path) -> None:
+def test_uncounted_swap_is_reported_on_a_host_with_swap(tmp_path: Path) -> None:
     none, some = "Filename Type Size Used Priority\n", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n"
     assert cgroups.check_swap([tmp_path], none).ok
     assert not cgroups.check_swap([tmp_path], some).ok

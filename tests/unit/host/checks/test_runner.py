@@ -41,7 +41,7 @@ def leave(note):
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "their_checks.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "their_checks"
 
 
@@ -57,7 +57,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_an_answer_an_error_and_neither(module: str) -> None:
+def test_answer_error_and_missing_answer_are_told_apart(module: str) -> None:
     answers = run(
         [Task("sum", f"{module}:add", {"a": 1, "b": 2}), Task("error", f"{module}:fail"), Task("gone", f"{module}:vanish"), Task("none", "no:no")]
     )
@@ -78,7 +78,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started_and_delays_nobodys_ans
     assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
-def test_what_a_check_left_running_is_ended_and_not_waited_for(module: str, tmp_path: Path) -> None:
+def test_process_that_a_check_left_is_killed_and_not_waited_for(module: str, tmp_path: Path) -> None:
     note = tmp_path / "note"
     assert run([Task("left", f"{module}:leave", {"note": str(note)}, deadline_s=60.0)])["left"].value is True
     assert gone(int(note.read_text()))
@@ -101,7 +101,7 @@ def test_a_check_dies_with_its_parent(module: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_work_in_a_fork_tells_why_it_failed() -> None:
+def test_forked_function_reports_why_it_failed() -> None:
     def refuse() -> None:
         raise PermissionError(1, "no", "/there")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sandlot.host.stage import main
 
 
-def test_it_imports_little_and_nothing_of_sandlot() -> None:
+def test_stage_imports_only_itself_and_built_in_modules() -> None:
     folder = Path(main.__file__).parent
     for module in folder.glob("*.py"):
         tree = ast.parse(module.read_bytes())
@@ -22,7 +22,7 @@ def test_it_imports_little_and_nothing_of_sandlot() -> None:
     assert set(done.stdout.split()).isdisjoint({"typing", "enum", "re", "collections", "json", "pathlib", "sandlot", "signal", "subprocess"})
 
 
-def test_the_log_keeps_the_newest_and_is_bounded(tmp_path: Path) -> None:
+def test_log_is_bounded_and_keeps_the_newest_output(tmp_path: Path) -> None:
     log = main.Log(str(tmp_path / "guest.log"))
     for number in range(40):
         os.write(log.far_end, bytes([65 + number % 26]) * 10_000)
@@ -38,7 +38,7 @@ def test_the_log_keeps_the_newest_and_is_bounded(tmp_path: Path) -> None:
         os.close(handle)
 
 
-def test_what_is_published_is_whole(tmp_path: Path) -> None:
+def test_published_file_replaces_the_former_one_as_a_whole(tmp_path: Path) -> None:
     target = tmp_path / "live"
     main.publish(str(target), "1 2 3 4")
     assert target.read_text() == "1 2 3 4"

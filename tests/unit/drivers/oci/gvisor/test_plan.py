@@ -31,7 +31,7 @@ def test_no_core_file_and_the_first_to_go() -> None:
     assert ("oom_score", "1") in plan()
 
 
-def test_the_image_is_shown_read_only_and_the_rest_by_short_names() -> None:
+def test_root_is_mounted_read_only_and_paths_are_short() -> None:
     assert ("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro") in plan()
     assert ("bind", "/data/runtimes/00", "/run/sandlot/program", "ro") in plan()
     assert ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw") in plan()
@@ -54,7 +54,7 @@ def test_the_runtime_sees_the_limits_and_no_control_group_of_the_host() -> None:
     assert all(plan().index(operation) > covered for operation in plan() if operation[0] == "file")
 
 
-def test_the_hosts_limit_of_tasks_is_a_backstop() -> None:
+def test_task_limit_of_the_host_is_above_that_of_the_guest() -> None:
     limits = group_limits(SHAPE.limits)
     assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
     # Measured: two host tasks for each guest process, about 50 for the runtime itself.

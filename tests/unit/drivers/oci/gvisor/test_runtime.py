@@ -28,11 +28,11 @@ def runsc(folder: Path, version: str, *, limits_disk: bool = False, code: int = 
     "version, date",
     [("0.0~20240729.0", 20240729), ("release-20260817.0", 20260817), ("release-20260817.0-70-gabcdef", 20260817), ("VERSION_MISSING", 0), ("", 0)],
 )
-def test_the_date_of_a_version(version: str, date: int) -> None:
+def test_date_of_a_version_is_parsed(version: str, date: int) -> None:
     assert release_date(version) == date
 
 
-def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
+def test_newest_program_on_path_is_used(tmp_path: Path) -> None:
     runsc(tmp_path / "a", "0.0~20240729.0")
     newest = runsc(tmp_path / "b", "release-20260817.0", limits_disk=True)
     runsc(tmp_path / "c", "release-20250101.0")
@@ -51,7 +51,7 @@ def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [None, "0.0~20221219.0", "VERSION_MISSING"])
-def test_none_that_will_do_is_refused_with_the_fix(tmp_path: Path, version: str | None) -> None:
+def test_missing_or_old_runtime_is_refused_with_a_fix(tmp_path: Path, version: str | None) -> None:
     if version is not None:
         runsc(tmp_path, version)
     with pytest.raises(HostError) as refused:

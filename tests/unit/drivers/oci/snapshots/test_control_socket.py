@@ -86,7 +86,7 @@ async def told(far: Far, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what
         ([json.dumps({"success": False, "err": "x" * 5000}).encode()], "x" * 400),
     ],
 )
-async def test_a_refusal_is_told_in_its_words(live: RunningOciRuntime, far: Far, answers: list[bytes], words: str) -> None:
+async def test_refusal_raises_the_message_of_the_runtime(live: RunningOciRuntime, far: Far, answers: list[bytes], words: str) -> None:
     far.answers = answers
     with pytest.raises(EngineError) as refused:
         await told(far, lambda: call(live, "some.Method", None))
@@ -94,7 +94,7 @@ async def test_a_refusal_is_told_in_its_words(live: RunningOciRuntime, far: Far,
     assert len(str(refused.value)) <= 400
 
 
-async def test_an_image_of_another_processor_is_told_from_other_refusals(live: RunningOciRuntime, far: Far) -> None:
+async def test_snapshot_of_another_processor_is_recognized(live: RunningOciRuntime, far: Far) -> None:
     far.answers = [b'{"success":false,"err":"incompatible FeatureSet: missing features: avx512f"}']
     with pytest.raises(EngineError) as refused:
         await told(far, lambda: call(live, "some.Method", None))
@@ -102,21 +102,21 @@ async def test_an_image_of_another_processor_is_told_from_other_refusals(live: R
     assert not EngineError("no space left on device").needs_other_cpu
 
 
-async def test_an_answer_without_end_is_cut_off(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_response_is_refused(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "_MAX_RESPONSE_BYTES", 1000)
     far.answers = [b"[" + b"1," * 2000]
     with pytest.raises(EngineError, match="too long"):
         await told(far, lambda: call(live, "some.Method", None))
 
 
-async def test_silence_is_given_up(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_response_times_out(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     del far  # it listens, and accepts nobody
     monkeypatch.setattr(control_socket, "RESPONSE_TIMEOUT_S", 0.05)
     with pytest.raises(EngineError, match="has not answered"):
         await call(live, "some.Method", None)
 
 
-async def test_nobody_there_is_said_so(live: RunningOciRuntime) -> None:
+async def test_missing_socket_is_reported(live: RunningOciRuntime) -> None:
     with pytest.raises(EngineError, match="cannot be reached"):
         await call(live, "some.Method", None)
     live.folder.runtime.rmdir()
@@ -124,7 +124,7 @@ async def test_nobody_there_is_said_so(live: RunningOciRuntime) -> None:
         await call(live, "some.Method", None)
 
 
-async def test_an_image_that_is_not_there_is_named_before_anything_is_said(live: RunningOciRuntime, tmp_path: Path) -> None:
+async def test_missing_image_is_named_before_a_request_is_sent(live: RunningOciRuntime, tmp_path: Path) -> None:
     (tmp_path / image_files.STATE).touch()
     with pytest.raises(EngineError, match=r"pages_meta\.img: No such file"):
         await ControlEngine().restore(live, tmp_path)

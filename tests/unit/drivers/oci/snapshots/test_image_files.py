@@ -20,7 +20,7 @@ def written(image: Path) -> Path:
     return image
 
 
-def test_it_appears_under_its_name_with_its_manifest(tmp_path: Path) -> None:
+def test_finished_folder_has_its_name_and_manifest(tmp_path: Path) -> None:
     into = tmp_path / "saved" / "one" / "image"
     image = written(tmp_path / "image.new")
     wrote = dataclasses.replace(MANIFEST, files=image_files.sizes(image))
@@ -33,7 +33,7 @@ def test_it_appears_under_its_name_with_its_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_name_that_is_taken_is_refused(durable: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_existing_name_is_refused(durable: bool, tmp_path: Path) -> None:  # noqa: FBT001
     into = tmp_path / "image"
     into.mkdir()
     with pytest.raises(ConflictError):
@@ -42,7 +42,7 @@ def test_a_name_that_is_taken_is_refused(durable: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_it_is_carried_to_another_file_system_whole_or_not_at_all(breaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_folder_is_moved_to_another_file_system_as_a_whole_or_not_at_all(breaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
     real, into = Path.rename, tmp_path / "far" / "image"
 
     def rename(self: Path, target: Path) -> Path:
@@ -66,7 +66,7 @@ def test_it_is_carried_to_another_file_system_whole_or_not_at_all(breaks: bool, 
     assert not image.exists()
 
 
-def test_what_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
+def test_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
     image = written(tmp_path / "image")
     wrote = dataclasses.replace(MANIFEST, files=image_files.sizes(image))
     (image / image_files.MEMORY).write_bytes(b"x")

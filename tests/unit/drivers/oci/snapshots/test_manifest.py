@@ -15,7 +15,7 @@ SHAPE = Shape(RootFs(Path("/cache/tree"), "root"), LIMITS)
 MANIFEST = Manifest("gvisor", "runsc", "a" * 64, "0.0~20240729.0", "root", LIMITS, {"checkpoint.img": 10, "pages.img": 20})
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert load(MANIFEST.dump()) == MANIFEST
     (tmp_path / NAME).write_text(MANIFEST.dump())
     assert read(tmp_path) == MANIFEST
@@ -24,7 +24,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", '{"version": 2}', MANIFEST.dump()[:-20], MANIFEST.dump().replace('"cpus": 1.0', '"cpus": -1')]
 )
-def test_what_is_none_is_none(text: str, tmp_path: Path) -> None:
+def test_invalid_manifest_is_none(text: str, tmp_path: Path) -> None:
     assert load(text) is None
     (tmp_path / NAME).write_text(text)
     assert read(tmp_path) is None
@@ -40,5 +40,5 @@ def test_what_is_none_is_none(text: str, tmp_path: Path) -> None:
         (replace(SHAPE, limits=replace(LIMITS, disk_bytes=63 * MIB)), "gvisor", "a" * 64, "64 MiB of disk, and would get 63 MiB"),
     ],
 )
-def test_a_misfit_is_named(shape: Shape, driver: str, runtime: str, why: str) -> None:
+def test_reason_of_a_misfit_is_named(shape: Shape, driver: str, runtime: str, why: str) -> None:
     assert why in MANIFEST.misfit(shape, driver, runtime)
