@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci import record as records
-from sandlot.drivers.oci.places import Folder, sandboxes_folder
-from sandlot.drivers.oci.probing import make_tiny_root
-from sandlot.host import disks
-from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
+from sandlot.drivers.oci.paths import SandboxFolder, sandboxes_folder
+from sandlot.drivers.oci.probe import make_tiny_root
+from sandlot.host import disk_images
+from sandlot.host.id_ranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.types import Output
 from sandlot.model.errors import HostError
@@ -84,8 +84,8 @@ async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None
     before = Path("/proc/self/mountinfo").read_text()
     async with bench.sandbox() as subject:
         assert Path("/proc/self/mountinfo").read_text() == before
-        image = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
-        assert list(disks.loops_below(bench.data_dir).values()) == [image]
+        image = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
+        assert list(disk_images.loops_below(bench.data_dir).values()) == [image]
 
 
 async def test_the_root_is_shared_and_stays_as_it_is(bench: Bench) -> None:
@@ -156,7 +156,7 @@ async def test_it_goes_on_without_its_keeper_and_keeps_its_ids(bench: Bench) -> 
 
 async def test_limits_that_cannot_be_written_down_are_not_changed(bench: Bench) -> None:
     async with bench.sandbox() as subject:
-        folder = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref)
+        folder = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref)
         (limit,) = (found for each in group(bench, subject.instance).folders if (found := each / "pids.max").exists())
         before, in_the_way = limit.read_text(), folder.record.with_suffix(".new")
         in_the_way.mkdir()
@@ -172,7 +172,7 @@ async def test_a_change_that_cannot_be_finished_after_a_restart_leaves_what_hold
     driver = bench.start()
     limits = dataclasses.replace(SMALL, pids=128)
     instance = await bench.boot(driver, limits)
-    place = Folder(sandboxes_folder(bench.data_dir) / instance.ref).record
+    place = SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref).record
     record = records.read(place)
     assert record is not None
     async with meet(instance, limits) as subject:

@@ -16,10 +16,10 @@ from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
-from sandlot.drivers.oci.places import Folder, sandboxes_folder
+from sandlot.drivers.oci.paths import SandboxFolder, sandboxes_folder
 from sandlot.drivers.oci.runtime import content_sha256
 from sandlot.drivers.registry import DriverSettings
-from sandlot.host import disks
+from sandlot.host import disk_images
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import HostError, SandboxEndedError
 from sandlot.model.ids import new_node_id
@@ -86,8 +86,8 @@ async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None
     before = Path("/proc/self/mountinfo").read_text()
     async with bench.sandbox() as subject:
         assert Path("/proc/self/mountinfo").read_text() == before
-        image = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
-        assert list(disks.loops_below(bench.data_dir).values()) == ([] if find_runsc().limits_disk else [image])
+        image = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
+        assert list(disk_images.loops_below(bench.data_dir).values()) == ([] if find_runsc().limits_disk else [image])
 
 
 @pytest.mark.parametrize("number, reason", [(signal.SIGKILL, ExitReason.KILLED), (signal.SIGSEGV, ExitReason.CRASHED)])
@@ -148,7 +148,7 @@ async def test_a_guests_complaints_are_kept_for_the_operator(shared: tuple[Bench
     bench, subject = shared
     done = await subject.run("sh", "-c", "echo written to the log of the guest > /proc/1/fd/2", user=User.ROOT)
     assert done.code == 0, done.stderr
-    log = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref).path / "guest.log"
+    log = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref).path / "guest.log"
     while "written to the log of the guest" not in log.read_text():
         await asyncio.sleep(0.01)
 
@@ -188,14 +188,14 @@ async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(bench: Bench,
     async with meet(instance) as subject:
         assert (await subject.run("dd", "if=/dev/zero", "of=/home/user/file", "bs=1M", "count=8")).code == 0
         assert (await instance.usage()).disk_bytes >= 8 << 20
-        assert disks.loops_below(bench.data_dir) == {}
+        assert disk_images.loops_below(bench.data_dir) == {}
     await instance.destroy()
     assert traces(bench.data_dir, bench.node) == ()
 
 
 async def test_a_change_that_a_killed_service_had_only_written_down_is_finished(bench: Bench) -> None:
     instance = await bench.boot(bench.start())
-    place = Folder(sandboxes_folder(bench.data_dir) / instance.ref).record
+    place = SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref).record
     record = records.read(place)
     assert record is not None
     records.write(place, dataclasses.replace(record, limits=dataclasses.replace(record.limits, memory_bytes=300 << 20, pids=100)))

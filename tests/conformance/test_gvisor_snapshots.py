@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.checkpoint.control import ControlEngine
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
-from sandlot.drivers.oci.places import Folder, runtimes_folder, sandboxes_folder
-from sandlot.drivers.oci.probing import PROBE_LIMITS, make_tiny_root
-from sandlot.drivers.oci.runtime import EngineError, Live, Program, content_sha256
+from sandlot.drivers.oci.paths import SandboxFolder, runtimes_folder, sandboxes_folder
+from sandlot.drivers.oci.probe import PROBE_LIMITS, make_tiny_root
+from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, content_sha256
+from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.drivers.registry import DriverSettings
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError
@@ -110,7 +110,7 @@ async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(bench
     # gVisor empties every pipe that it can read when it writes its memory; and a service that does something else meanwhile reads nothing.
     save = ControlEngine.save
 
-    async def alone(engine: ControlEngine, live: Live, image: Path) -> None:
+    async def alone(engine: ControlEngine, live: RunningOciRuntime, image: Path) -> None:
         time.sleep(0.3)  # noqa: ASYNC251 - nobody else is to run
         saving = threading.Thread(target=lambda: asyncio.run(save(engine, live, image)))
         saving.start()
@@ -151,7 +151,7 @@ async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(be
 
 async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(bench: Bench) -> None:
     instance = await bench.boot(bench.start())
-    folder = Folder(sandboxes_folder(bench.data_dir) / instance.ref)
+    folder = SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref)
     lent = group_limits(dataclasses.replace(SMALL, memory_bytes=2 * SMALL.memory_bytes, cpus=2.0))
     group(bench, instance).change(lent)
     folder.image.mkdir()
@@ -209,7 +209,7 @@ async def test_a_full_disk_refuses_the_snapshot_and_the_sandbox_goes_on(bench: B
 async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ControlEngine.save
 
-    async def save(self: ControlEngine, live: Live, image: Path) -> None:
+    async def save(self: ControlEngine, live: RunningOciRuntime, image: Path) -> None:
         await real(self, live, image)
         raise EngineError("encoding error at object x")
 
@@ -225,7 +225,7 @@ async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(bench: Benc
                 await source.instance.resume()
                 assert (await source.run("echo", "on")).stdout == "on\n"
         assert not place(bench).exists()
-        folder = Folder(sandboxes_folder(bench.data_dir) / source.instance.ref)
+        folder = SandboxFolder(sandboxes_folder(bench.data_dir) / source.instance.ref)
         assert not folder.image.exists()
         assert not folder.refreeze.exists()
 

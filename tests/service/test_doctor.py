@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sandlot.cli.doctor import checkup
-from sandlot.host import disks
+from sandlot.host import disk_images
 from sandlot.host.cgroups import detect_layout, group_names
 from tests.meta.tree import ROOT
 from tests.support.traces import settle
@@ -65,7 +65,7 @@ def traces(data_dir: Path) -> dict[str, object]:
     processes = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _mentions(path, str(data_dir))]
     return {
         "processes": processes,
-        "loops": disks.loops_below(data_dir),
+        "loops": disk_images.loops_below(data_dir),
         "groups": {name for name in group_names(layout, PurePosixPath("/sandlot")) if _is_stray(name)},
         "files": sorted(path.name for path in data_dir.iterdir()) if data_dir.exists() else None,
         "mounts": [line for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines() if str(data_dir) in line],

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host import aptsource
+from sandlot.host import apt_sources
 from sandlot.images import recipe as recipes
 from sandlot.images import tree
 from sandlot.images.command import output_of
@@ -149,7 +149,7 @@ def test_nothing_of_the_host_is_in_an_image(built: Mapping[str, BuiltIn]) -> Non
         ]
         assert odd == []
 
-    words = {target.uri.rstrip("/") for target in aptsource.parse_targets(output_of(("apt-get", "indextargets")))}
+    words = {target.uri.rstrip("/") for target in apt_sources.parse_targets(output_of(("apt-get", "indextargets")))}
     words.update(re.findall(r"nameserver (\S+)", Path("/etc/resolv.conf").read_text(encoding="utf-8")))
     words.update(
         word for word in output_of((sys.executable, "-m", "pip", "config", "list")).replace("'", " ").split() if "/" in word and len(word) > 4

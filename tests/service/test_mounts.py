@@ -21,7 +21,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.drivers.oci.gvisor import plan
-from sandlot.host.disks import loops_below
+from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError

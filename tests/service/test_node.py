@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.own import OOM_SCORE, PREFIX, weight
+from sandlot.host.service_cgroup import OOM_SCORE, PREFIX, weight
 from sandlot.model.specs import MIB
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.traces import NOTHING, node_of, sandbox_pids, settle

@@ -18,7 +18,7 @@ import pytest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.host.disks import loops_below
+from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError

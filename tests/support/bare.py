@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from sandlot.host.fifos import PipeStream, make_pipes
+from sandlot.host.link_pipes import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.ports import Attachment, ByteStream, Capabilities, Change, DriverCapability, Exit, ExitReason, ProbeResult, Resources, Usage

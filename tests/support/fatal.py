@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from sandlot.host.fifos import PipeStream
+from sandlot.host.link_pipes import PipeStream
 from sandlot.server.__main__ import main
 
 DIE_AFTER = "die-after"

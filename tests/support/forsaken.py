@@ -32,8 +32,8 @@ from sandlot.core.scheduler import Scheduler
 from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.forks import ForkParams
-from sandlot.drivers.oci.blank import OciBlank
 from sandlot.drivers.oci.instance import OciInstance
+from sandlot.drivers.oci.prepared import OciPreparedSandbox
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
@@ -104,7 +104,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "rest written": lambda: after(OciInstance, "snapshot"),
     "rest recorded": lambda: after(SandboxRecorder, "save_eventually"),
     "given back": lambda: after(Disposer, "destroy"),
-    "restoring memory": lambda: amid(OciBlank, "restore"),
+    "restoring memory": lambda: amid(OciPreparedSandbox, "restore"),
     "restored": lambda: after(MemoryImageStart, "start"),
     "recorded as woken": lambda: after(SandboxRecorder, "save", 2),  # the first one is the intent of the start
     "thawed": lambda: after(OciInstance, "resume"),

@@ -14,12 +14,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandlot.drivers.oci.checkpoint.cli import CliEngine
-from sandlot.drivers.oci.checkpoint.images import STATE
 from sandlot.drivers.oci.gvisor import runtime as gvisor
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.places import VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Engine, EngineError, Live, Program, ask, content_sha256
+from sandlot.drivers.oci.paths import VIEW_FOLDER
+from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, content_sha256, run_program
+from sandlot.drivers.oci.snapshots.command_line import CliEngine
+from sandlot.drivers.oci.snapshots.image_files import STATE
 
 VERSION = "0.0~20221219.0-2+b3"
 _UNKNOWN = ("--directfs=", "--host-fifo=")
@@ -35,7 +35,7 @@ def download(folder: Path) -> Program | None:
     (package,) = folder.glob("*.deb")
     subprocess.run(["dpkg-deb", "-x", package, folder / "tree"], check=True, timeout=60)
     file = folder / "tree" / "usr" / "bin" / "runsc"
-    version = ask(file, "--version").stdout.decode().partition("\n")[0].removeprefix("runsc version ")
+    version = run_program(file, "--version").stdout.decode().partition("\n")[0].removeprefix("runsc version ")
     return Program("runsc", file, content_sha256(file), version)
 
 
@@ -50,17 +50,17 @@ def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
 
 def is_old(program: Program) -> bool:
     """Whether it is this one."""
-    return gvisor.release_date(program.version) < gvisor.FLOOR
+    return gvisor.release_date(program.version) < gvisor.MIN_RELEASE
 
 
 class OldEngine(CliEngine):
     """Its command line writes one image and ends the sandbox; it restores into sandboxes of its own making only, its control socket into any."""
 
-    async def save(self, live: Live, image: Path) -> None:
-        await self._run(live, "checkpoint", image=image)
+    async def save(self, running: RunningOciRuntime, image: Path) -> None:
+        await self._run(running, "checkpoint", image=image)
 
-    async def restore(self, live: Live, image: Path) -> None:
-        await asyncio.to_thread(_restore, live.folder.ref, image)
+    async def restore(self, running: RunningOciRuntime, image: Path) -> None:
+        await asyncio.to_thread(_restore, running.folder.ref, image)
 
 
 def _restore(ref: str, image: Path) -> None:

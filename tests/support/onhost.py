@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder
+from sandlot.drivers.oci.paths import SandboxFolder, node_group, sandboxes_folder
 from sandlot.host.cgroups import Cgroup, detect_layout
-from sandlot.host.launch import Started, read_started
+from sandlot.host.launcher import Started, read_started
 from sandlot.model.ports import Instance
 from sandlot.testing.bench import Bench
 
@@ -16,7 +16,7 @@ def group(bench: Bench, instance: Instance) -> Cgroup:
 
 
 def processes(bench: Bench, instance: Instance) -> Started:
-    return read_started(Folder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
+    return read_started(SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
 
 
 def status(pid: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from sandlot.host.volumes import VolumeFiles
+from sandlot.host.volume_disks import VolumeFiles
 from sandlot.server import state
 from sandlot.server.compose import own_drivers
 from sandlot.server.settings import Settings

@@ -27,7 +27,7 @@ from sandlot.core.node.reservations import Reservations
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records.events import EventFeed
 from sandlot.core.registry import SandboxRegistry
-from sandlot.host.threads import run_apart
+from sandlot.host.blocking import run_in_own_thread
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
@@ -240,7 +240,7 @@ class VolumeManager:
             self._users.setdefault(volume, set()).add(sandbox)
             async with self._mount_locks.hold(volume):
                 try:
-                    source = await run_apart(self._disks.mount, volume)
+                    source = await run_in_own_thread(self._disks.mount, volume)
                 except OSError as error:
                     raise HostError(
                         f"Volume {self._name(volume)} cannot be mounted: {error.strerror or error}.",
@@ -286,7 +286,7 @@ class VolumeManager:
                 self._reservations.release(record.id)
                 raise
         try:
-            await run_apart(self._disks.make, record.id, size_bytes)
+            await run_in_own_thread(self._disks.make, record.id, size_bytes)
             record = replace(record, ready=True)
             await self._table.save(record, self._event("volume.created", record, size_bytes=size_bytes))
         except BaseException as error:
@@ -315,7 +315,7 @@ class VolumeManager:
         """Remove the file system of a volume that has no record any more, and release its reservation."""
         async with self._mount_locks.hold(volume):
             try:
-                await run_apart(self._disks.remove, volume)
+                await run_in_own_thread(self._disks.remove, volume)
             except OSError as error:
                 _log.warning("volume.not_removed", volume=volume, error=str(error), hint="The next start of the service tries again.")
                 return
@@ -327,8 +327,8 @@ class VolumeManager:
                 return
             self._users.pop(volume, None)
             try:
-                used = await run_apart(self._disks.used_bytes, volume)
-                await run_apart(self._disks.unmount, volume)
+                used = await run_in_own_thread(self._disks.used_bytes, volume)
+                await run_in_own_thread(self._disks.unmount, volume)
             except OSError as error:
                 _log.warning("volume.not_unmounted", volume=volume, error=str(error))
                 return

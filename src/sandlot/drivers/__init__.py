@@ -1,1 +1,1 @@
-"""The isolation seam: what makes, limits and ends a sandbox. One registry, one room per family of runtimes."""
+"""Isolation drivers: create, limit and end sandboxes on this host."""

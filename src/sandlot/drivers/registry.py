@@ -1,8 +1,8 @@
-"""Which drivers there are, by name.
+"""Names of drivers and their factories.
 
-A driver is a factory: settings in, :class:`~sandlot.model.ports.Driver` out. Sandlot's own are named here and imported
-when asked for; others are found by the entry point group ``sandlot.drivers`` and must pass ``sandlot.testing``'s suite.
-Which of them may be used is the operator's choice and not made here.
+A factory takes the settings and returns a :class:`~sandlot.model.ports.Driver`. Sandlot's own drivers are listed here and imported when they are
+opened. Other drivers are found through the entry point group ``sandlot.drivers``; they must pass the suite of ``sandlot.testing``. The operator
+chooses which drivers may be used, not this module.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ENTRY_POINTS = "sandlot.drivers"
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """What every driver is given.
+    """Settings of a driver.
 
     Args:
-        node: The id of this state directory; everything that a driver makes on the host carries it.
-        data_dir: The state directory, absolute.
-        ids: Randomness for names.
+        node: Id of this state directory. The names of everything that a driver creates on the host contain it.
+        data_dir: Absolute path of the state directory.
+        ids: Source of random bytes for names.
     """
 
     node: NodeId
@@ -43,20 +43,20 @@ _OWN: Mapping[str, str] = MappingProxyType({"gvisor": "sandlot.drivers.oci.drive
 
 
 def driver_names() -> tuple[str, ...]:
-    """The names of all drivers that are installed, Sandlot's own first."""
+    """Return the names of all installed drivers, Sandlot's own first."""
     others = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)} - set(_OWN))
     return (*_OWN, *others)
 
 
 def open_driver(name: str, settings: DriverSettings) -> Driver:
-    """Make a driver. Touches nothing on the host yet.
+    """Create a driver. Changes nothing on the host.
 
     Args:
         name: One of :func:`driver_names`.
-        settings: What every driver is given.
+        settings: Settings of the driver.
 
     Raises:
-        InvalidRequestError: There is none of that name.
+        InvalidRequestError: No driver has this name.
     """
     if name in _OWN:
         module, _, attribute = _OWN[name].partition(":")
@@ -69,6 +69,6 @@ def open_driver(name: str, settings: DriverSettings) -> Driver:
     raise InvalidRequestError(
         f"There is no isolation driver {name!r}.",
         code=ErrorCode.INVALID_REQUEST,
-        hint=f"Installed are: {', '.join(driver_names())}.",
+        hint=f"Use one of the installed drivers: {', '.join(driver_names())}.",
         fields={"isolation": name},
     )

@@ -1,1 +1,1 @@
-"""Linux on the host: processes and their identity, cgroups, disks, pipes to a guest, and what this machine can do."""
+"""Linux on the host: processes, control groups, disks, the pipes of a link, files that survive a crash, and checks of the machine."""

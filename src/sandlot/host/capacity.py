@@ -1,19 +1,17 @@
-"""What this machine has for sandboxes, and what of it is free: read from the kernel, never estimated.
+"""Capacity of the machine for sandboxes and its free part, read from the kernel.
 
-=======  ========================================================  =======================================================
-what     has                                                       free
-=======  ========================================================  =======================================================
-memory   MemTotal, or the limit of the group that this process     MemAvailable (proc(5)): what can be had without swapping;
-         was started in                                            or what the limit leaves to the group, its files' cache
-                                                                   not counted, where that is less
-disk     the size of the file system of the state directory        what is not taken there, by whomever
-pids     the least of kernel.pid_max, kernel.threads-max and       the first two, less the tasks that there are; or what
-         the groups' pids.max                                      pids.max leaves to the group, where that is less
-=======  ========================================================  =======================================================
+=======  =========================================================  ============================================================
+         capacity                                                   free
+=======  =========================================================  ============================================================
+memory   MemTotal, or the limit of the group in which this process  MemAvailable (proc(5)), which needs no swapping; or the rest
+         was started                                                of the group's limit without its file cache, if that is less
+disk     size of the file system of the state directory             free blocks of this file system
+pids     the least of kernel.pid_max, kernel.threads-max and the    the first two, minus all tasks; or the rest of the group's
+         groups' pids.max                                           pids.max, if that is less
+=======  =========================================================  ============================================================
 
-The limits of control groups are read once, at the start: they are what whoever started the service meant it to have, and the
-service moves to a group of its own afterwards (``own.py``). What is used of them is read with everything else: a bound group is
-compared with its own use, and the machine's tasks are not held against a group that has few.
+The limits of control groups are read once at the start: they are what the operator gave the service, and the service moves to its own group
+afterwards (``service_cgroup.py``). Their use is read each time. The limit of a group is compared with the use of that group only.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandlot.host.hierarchies import Layout
+from sandlot.host.cgroup_layout import Layout
 from sandlot.model.ports import HostReading, Resources
 
 PROC = Path("/proc")
 _BLOCK_BYTES = 512
 """The unit of ``st_blocks``, stat(2)."""
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 says "no limit" by a huge number."""
+"""Version 1 represents "no limit" by a number above this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +37,17 @@ class Bound:
     """A limit of a control group.
 
     Args:
-        most: It.
-        group: The group's folder, where what it uses is read.
+        limit: The limit.
+        group: Folder of the group, in which its use is read.
     """
 
-    most: int
+    limit: int
     group: Path
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """What control groups leave to a process and all that it starts; none is no bound."""
+    """Limits of all control groups around this process."""
 
     memory: tuple[Bound, ...] = ()
     pids: tuple[Bound, ...] = ()
@@ -57,14 +55,14 @@ class GroupBounds:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """This machine, as sandboxes of one state directory find it.
+    """This machine and one state directory.
 
     Args:
         data_dir: The state directory.
-        sandboxes: The folder in it that the sandboxes' files are in; need not exist.
-        bounds: Of the groups that the service was started in.
-        proc: Where /proc is.
-        volumes: The folder in it that volumes are in; need not exist.
+        sandboxes: Its folder with the files of sandboxes; may not exist.
+        bounds: Limits of the groups in which the service was started.
+        proc: Path of /proc.
+        volumes: Its folder with volumes; may not exist.
     """
 
     data_dir: Path
@@ -74,20 +72,20 @@ class Host:
     volumes: Path | None = None
 
     def read(self) -> HostReading:
-        """Look at it; blocks for some milliseconds.
+        """Read the capacity and its free part. Blocks for some milliseconds.
 
         Raises:
-            OSError: The kernel does not say.
+            OSError: A file of the kernel cannot be read.
         """
         memory = read_meminfo((self.proc / "meminfo").read_text(encoding="ascii"))
-        most = most_tasks(self.proc)
+        max_count = max_tasks(self.proc)
         disk = os.statvfs(self.data_dir)
-        free_tasks = most - tasks((self.proc / "loadavg").read_text(encoding="ascii"))
+        free_tasks = max_count - count_tasks((self.proc / "loadavg").read_text(encoding="ascii"))
         return HostReading(
             total=Resources(
-                memory_bytes=min([memory["MemTotal"], *(bound.most for bound in self.bounds.memory)]),
+                memory_bytes=min([memory["MemTotal"], *(bound.limit for bound in self.bounds.memory)]),
                 disk_bytes=disk.f_blocks * disk.f_frsize,
-                pids=min([most, *(bound.most for bound in self.bounds.pids)]),
+                pids=min([max_count, *(bound.limit for bound in self.bounds.pids)]),
             ),
             free=Resources(
                 memory_bytes=max(0, min([memory["MemAvailable"], *_left(self.bounds.memory, used_memory)])),
@@ -99,7 +97,7 @@ class Host:
 
 
 def read_meminfo(text: str) -> dict[str, int]:
-    """``/proc/meminfo`` in bytes: name -> amount (proc(5))."""
+    """Parse ``/proc/meminfo`` (proc(5)): name -> bytes."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -109,21 +107,21 @@ def read_meminfo(text: str) -> dict[str, int]:
     return found
 
 
-def tasks(loadavg: str) -> int:
-    """How many tasks there are, by the text of ``/proc/loadavg``: the fourth field is running/all (proc(5))."""
+def count_tasks(loadavg: str) -> int:
+    """Return the number of tasks in the text of ``/proc/loadavg``: the fourth field is running/all (proc(5))."""
     return int(loadavg.split()[3].partition("/")[2])
 
 
-def most_tasks(proc: Path) -> int:
-    """How many tasks there may be on the machine."""
+def max_tasks(proc: Path) -> int:
+    """Return the largest number of tasks on the machine."""
     return min(int((proc / "sys/kernel" / name).read_text(encoding="ascii")) for name in ("pid_max", "threads-max"))
 
 
 def used_memory(group: Path) -> int:
-    """What a group has of memory that cannot simply be had back: without its files' cache (memory.rst, cgroup-v2.rst).
+    """Return the memory of a group without its file cache, which the kernel can reclaim (memory.rst, cgroup-v2.rst).
 
     Raises:
-        OSError: There is no such group.
+        OSError: The group does not exist.
     """
     old = group / "memory.usage_in_bytes"
     usage, prefix = (old, "total_") if old.exists() else (group / "memory.current", "")
@@ -133,20 +131,20 @@ def used_memory(group: Path) -> int:
 
 
 def used_tasks(group: Path) -> int:
-    """How many tasks a group has.
+    """Return the number of tasks of a group.
 
     Raises:
-        OSError: There is no such group.
+        OSError: The group does not exist.
     """
     return int((group / "pids.current").read_text(encoding="ascii"))
 
 
 def held_bytes(folder: Path, *, deep: bool = True) -> int:
-    """What the files below a folder occupy. Files that come and go meanwhile do not matter; links are not followed.
+    """Return the disk space of the files below a folder. Files that disappear meanwhile are ignored, links are not followed.
 
     Args:
-        folder: Which.
-        deep: Whether those in folders below it count as well.
+        folder: The folder.
+        deep: True: include subfolders.
     """
     held = 0
     for parent, folders, files in os.walk(folder):
@@ -159,11 +157,11 @@ def held_bytes(folder: Path, *, deep: bool = True) -> int:
 
 
 def own_bounds(layout: Layout | None, proc: Path = PROC) -> GroupBounds:
-    """What the control groups that this process is in leave to it, their parents included.
+    """Return the limits of the control groups of this process and of their parents.
 
     Args:
-        layout: Where the controllers are; None where the host has none.
-        proc: Where /proc is.
+        layout: Layout of the host's control groups. None: the host has none.
+        proc: Path of /proc.
     """
     if layout is None:
         return GroupBounds()
@@ -176,11 +174,11 @@ def own_bounds(layout: Layout | None, proc: Path = PROC) -> GroupBounds:
 
 
 def group_of(cgroup: str, controller: str) -> Path:
-    """The group that a process is in, by the text of its ``/proc/PID/cgroup`` (cgroups(7)): relative to the mount.
+    """Return the group of a process, relative to the mount point of the hierarchy.
 
     Args:
-        cgroup: The text.
-        controller: Whose hierarchy; the unified one's where no other has it.
+        cgroup: Text of ``/proc/PID/cgroup`` (cgroups(7)).
+        controller: Controller of the hierarchy. If no hierarchy has it, the unified one counts.
     """
     unified = Path()
     for line in cgroup.splitlines():
@@ -193,21 +191,21 @@ def group_of(cgroup: str, controller: str) -> Path:
 
 
 def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bound, ...]:
-    """The numbers in a file of a group and of all above it."""
+    """Return the limits in a file of a group and of all groups above it."""
     found: list[Bound] = []
     mount = layout.home(controller)
     for level in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):
-            value = int((mount / level / file).read_text(encoding="ascii"))  # "max" is no number
+            value = int((mount / level / file).read_text(encoding="ascii"))  # "max" means no limit
             if value < _UNLIMITED_BYTES:
                 found.append(Bound(value, mount / level))
     return tuple(found)
 
 
 def _left(bounds: tuple[Bound, ...], used: Callable[[Path], int]) -> list[int]:
-    """What bounds leave; nothing is said of a group that is gone since, because whoever was in it is elsewhere."""
+    """Return the rest of each limit. Groups that are gone are ignored, because their processes are elsewhere."""
     left: list[int] = []
     for bound in bounds:
         with contextlib.suppress(OSError, ValueError):
-            left.append(bound.most - used(bound.group))
+            left.append(bound.limit - used(bound.group))
     return left

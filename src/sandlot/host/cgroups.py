@@ -1,12 +1,12 @@
-"""One control group of the host: made, limited, limited anew, counted, frozen, killed and removed.
+"""One control group of the host: created, limited, read, frozen, killed and removed.
 
-Promises:
-- Everything is derived from the group's name: after a crash the same name finds all that is left, in every hierarchy.
-- :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment: pids are turned into pidfds and
-  looked at again before a signal is sent, so that a recycled pid is never hit (pidfd_open(2)).
-- Removing is done in a loop by the caller: a group cannot be removed while a task is in it, and tasks leave late.
+Invariants:
+- Everything is derived from the group's name. After a crash the same name finds everything that is left, in every hierarchy.
+- :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment. It opens pidfds and reads the group again before it sends a
+  signal, so a process with a reused pid is never hit (pidfd_open(2)).
+- The caller removes a group in a loop: a group cannot be removed while a task is in it, and tasks leave late.
 
-The methods block for microseconds, :meth:`Cgroup.change` for as long as the kernel reclaims; nothing here waits.
+The methods block for microseconds, :meth:`Cgroup.change` as long as the kernel reclaims memory. None of them waits.
 """
 
 from __future__ import annotations
@@ -19,23 +19,34 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from sandlot.host.hierarchies import GIVEN_TO_CHILDREN, SQUEEZE, GroupLimits, Layout, Setting, read_layout, read_pairs, resettings, settings
+from sandlot.host.cgroup_layout import (
+    CHILD_CONTROLLERS,
+    MEMORY_HIGH,
+    UNIFIED,
+    GroupLimits,
+    Layout,
+    Setting,
+    change_settings,
+    create_settings,
+    parse_flat_keyed,
+    parse_layout,
+)
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 
 MOUNTINFO = Path("/proc/self/mountinfo")
-_RACED = 20
-"""How often a folder is made again after somebody removed its empty parent."""
+_MAX_ATTEMPTS = 20
+"""Attempts to create a folder whose empty parent another process removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """What a group has used so far.
+    """Resources that a group has used so far.
 
     Args:
         cpu_s: Seconds of processor time, user and system.
-        memory_bytes: What it holds now, without the page cache that the kernel can drop at once.
-        memory_peak_bytes: The most that it ever held, page cache included; 0 where the kernel does not count it.
-        pids: Host tasks in it now.
+        memory_bytes: Memory in use now, without the page cache that the kernel can drop at once.
+        memory_peak_bytes: Largest memory use so far, including page cache. 0: the kernel does not count it.
+        pids: Tasks of the host in the group now.
     """
 
     cpu_s: float
@@ -45,10 +56,10 @@ class GroupUsage:
 
 
 def detect_layout(mountinfo: Path = MOUNTINFO) -> Layout:
-    """Where this host's controllers are.
+    """Return the layout of this host's control groups.
 
     Raises:
-        HostError: There is none for memory.
+        HostError: No hierarchy has the memory controller.
     """
     text = mountinfo.read_text(encoding="utf-8", errors="surrogateescape")
     unified: dict[str, str] = {}
@@ -58,15 +69,15 @@ def detect_layout(mountinfo: Path = MOUNTINFO) -> Layout:
             mount = before.split()[4]
             with contextlib.suppress(OSError):
                 unified[mount] = Path(mount, "cgroup.controllers").read_text(encoding="ascii")
-    return read_layout(text, unified)
+    return parse_layout(text, unified)
 
 
 class Cgroup:
-    """One group, by its name below every hierarchy.
+    """One control group, which has the same name in every hierarchy.
 
     Args:
-        layout: Where the hierarchies are.
-        name: Its path below each of them, for example ``/sandlot/abcd/abcd-xxxxxxxxxxxxxxxx``.
+        layout: Layout of the host's control groups.
+        name: Path below the root of each hierarchy, for example ``/sandlot/abcd/abcd-xxxxxxxxxxxxxxxx``.
     """
 
     __slots__ = ("_layout", "_relative", "name")
@@ -78,56 +89,56 @@ class Cgroup:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Its folder in every hierarchy."""
+        """Folder of the group in each hierarchy."""
         return tuple(hierarchy.mount / self._relative for hierarchy in self._layout.hierarchies)
 
     @property
-    def doors(self) -> tuple[Path, ...]:
-        """The files that take in a process of one thread: write ``0`` to each for oneself.
+    def entry_files(self) -> tuple[Path, ...]:
+        """Files through which a process with one thread enters the group, by writing ``0`` to each.
 
-        In version 1 that is ``tasks``: a thread that moves itself needs no lock over all processes of the host, which
-        costs 5 to 17 ms (measured) of waiting for an RCU grace period with ``cgroup.procs``.
+        In version 1 the file is ``tasks``. A thread that moves itself needs no lock over all processes of the host; with ``cgroup.procs`` it would
+        wait 5 to 17 ms (measured) for an RCU grace period.
         """
         file = "tasks" if self._layout.version == 1 else "cgroup.procs"
         return tuple(folder / file for folder in self.folders)
 
     def exists(self) -> bool:
-        """Whether any of it is there."""
+        """Return whether the group exists in any hierarchy."""
         return any(folder.is_dir() for folder in self.folders)
 
     def create(self, limits: GroupLimits) -> None:
-        """Make it and set its limits, before anybody is in it.
+        """Create the group and set its limits, before a process enters it.
 
         Raises:
-            HostError: The kernel refused; the message has its words.
+            HostError: The kernel refused; the message contains its error.
         """
         try:
             for hierarchy in self._layout.hierarchies:
                 self._make(hierarchy.mount, "cpuset" in hierarchy.controllers)
-            for setting in settings(self._layout.version, limits):
+            for setting in create_settings(self._layout.version, limits):
                 self._write(setting.controller, setting.file, setting.value, optional=setting.optional)
         except OSError as error:
             raise HostError(
-                f"The host refused to make the control group {self.name}: {error.strerror} ({error.filename}).",
+                f"The host could not create the control group {self.name}: {error.strerror} ({error.filename}).",
                 code=ErrorCode.HOST_NOT_READY,
-                hint="The service must run as root on a host whose /sys/fs/cgroup is writable; `sandlot doctor` says what is missing.",
+                hint="Run the service as root on a host whose /sys/fs/cgroup is writable; `sandlot doctor` reports what the host lacks.",
             ) from error
 
     def change(self, limits: GroupLimits) -> None:
-        """Move the limits of a group that is in use: all of them, or none. Takes as long as the kernel needs to reclaim.
+        """Change the limits of a group in use: all of them, or none. Takes as long as the kernel needs to reclaim memory.
 
         Raises:
-            ConflictError: It holds more than it would be allowed; nothing was changed.
-            HostError: The kernel refused; nothing was changed, the message has its words.
-            FileNotFoundError: It is gone.
+            ConflictError: The group uses more than the new limits; nothing was changed.
+            HostError: The kernel refused; nothing was changed, and the message contains its error.
+            FileNotFoundError: The group is gone.
         """
         tasks = int(self._read("pids", "pids.current"))
         if tasks > limits.pids:
-            raise _in_use("pids", tasks, limits.pids, "tasks of the host")
+            raise _in_use_error("pids", tasks, limits.pids, "tasks of the host")
         done: list[Setting] = []
         try:
-            for setting in resettings(self._layout.version, limits, raised=limits.memory_bytes > self._memory_limit()):
-                self._reset(setting, done)
+            for setting in change_settings(self._layout.version, limits, raised=limits.memory_bytes > self._memory_limit()):
+                self._change(setting, done)
         except OSError as error:
             for setting in reversed(done):
                 with contextlib.suppress(OSError):
@@ -135,19 +146,19 @@ class Cgroup:
             if isinstance(error, FileNotFoundError):
                 raise
             if error.errno == errno.EBUSY:
-                raise _in_use("memory_bytes", self.usage().memory_bytes, limits.memory_bytes, "bytes of memory") from None
+                raise _in_use_error("memory_bytes", self.usage().memory_bytes, limits.memory_bytes, "bytes of memory") from None
             raise HostError(
-                f"The host refused to change the limits of the control group {self.name}: {error.strerror} ({error.filename}).",
+                f"The host could not change the limits of the control group {self.name}: {error.strerror} ({error.filename}).",
                 code=ErrorCode.HOST_NOT_READY,
-                hint="`sandlot doctor` says what is missing.",
+                hint="`sandlot doctor` reports what the host lacks.",
             ) from error
 
     def limits(self) -> GroupLimits:
-        """What it is limited to now.
+        """Return the current limits.
 
         Raises:
-            FileNotFoundError: It is gone.
-            ValueError: It is not limited at all.
+            FileNotFoundError: The group is gone.
+            ValueError: The group has no limits.
         """
         if self._layout.version == 1:
             quota, period = (self._read("cpu", f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -156,15 +167,15 @@ class Cgroup:
         return GroupLimits(memory_bytes=self._memory_limit(), cpus=int(quota) / int(period), pids=int(self._read("pids", "pids.max")))
 
     def charged_bytes(self) -> int:
-        """What counts against its memory limit now, page cache included.
+        """Return the bytes that count against the memory limit now, including page cache.
 
         Raises:
-            FileNotFoundError: It is gone.
+            FileNotFoundError: The group is gone.
         """
         return int(self._read("memory", "memory.usage_in_bytes" if self._layout.version == 1 else "memory.current"))
 
     def pids(self) -> set[int]:
-        """The processes in it now, over all hierarchies: a process that was stopped half-way may be in some only."""
+        """Return the processes in the group, over all hierarchies. A process that died while it entered may be in some of them only."""
         found: set[int] = set()
         for folder in self.folders:
             with contextlib.suppress(OSError):
@@ -173,13 +184,13 @@ class Cgroup:
         return found
 
     def kill_once(self) -> int:
-        """Thaw it, forbid new tasks and send SIGKILL to all that are in it; how many there were.
+        """Thaw the group, forbid new tasks, send SIGKILL to its processes, and return their number.
 
-        A frozen task of version 1 dies only once thawed. To end it all, call until it answers 0.
+        A frozen task of version 1 dies only after thawing. To end all processes, call this until it returns 0.
         """
         self.thaw()
-        if self._layout.version == 2:  # noqa: PLR2004 - the version
-            # Since Linux 5.14; it also reaches what forks meanwhile.
+        if self._layout.version == UNIFIED:
+            # Since Linux 5.14. It also kills processes that are forked meanwhile.
             with contextlib.suppress(OSError):
                 self._write("pids", "cgroup.kill", "1")
         with contextlib.suppress(OSError):
@@ -200,27 +211,27 @@ class Cgroup:
         return len(handles)
 
     def freeze(self) -> None:
-        """Ask the kernel to stop every task; done when :meth:`is_frozen` says so."""
+        """Ask the kernel to stop every task. This is done when :meth:`is_frozen` returns True."""
         self._set_frozen(frozen=True)
 
     def thaw(self) -> None:
-        """Let every task go on; a group that is gone is no error."""
+        """Let every task continue. Does nothing if the group is gone."""
         with contextlib.suppress(FileNotFoundError, OSError):
             self._set_frozen(frozen=False)
 
     def is_frozen(self) -> bool:
-        """Whether every task has stopped."""
+        """Return whether every task has stopped."""
         if self._layout.version == 1:
             return self._read("freezer", "freezer.state").strip() == "FROZEN"
-        return read_pairs(self._read("freezer", "cgroup.events")).get("frozen") == 1
+        return parse_flat_keyed(self._read("freezer", "cgroup.events")).get("frozen") == 1
 
     def usage(self) -> GroupUsage:
-        """What it has used so far.
+        """Return the resources that the group has used so far.
 
         Raises:
-            FileNotFoundError: It is gone.
+            FileNotFoundError: The group is gone.
         """
-        stat = read_pairs(self._read("memory", "memory.stat"))
+        stat = parse_flat_keyed(self._read("memory", "memory.stat"))
         if self._layout.version == 1:
             return GroupUsage(
                 cpu_s=int(self._read("cpuacct", "cpuacct.usage")) / 1e9,
@@ -232,22 +243,22 @@ class Cgroup:
         with contextlib.suppress(FileNotFoundError):  # since Linux 5.19
             peak = int(self._read("memory", "memory.peak"))
         return GroupUsage(
-            cpu_s=read_pairs(self._read("cpu", "cpu.stat")).get("usage_usec", 0) / 1e6,
+            cpu_s=parse_flat_keyed(self._read("cpu", "cpu.stat")).get("usage_usec", 0) / 1e6,
             memory_bytes=max(0, int(self._read("memory", "memory.current")) - stat.get("inactive_file", 0)),
             memory_peak_bytes=peak,
             pids=int(self._read("pids", "pids.current")),
         )
 
     def oom_kills(self) -> int:
-        """How many of its tasks the kernel killed for its memory limit; 0 once it is gone."""
+        """Return the number of tasks that the kernel killed because of the memory limit, or 0 if the group is gone."""
         file = "memory.oom_control" if self._layout.version == 1 else "memory.events"
         try:
-            return read_pairs(self._read("memory", file)).get("oom_kill", 0)
+            return parse_flat_keyed(self._read("memory", file)).get("oom_kill", 0)
         except OSError:
             return 0
 
     def remove(self) -> bool:
-        """Remove it and each parent that is empty then; whether it is gone. Call again while it is not: tasks leave late."""
+        """Remove the group and each parent that is then empty. Return False if tasks are still in it; call again then, because tasks leave late."""
         gone = True
         for folder in self.folders:
             try:
@@ -266,8 +277,8 @@ class Cgroup:
         return gone
 
     def _make(self, mount: Path, is_cpuset: bool) -> None:  # noqa: FBT001 - private
-        # Another group's removal takes away a parent that is empty for a moment.
-        for attempt in range(_RACED):
+        # The removal of another group may remove a parent that is empty for a moment.
+        for attempt in range(_MAX_ATTEMPTS):
             try:
                 folder = mount
                 for part in self._relative.parts:
@@ -275,19 +286,19 @@ class Cgroup:
                     with contextlib.suppress(FileExistsError):
                         folder.mkdir()
                     if is_cpuset and self._layout.version == 1:
-                        # A new cpuset is empty and takes no process; version 2 inherits.
+                        # A new cpuset is empty and accepts no process. In version 2 it inherits.
                         for file in ("cpuset.cpus", "cpuset.mems"):
                             (folder / file).write_text((parent / file).read_text(encoding="ascii"), encoding="ascii")
-                    elif self._layout.version == 2 and folder.name != self._relative.name:  # noqa: PLR2004 - the version
+                    elif self._layout.version == UNIFIED and folder.name != self._relative.name:
                         _delegate(folder)
                 return
             except OSError as error:
-                # ENODEV: removed between being opened and being written.
-                if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _RACED - 1:
+                # ENODEV: the group was removed after the file was opened.
+                if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
                     raise
 
-    def _reset(self, setting: Setting, done: list[Setting]) -> None:
-        """Write one file of a group in use; what was in it before goes into ``done``."""
+    def _change(self, setting: Setting, done: list[Setting]) -> None:
+        """Write one file of a group in use, and append its former value to ``done``."""
         try:
             before = self._read(setting.controller, setting.file).strip()
         except FileNotFoundError:
@@ -296,10 +307,10 @@ class Cgroup:
             raise
         if before == setting.value:
             return
-        # A service that was killed may have left a squeeze: that is nothing to go back to.
-        done.append(replace(setting, value="max" if setting.file == SQUEEZE else before))
+        # A killed service may have left a value of memory.high, which must not be restored.
+        done.append(replace(setting, value="max" if setting.file == MEMORY_HIGH else before))
         self._write(setting.controller, setting.file, setting.value)
-        if setting.file == SQUEEZE and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):
+        if setting.file == MEMORY_HIGH and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), setting.file)
 
     def _memory_limit(self) -> int:
@@ -321,7 +332,7 @@ class Cgroup:
     def _write(self, controller: str, file: str, value: str, *, optional: bool = False) -> None:
         path = self._folder(controller) / file
         try:
-            # No O_CREAT: the files are the kernel's.
+            # Without O_CREAT: the files belong to the kernel.
             handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             if optional:
@@ -337,7 +348,7 @@ class Cgroup:
 
 
 def group_names(layout: Layout, parent: PurePosixPath) -> set[str]:
-    """The names of all groups right below one, over all hierarchies."""
+    """Return the names of all groups directly below a group, over all hierarchies."""
     names: set[str] = set()
     for hierarchy in layout.hierarchies:
         with contextlib.suppress(FileNotFoundError), os.scandir(hierarchy.mount / parent.relative_to("/")) as entries:
@@ -345,16 +356,16 @@ def group_names(layout: Layout, parent: PurePosixPath) -> set[str]:
     return names
 
 
-def _in_use(limit: str, used: int, wanted: int, what: str) -> ConflictError:
+def _in_use_error(limit: str, used: int, wanted: int, what: str) -> ConflictError:
     return ConflictError(
-        f"The sandbox holds {used} {what}, and would be allowed {wanted}.",
+        f"The sandbox uses {used} {what}; the new limit is {wanted}.",
         code=ErrorCode.CONFLICT,
-        hint="End some of what runs in it first, or leave it more.",
+        hint="End some of its processes first, or set a higher limit.",
         fields={"field": limit, "in_use": used, "wanted": wanted},
     )
 
 
 def _delegate(folder: Path) -> None:
-    # cgroup-v2.rst: a controller is there for children only once the parent enabled it for them.
+    # cgroup-v2.rst: children have a controller only after the parent has enabled it for them.
     for level in (folder.parent, folder):
-        (level / "cgroup.subtree_control").write_text(GIVEN_TO_CHILDREN, encoding="ascii")
+        (level / "cgroup.subtree_control").write_text(CHILD_CONTROLLERS, encoding="ascii")

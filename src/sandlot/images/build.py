@@ -1,7 +1,7 @@
 """The steps of building images, interpreters, guest layers and roots.
 
 Each function fills one folder of a :class:`~sandlot.images.build_cache.BuildCache` and knows nothing about the cache. The decisions are in
-:mod:`~sandlot.images.plan` and :mod:`~sandlot.host.aptsource`; this module carries them out.
+:mod:`~sandlot.images.plan` and :mod:`~sandlot.host.apt_sources`; this module carries them out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from sandlot.host import aptsource
+from sandlot.host import apt_sources
 from sandlot.host.locked_folder import remove_tree
 from sandlot.images import interpreter, plan, rootfs_layout, tree
 from sandlot.images.command import CommandRunner, output_of, require_programs
@@ -99,10 +99,10 @@ def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRun
     require_programs("mmdebstrap", "unshare", "setpriv")
     sources = _apt_sources(debian.suite)
     sources_file = scratch / "image.sources"
-    sources_file.write_text(aptsource.sources_text(sources), encoding="utf-8")
+    sources_file.write_text(apt_sources.sources_text(sources), encoding="utf-8")
     options_file = scratch / "apt.conf"
     netrc = {name: path for name, path in (("netrc", "/etc/apt/auth.conf"), ("netrcparts", "/etc/apt/auth.conf.d")) if Path(path).exists()}
-    options_file.write_text(aptsource.options_text(output_of(("apt-config", "dump"))) + aptsource.credentials_text(netrc), encoding="utf-8")
+    options_file.write_text(apt_sources.options_text(output_of(("apt-config", "dump"))) + apt_sources.credentials_text(netrc), encoding="utf-8")
     argv = plan.mmdebstrap_argv(
         debian,
         root,
@@ -219,14 +219,14 @@ def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner,
     )
 
 
-def _apt_sources(suite: str) -> list[aptsource.Source]:
+def _apt_sources(suite: str) -> list[apt_sources.Source]:
     found = []
-    for target, suite_name in aptsource.choose(aptsource.parse_targets(output_of(("apt-get", "indextargets"))), suite, architecture()):
+    for target, suite_name in apt_sources.choose(apt_sources.parse_targets(output_of(("apt-get", "indextargets"))), suite, architecture()):
         entry = Path(target.entry.rpartition(":")[0])
-        signed_by = aptsource.signed_by(target.entry, entry.read_text(encoding="utf-8")) if entry.is_file() else ""
+        signed_by = apt_sources.signed_by(target.entry, entry.read_text(encoding="utf-8")) if entry.is_file() else ""
         if not signed_by and _DEBIAN_KEYRING.is_file():
             signed_by = str(_DEBIAN_KEYRING)
-        found.append(aptsource.Source(uri=target.uri, suite=suite_name, signed_by=signed_by))
+        found.append(apt_sources.Source(uri=target.uri, suite=suite_name, signed_by=signed_by))
     return found
 
 

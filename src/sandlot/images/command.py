@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from sandlot.host.own import let_go
+from sandlot.host.service_cgroup import leave_service_cgroup
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 _TAIL_LINES = 12
@@ -64,7 +64,7 @@ class CommandRunner:
                 raise missing_program(argv[0]) from None
             with process:
                 # A build takes minutes of CPU time and much memory. It must not have the protection of the service's own process.
-                let_go(process.pid)
+                leave_service_cgroup(process.pid)
                 output = process.stdout
                 assert output is not None  # noqa: S101 - it is a pipe
                 try:

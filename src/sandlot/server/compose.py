@@ -52,15 +52,15 @@ from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
-from sandlot.drivers.oci.places import sandboxes_folder
+from sandlot.drivers.oci.paths import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.egress.outbound.client import OutboundHttpClient
 from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.host.capacity import Host, own_bounds
+from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.hierarchies import Layout
-from sandlot.host.volumes import VolumeFiles
+from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link

@@ -4,7 +4,7 @@ Laws:
 - What an earlier service left running is taken over; a request to it waits until it is. The rest of what it left is removed meanwhile.
 - SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and idleness end it the same way: no new connections, running calls told so, exit code 0. Its
   sandboxes live on for the next start; so they do when it is killed, which a second signal does.
-- While it runs it is in a control group of its own and the last that the kernel takes when memory is short (``host/own.py``).
+- While it runs it is in a control group of its own and the last that the kernel takes when memory is short (``host/service_cgroup.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import uvicorn
 import uvloop
 
 from sandlot import __version__
-from sandlot.host import own
+from sandlot.host.service_cgroup import service_cgroup
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.server import logs
 from sandlot.server.app import create_app
@@ -90,7 +90,7 @@ async def serve(settings: Settings, *, local: bool) -> None:
     """
     # Read before it moves: what the service was started in is what its operator meant it to have.
     async with open_service(settings, keep=True) as service:
-        with own.protected(control_groups(), service.node) as missing:
+        with service_cgroup(control_groups(), service.node) as missing:
             for what in missing:
                 _log.warning("unprotected", missing=what)
             await _listen(service, local=local)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.volumes import VolumeFiles
+from sandlot.host.volume_disks import VolumeFiles
 from sandlot.link.payload import program_argv
 from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.ids import new_volume_id

@@ -1,4 +1,4 @@
-"""Drivers by name: Sandlot's own, and those that a third party installed."""
+"""Drivers by name: Sandlot's own ones and those of third parties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = DriverSettings(node=NodeId("abcd"), data_dir=Path("/nowhere"))
 
 
 def foreign(settings: DriverSettings) -> object:
-    """What a third party's factory looks like."""
+    """A third party's factory."""
     return ("foreign", settings)
 
 
@@ -28,14 +28,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[foreign.__module__])
 
 
-def test_our_own_are_there_and_touch_nothing() -> None:
+def test_opening_an_own_driver_changes_nothing_on_the_host() -> None:
     assert driver_names()[:2] == ("gvisor", "container")
     assert open_driver("gvisor", SETTINGS).name == "gvisor"
     assert not Path("/nowhere").exists()
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_third_partys_driver_is_found_and_cannot_take_our_name() -> None:
+def test_driver_of_a_third_party_is_found_and_cannot_replace_an_own_one() -> None:
     assert driver_names() == ("gvisor", "container", "theirs")
     theirs: object = open_driver("theirs", SETTINGS)
     assert theirs == ("foreign", SETTINGS)
@@ -43,7 +43,7 @@ def test_a_third_partys_driver_is_found_and_cannot_take_our_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "docker", "GVISOR", "../gvisor"])
-def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+def test_unknown_driver_is_refused_with_the_known_names(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="gvisor") as refused:
         open_driver(name, SETTINGS)
     assert refused.value.fields == {"isolation": name}

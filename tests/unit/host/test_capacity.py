@@ -1,4 +1,4 @@
-"""What the machine has: texts of the kernel read right, and this very machine makes sense."""
+"""Capacity of the machine: parsing of the kernel's files, and readings of this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, used_memory
-from sandlot.host.hierarchies import Hierarchy, Layout
+from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, max_tasks, own_bounds, used_memory
+from sandlot.host.cgroup_layout import Hierarchy, Layout
 
 MEMINFO = "MemTotal:       24684084 kB\nMemFree:        23387756 kB\nMemAvailable:   23939160 kB\nHugePages_Total:       3\n"
 V1 = "9:name=systemd:/user.slice\n4:memory:/system.slice/sandlot.service\n2:cpu,cpuacct:/x\n8:pids:/tasks/of:it\n0::/unified.slice\n"
@@ -25,7 +25,7 @@ V1 = "9:name=systemd:/user.slice\n4:memory:/system.slice/sandlot.service\n2:cpu,
         ("0::/\n", "pids", "."),
     ],
 )
-def test_the_group_of_a_controller(text: str, controller: str, group: str) -> None:
+def test_group_of_a_controller_is_found(text: str, controller: str, group: str) -> None:
     assert group_of(text, controller) == Path(group)
 
 
@@ -41,7 +41,7 @@ def fake_proc(folder: Path, cgroup: str) -> Path:
     return proc
 
 
-def test_a_group_and_those_above_it_bound_version_2(tmp_path: Path) -> None:
+def test_limits_of_parent_groups_count_in_version_2(tmp_path: Path) -> None:
     mount = tmp_path / "cgroup"
     (mount / "a/b").mkdir(parents=True)
     (mount / "a/memory.max").write_text("1000\n")
@@ -51,7 +51,7 @@ def test_a_group_and_those_above_it_bound_version_2(tmp_path: Path) -> None:
     assert own_bounds(layout, fake_proc(tmp_path, "0::/a/b\n")) == GroupBounds(memory=(Bound(2000, mount / "a/b"), Bound(1000, mount / "a")))
 
 
-def test_version_1_says_no_limit_by_a_huge_number(tmp_path: Path) -> None:
+def test_huge_limit_of_version_1_counts_as_none(tmp_path: Path) -> None:
     memory, pids = tmp_path / "memory", tmp_path / "pids"
     (memory / "a").mkdir(parents=True)
     (pids / "p").mkdir(parents=True)
@@ -64,25 +64,25 @@ def test_version_1_says_no_limit_by_a_huge_number(tmp_path: Path) -> None:
     assert own_bounds(layout, tmp_path / "proc") == GroupBounds(pids=(Bound(300, pids / "p"),))
 
 
-def test_without_control_groups_nothing_bounds() -> None:
+def test_host_without_control_groups_has_no_bounds() -> None:
     assert own_bounds(None) == GroupBounds()
 
 
-def test_the_groups_the_service_was_started_in_bound_what_the_machine_has(tmp_path: Path) -> None:
+def test_limits_of_the_services_groups_bound_the_capacity(tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, "0::/\n")
-    assert most_tasks(proc) == 20000
+    assert max_tasks(proc) == 20000
     free = Host(tmp_path, tmp_path / "none", GroupBounds(), proc).read()
     assert (free.total.memory_bytes, free.total.pids, free.free.pids) == (24684084 * 1024, 20000, 20000 - 132)
     group = tmp_path / "group"
     bounds = GroupBounds((Bound(1 << 30, group), Bound(1 << 31, tmp_path / "above")), (Bound(100, group),))
     bound = Host(tmp_path, tmp_path / "none", bounds, proc).read()
     assert (bound.total.memory_bytes, bound.total.pids) == (1 << 30, 100)
-    # The group is gone, so nobody uses anything of it: what the machine has free is all that there is to say.
+    # The group is gone, so only the free memory of the machine counts.
     assert (bound.free.memory_bytes, bound.free.pids) == (23939160 * 1024, 20000 - 132)
 
 
 @pytest.mark.parametrize("usage, prefix", [("memory.usage_in_bytes", "total_"), ("memory.current", "")])
-def test_what_is_free_of_a_bound_is_what_its_group_leaves_and_never_more_than_the_machine(tmp_path: Path, usage: str, prefix: str) -> None:
+def test_free_amount_is_the_rest_of_a_limit_and_at_most_that_of_the_machine(tmp_path: Path, usage: str, prefix: str) -> None:
     proc = fake_proc(tmp_path, "0::/\n")
     group = tmp_path / "group"
     group.mkdir()
@@ -101,7 +101,7 @@ def test_what_is_free_of_a_bound_is_what_its_group_leaves_and_never_more_than_th
     assert (over.free.memory_bytes, over.free.pids) == (0, 0)
 
 
-def test_held_is_what_files_occupy_not_how_long_they_are(tmp_path: Path) -> None:
+def test_held_bytes_are_disk_blocks_and_not_lengths(tmp_path: Path) -> None:
     sandboxes = tmp_path / "sandboxes"
     (sandboxes / "one/disk").mkdir(parents=True)
     assert held_bytes(sandboxes) == 0

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from sandlot.host.cgroup_layout import GroupLimits, Hierarchy, Layout
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
-from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout
 from sandlot.model.errors import ConflictError, HostError
 from sandlot.model.ids import new_node_id
 
@@ -36,7 +36,7 @@ def group() -> Iterator[Cgroup]:
 @pytest.fixture
 def process(group: Cgroup) -> Iterator[subprocess.Popen[bytes]]:
     group.create(LIMITS)
-    started = subprocess.Popen(["python3", "-c", f"{ENTER}\nwhile True: pass", *map(str, group.doors)], stdout=subprocess.PIPE)
+    started = subprocess.Popen(["python3", "-c", f"{ENTER}\nwhile True: pass", *map(str, group.entry_files)], stdout=subprocess.PIPE)
     assert started.stdout is not None
     assert started.stdout.read(3) == b"in\n"
     yield started
@@ -44,7 +44,7 @@ def process(group: Cgroup) -> Iterator[subprocess.Popen[bytes]]:
     started.communicate()
 
 
-def test_a_group_is_made_everywhere_limited_and_removed(group: Cgroup) -> None:
+def test_group_is_created_in_every_hierarchy_limited_and_removed(group: Cgroup) -> None:
     assert not group.exists()
     group.create(LIMITS)
     assert all(folder.is_dir() for folder in group.folders)
@@ -67,7 +67,7 @@ def _values(group: Cgroup, *files: str) -> list[str]:
     return [(folder / file).read_text().strip() for folder in group.folders for file in files if (folder / file).exists()]
 
 
-def test_a_process_is_counted_frozen_and_killed(group: Cgroup, process: subprocess.Popen[bytes]) -> None:
+def test_process_in_a_group_is_counted_frozen_and_killed(group: Cgroup, process: subprocess.Popen[bytes]) -> None:
     assert group.pids() == {process.pid}
     assert not group.remove()
     group.freeze()
@@ -85,10 +85,10 @@ def test_a_process_is_counted_frozen_and_killed(group: Cgroup, process: subproce
         time.sleep(0.001)
 
 
-def test_nothing_can_fork_its_way_out_of_a_kill(group: Cgroup) -> None:
+def test_fork_bomb_cannot_escape_a_kill(group: Cgroup) -> None:
     group.create(GroupLimits(memory_bytes=128 << 20, cpus=1, pids=1000))
     forks = f"{ENTER}\nwhile True:\n  try: os.fork()\n  except OSError: pass"
-    bomb = subprocess.Popen(["python3", "-c", forks, *map(str, group.doors)], stdout=subprocess.PIPE)
+    bomb = subprocess.Popen(["python3", "-c", forks, *map(str, group.entry_files)], stdout=subprocess.PIPE)
     assert bomb.stdout is not None
     bomb.stdout.read(3)
     while group.usage().pids < 20:
@@ -103,7 +103,7 @@ def _all_limits(group: Cgroup) -> list[str]:
     return _values(group, *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.cfs_quota_us", "pids.max", "memory.max", "cpu.max"))
 
 
-def test_a_change_that_fails_half_way_is_taken_back(group: Cgroup, tmp_path: Path) -> None:
+def test_failed_change_is_undone(group: Cgroup, tmp_path: Path) -> None:
     group.create(LIMITS)
     before = _all_limits(group)
     # Raised: memory comes last, and here it is no number that the kernel takes.
@@ -115,7 +115,7 @@ def test_a_change_that_fails_half_way_is_taken_back(group: Cgroup, tmp_path: Pat
         gone.change(LIMITS)
 
 
-def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
+def test_groups_of_one_parent_are_created_and_removed_concurrently() -> None:
     layout, node = detect_layout(), new_node_id()
     names = [PurePosixPath(f"/sandlot/{node}/{node}-{letter * 16}") for letter in "abcd"]
     children = []
@@ -136,11 +136,10 @@ def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
 def test_groups_of_version_1_are_entered_through_tasks() -> None:
     """A process that is moved by ``cgroup.procs`` waits for a lock over all processes of the host."""
     layout = Layout(1, (Hierarchy(Path("/c/memory"), frozenset({"memory"})), Hierarchy(Path("/c/pids"), frozenset({"pids"}))))
-    doors = Cgroup(layout, PurePosixPath("/sandlot/x")).doors
-    assert [str(door) for door in doors] == ["/c/memory/sandlot/x/tasks", "/c/pids/sandlot/x/tasks"]
+    assert [str(file) for file in Cgroup(layout, PurePosixPath("/sandlot/x")).entry_files] == ["/c/memory/sandlot/x/tasks", "/c/pids/sandlot/x/tasks"]
 
 
-def test_a_host_that_refuses_is_told_with_a_hint(tmp_path: Path) -> None:
+def test_refused_group_raises_an_error_with_a_hint(tmp_path: Path) -> None:
     layout = Layout(1, (Hierarchy(tmp_path / "not-there", frozenset({"memory", "cpu", "pids", "freezer"})),))
     with pytest.raises(HostError) as refused:
         Cgroup(layout, PurePosixPath("/sandlot/x/y")).create(LIMITS)
@@ -188,9 +187,9 @@ class TestVersion2:
         for parent in (leaf.parent, leaf.parent.parent, leaf.parent.parent.parent):
             assert (parent / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
         assert not (leaf / "cgroup.subtree_control").exists(), "a group with processes delegates nothing"
-        assert group.doors == (leaf / "cgroup.procs",)
+        assert group.entry_files == (leaf / "cgroup.procs",)
 
-    def test_less_memory_is_tried_before_it_is_set(self, group: Cgroup, leaf: Path) -> None:
+    def test_lower_memory_limit_is_tried_before_it_is_set(self, group: Cgroup, leaf: Path) -> None:
         group.create(GroupLimits(memory_bytes=134217728, cpus=0.5, pids=50))
         (leaf / "memory.max").write_text("134217728\n")
         (leaf / "memory.high").write_text("max      \n")

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandlot.host.checks import finding as findings
-from sandlot.host.checks.children import Answer, Task, described, run
 from sandlot.host.checks.finding import Finding, Part
+from sandlot.host.checks.runner import Answer, Task, describe_error, run
 from sandlot.model.errors import SandlotError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ NEEDED_BY: Mapping[str, frozenset[str]] = {
     "loop-devices": BOTH,
     "mkfs.ext4": BOTH,
     "shared-roots": frozenset({"container"}),
-    "kvm": frozenset({"microvm"}),
 }
 """Parts of the machine -> isolations that do not work without."""
 PLENTY_BYTES = {"data-dir": 2 * 1024**3, "cache-dir": 4 * 1024**3}
@@ -162,9 +161,8 @@ def _looks(settings: Settings) -> list[Look]:
     folders = {"data_dir": data, "cache_dir": cache}
     drivers = list(dict.fromkeys((*driver_names(), *settings.isolation_allowed)))
     return [
-        Look(Task("groups", f"{_CHECKS}.groups:check_groups"), "control groups", ("cgroups", "cgroup-delegation", "cgroup-freezer")),
+        Look(Task("cgroups", f"{_CHECKS}.cgroups:check_cgroups"), "control groups", ("cgroups", "cgroup-delegation", "cgroup-freezer")),
         Look(Task("kernel", f"{_CHECKS}.kernel:check_kernel", deadline_s=60.0), "kernel", ("namespaces", "seccomp", "pidfds")),
-        Look(Task("kvm", f"{_CHECKS}.kvm:check_kvm"), "kernel", ("kvm",)),
         Look(Task("storage", f"{_CHECKS}.storage:check_storage", {**folders, "plenty": PLENTY_BYTES}), "storage", ("data-dir", "cache-dir")),
         Look(Task("loops", f"{_CHECKS}.storage:check_loops", {"data_dir": data}), "storage", ("loop-devices",)),
         Look(Task("layers", f"{_CHECKS}.storage:check_layers", folders, deadline_s=30.0), "storage", ("shared-roots",)),
@@ -279,7 +277,7 @@ def try_driver(*, name: str, data_dir: str, node: NodeId) -> list[dict[str, Any]
     except SandlotError as error:
         return [Finding(name, ok=False, detail=error.message, fix=error.hint, group="isolation").dump()]
     except OSError as error:
-        return [Finding(name, ok=False, detail=described(error), fix="See data-dir.", group="isolation").dump()]
+        return [Finding(name, ok=False, detail=describe_error(error), fix="See data-dir.", group="isolation").dump()]
     found = check_driver(can)
     if os.geteuid() != 0 and found.ok is False and can.runtime:
         found = replace(found, ok=None, detail=f"{can.runtime}, not tried: only root can", fix="", parts=())

@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 from sandlot.core.execution import helpers
 from sandlot.core.sandbox import Sandbox
 from sandlot.host import durable
-from sandlot.host.threads import run_blocking
+from sandlot.host.blocking import run_blocking
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
 

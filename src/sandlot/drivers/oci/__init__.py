@@ -1,1 +1,1 @@
-"""Sandboxes by an OCI runtime: runsc today, with everything that is not runsc's kept apart for a second one."""
+"""Drivers that start sandboxes with an OCI runtime: runsc (``gvisor``) and crun (``container``)."""

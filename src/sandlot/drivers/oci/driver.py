@@ -1,15 +1,16 @@
-"""The driver of one OCI runtime: blanks are prepared, booted, adopted and swept.
+"""The driver of one OCI runtime: probe, prepare, adopt and sweep.
 
-What happens when, and why it is safe to be killed in between:
+A service may be killed at any step:
 
-=========  ==========================================================================================================
-prepare    record, folder, control group, pipes, disk image; meanwhile the stage starts. Then the stage enters the
-           group and makes its mounts. It ends by itself when the service dies before ``boot``.
-boot       record, OCI bundle; the stage starts the runtime, becomes the keeper and writes ``live``.
-restore    OCI bundle; the stage lets the runtime create, becomes the keeper and writes ``live``; the runtime restores; record (``blank.py``).
-adopt      ``live`` names processes that are the same ones still, in the group of that name.
-sweep      names of folders, groups, loop devices' files and owners of ids, less those to keep: each is given back as any.
-=========  ==========================================================================================================
+=========  ==========================================================================================================================
+prepare    Record, folder, control group, pipes, disk image. The stage starts meanwhile, then enters the group and makes its mounts.
+           The stage ends by itself if the service dies before ``boot``.
+boot       Record, OCI bundle. The stage starts the runtime, becomes the keeper and writes ``live``.
+restore    OCI bundle. The stage has the runtime create, becomes the keeper and writes ``live``. The runtime restores. Then the
+           record (``prepared.py``).
+adopt      The processes named in ``live`` must still exist, in the group of the same name.
+sweep      Names are collected from folders, groups, files of loop devices and owners of ids. Everything that is not kept is released.
+=========  ==========================================================================================================================
 """
 
 from __future__ import annotations
@@ -18,55 +19,51 @@ import asyncio
 import contextlib
 import os
 import shutil
-import threading
-import time
 import uuid
 from collections.abc import Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from sandlot.drivers.oci import probing
 from sandlot.drivers.oci import record as records
-from sandlot.drivers.oci.blank import OciBlank, unusable
-from sandlot.drivers.oci.checkpoint import images
-from sandlot.drivers.oci.checkpoint import manifest as manifests
 from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.holding import Holding, new_folders
+from sandlot.drivers.oci.host_resources import SandboxHostResources, new_folder_prefix
 from sandlot.drivers.oci.instance import OciInstance
-from sandlot.drivers.oci.places import Folder, is_ref, new_ref, node_group, runtimes_folder, sandboxes_folder, saved_images
-from sandlot.drivers.oci.programs import Programs
+from sandlot.drivers.oci.paths import SandboxFolder, is_ref, new_ref, node_group, runtimes_folder, sandboxes_folder, saved_images
+from sandlot.drivers.oci.prepared import OciPreparedSandbox, unusable_error
+from sandlot.drivers.oci.probe import Probe
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.drivers.oci.runtime import Place, Program, Runtime
+from sandlot.drivers.oci.runtime import Program, Runtime, RuntimePlanInputs
+from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
+from sandlot.drivers.oci.snapshots import image_files
+from sandlot.drivers.oci.snapshots import manifest as manifests
 from sandlot.drivers.registry import DriverSettings, driver_names
-from sandlot.host import disks
+from sandlot.host import disk_images
+from sandlot.host.blocking import run_blocking
+from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
-from sandlot.host.hierarchies import Layout
-from sandlot.host.idranges import RANGES, IdRanges
-from sandlot.host.launch import Stage, StageError, read_started
-from sandlot.host.processes import open_process
-from sandlot.host.threads import run_blocking
+from sandlot.host.id_ranges import RANGES, IdRanges
+from sandlot.host.launcher import Stage, StageError, read_started
+from sandlot.host.process_identity import open_process
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
 from sandlot.model.ports import Capabilities, DriverCapability, Instance, PreparedSandbox, ProbeResult, Resources
 from sandlot.model.specs import Limits, Shape
 
-_TEMPLATES_KEPT = 16
-"""Empty disks of so many sizes are remembered, about 0.2 MiB each."""
-
-_LOOK_AGAIN_S = 60.0
-
+_MAX_TEMPLATES = 16
+"""Number of disk sizes whose empty disk is remembered, about 0.2 MiB each."""
 _FOLDER_BYTES = 1024 * 1024
-"""A sandbox's folder beside its disk: bundle, state and logs, all bounded."""
+"""Most that a sandbox's folder takes besides its disk: bundle, state and logs."""
 
 
 class OciDriver:
-    """Isolation by one OCI runtime.
+    """Driver of one OCI runtime.
+
+    The driver's state does not depend on an event loop: a probe uses the same driver from its own loop.
 
     Args:
-        name: What people choose it by.
+        name: Name of the driver.
         settings: Node and state directory.
-        runtime: What is particular to the runtime.
+        runtime: The runtime.
     """
 
     def __init__(self, name: str, settings: DriverSettings, runtime: Runtime) -> None:
@@ -74,198 +71,85 @@ class OciDriver:
         self._settings = settings
         self._runtime = runtime
         self._sandboxes = sandboxes_folder(settings.data_dir)
-        self._holdings: dict[str, Holding] = {}
-        self._programs = Programs(runtime, runtimes_folder(settings.data_dir))
+        self._held: dict[str, SandboxHostResources] = {}
+        """Ref -> resources of each sandbox that this driver holds, including that of a probe."""
+        self._builds = RuntimeBuilds(runtime, runtimes_folder(settings.data_dir))
         self._layout: Layout | None = None
-        self._disks: dict[int, disks.DiskTemplate] = {}
-        self._lock = threading.Lock()
-        self._probed: Capabilities | None = None
-        self._probed_s = 0.0
+        self._disks: dict[int, disk_images.DiskTemplate] = {}
+        self._probe = Probe(self, self._builds, runtime.unsupported, self._sandboxes)
 
     def probe(self) -> Capabilities:
-        """What this driver can do on this host, found by starting a sandbox; the first call takes about a second.
-
-        A no is looked at again, because whoever reads its reason may do something about it, and a service need not be
-        started anew for that. A yes stays. A no to snapshots alone, of a disk that was full for one, is looked at again after a minute,
-        by one caller: the others' sandboxes do not wait for that.
-        """
-        known = self._probed
-        if known is not None and known.can(DriverCapability.BOOT) and (self._lock.locked() or not self._is_worth_another_look(known)):
-            return known
-        with self._lock:
-            if self._probed is None or not self._probed.can(DriverCapability.BOOT) or self._is_worth_another_look(self._probed):
-                # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
-                fresh = OciDriver(self.name, self._settings, self._runtime)
-                fresh._holdings = self._holdings
-                fresh._programs = self._programs
-                found = probing.probe(self.name, self.program, self._runtime.absent, fresh, self._settings.data_dir)
-                self._probed, self._probed_s = _with_every_yes(found, self._probed), time.monotonic()
-            return self._probed
-
-    def _is_worth_another_look(self, probed: Capabilities) -> bool:
-        missing = not probed.can(DriverCapability.SNAPSHOT) and DriverCapability.SNAPSHOT not in self._runtime.absent
-        return missing and time.monotonic() > self._probed_s + _LOOK_AGAIN_S
+        """Return the capabilities on this host (``probe.py``). The first call takes about a second."""
+        return self._probe.capabilities()
 
     def fingerprint(self) -> str:
-        """Everything that its snapshots depend on: the runtime's content.
+        """Return name and digest of the runtime, on which snapshots depend.
 
         Raises:
-            HostError: There is no runtime.
+            HostError: The runtime is not installed.
         """
-        program = self._programs.newest()
+        program = self._builds.installed()
         return f"{program.name}:{program.sha256}"
 
-    def program(self) -> Program:
-        """The runtime's program to start sandboxes on. Blocks for some tenths of a second when it is new, else for a stat.
-
-        Raises:
-            HostError: It is not installed, too old, or cannot be kept.
-        """
-        return self._programs.current()
-
     def max_resources(self, limits: Limits) -> Resources:
-        """The most that a sandbox can take of the host; the runtime and the keeper are in its group, so they are paid from its limits."""
+        """Return the most that a sandbox can use of the host. Its group includes the runtime and the keeper, so its limits cover them."""
         group = self._runtime.group_limits(limits)
-        image = disks.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
+        image = disk_images.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
 
     def restorable(self, snapshot: Path) -> ProbeResult:
-        """Whether it is whole, and the build of the runtime that wrote it is at hand. Blocks for a moment, longer for a build that is new to it."""
-        if reason := self._runtime.absent.get(DriverCapability.SNAPSHOT, ""):
+        """Return whether a snapshot is complete and the build that wrote it is available.
+
+        Blocks for a moment; longer for a build that this service has not verified yet.
+        """
+        if reason := self._runtime.unsupported.get(DriverCapability.SNAPSHOT, ""):
             return ProbeResult(ok=False, reason=reason)
         manifest = manifests.read(snapshot)
         if manifest is None:
             return ProbeResult(ok=False, reason="its manifest is missing or cannot be read")
         if manifest.driver != self.name:
             return ProbeResult(ok=False, reason=f"it was written by the {manifest.driver} driver")
-        reason = images.lacks(snapshot, manifest) or self._programs.why_not(manifest.runtime_sha256)
+        reason = image_files.find_damage(snapshot, manifest) or self._builds.unusable_reason(manifest.runtime_sha256)
         return ProbeResult(ok=not reason, reason=reason)
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> PreparedSandbox:
-        """Make a blank sandbox: everything but the runtime's own processes. About 15 ms.
+        """Prepare a sandbox: create everything except the runtime's own processes. Takes about 15 ms.
 
         Args:
-            shape: All that must be known before it is anyone's.
-            snapshot: What it is going to be restored from: it gets the build of the runtime that wrote that.
+            shape: Everything that must be known before the sandbox has an owner.
+            snapshot: Snapshot to restore later; the build of the runtime that wrote it is used. None: the newest build.
 
         Raises:
-            ConflictError: ``snapshot_unusable``: the snapshot is not whole, or what wrote it is not at hand.
+            ConflictError: ``snapshot_unusable``: the snapshot is not complete, or the build that wrote it is not available.
             HostError: The host lacks something; the hint gives the fix.
         """
         if not (shape.root.path / "").is_dir():
             raise InternalError(f"The root file system {shape.root.path} does not exist.")
-        program = await run_blocking(self.program if snapshot is None else partial(self._writer, snapshot))
-        holding = self._hold(new_ref(self._settings.node, self._settings.ids))
+        program = await run_blocking(self._builds.current if snapshot is None else partial(self._build_of, snapshot))
+        resources = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
-            first_id = await self._prepare(holding, shape, program)
+            first_id = await self._prepare(resources, shape, program)
         except BaseException as error:
-            await holding.let_go()
+            await resources.release_in_background()
             if isinstance(error, StageError | OSError):
                 raise HostError(
-                    f"The host refused to prepare a sandbox: {error}.",
+                    f"The host could not prepare a sandbox: {error}.",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="`sandlot doctor` says what is missing.",
+                    hint="`sandlot doctor` reports what the host lacks.",
                 ) from error
             raise
-        return OciBlank(holding, shape, self._runtime, program, first_id)
+        return OciPreparedSandbox(resources, shape, self._runtime, program, first_id)
 
-    def _writer(self, snapshot: Path) -> Program:
-        """The build that wrote a snapshot."""
-        verdict, manifest = self.restorable(snapshot), manifests.read(snapshot)
-        if not verdict.ok or manifest is None:
-            raise unusable(verdict.reason)
-        return self._programs.kept(manifest.runtime_sha256)
+    def _build_of(self, snapshot: Path) -> Program:
+        """Return the build that wrote a snapshot."""
+        result, manifest = self.restorable(snapshot), manifests.read(snapshot)
+        if not result.ok or manifest is None:
+            raise unusable_error(result.reason)
+        return self._builds.get(manifest.runtime_sha256)
 
-    async def adopt(self, ref: str) -> Instance:
-        """Take over a live sandbox after the service restarted.
-
-        Raises:
-            NotFoundError: Nothing of that ref is alive, or it was being destroyed.
-            ConflictError: This driver has it already.
-        """
-        if not is_ref(ref, self._settings.node):
-            raise _not_alive(ref)
-        folder = Folder(self._sandboxes / ref)
-        record = await run_blocking(records.read, folder.record)
-        if record is None or record.step is not Step.BOOT or record.driver != self.name:
-            raise _not_alive(ref)
-        try:
-            started = read_started(await run_blocking(folder.live.read_text, encoding="ascii"))
-        except (OSError, ValueError):
-            raise _not_alive(ref) from None
-        sandbox = open_process(started.sandbox)
-        if sandbox is None:
-            raise _not_alive(ref)
-        os.close(sandbox)
-        if ref in self._holdings:
-            raise ConflictError(f"Sandbox {ref} is already held.", code=ErrorCode.CONFLICT)
-        holding = self._hold(ref)
-        if started.sandbox.pid not in holding.cgroup.pids():
-            self._holdings.pop(ref, None)
-            raise _not_alive(ref)
-        holding.record = record
-        instance = OciInstance(holding, record, started, self._runtime, partial(self._programs.kept, record.runtime_sha256))
-        await instance.settle()
-        return instance
-
-    async def sweep(self, keep: Collection[str]) -> int:
-        """Remove everything of this node that is neither kept nor held by this very driver; how many sandboxes that were.
-
-        Raises:
-            InternalError: Something could not be removed; all else was.
-        """
-        strays = await run_blocking(self._refs_on_host)
-        strays -= set(keep) | set(self._holdings)
-        strays -= await run_blocking(self._others, strays)
-        holdings = [self._hold(ref) for ref in strays]
-        failures = [failure for failure in await asyncio.gather(*(holding.discard() for holding in holdings)) if failure is not None]
-        await run_blocking(self._forget_probes)
-        await run_blocking(self._forget_unneeded)
-        # Empty parents that a killed service left; others' sandboxes keep them.
-        await run_blocking(Cgroup(self._detected(), node_group(self._settings.node)).remove)
-        if failures:
-            raise failures[0]
-        return len(strays)
-
-    def _forget_probes(self) -> None:
-        """Remove what a probe left that was killed; one that goes on holds the lock."""
-        if self._lock.acquire(blocking=False):
-            try:
-                probing.clean(self.name, self._settings.data_dir)
-            finally:
-                self._lock.release()
-
-    def _forget_unneeded(self) -> None:
-        """Remove folders that were not finished, and builds of the runtime that nothing names any more."""
-        with contextlib.suppress(FileNotFoundError):
-            for beside in self._sandboxes.glob(f"{new_folders(self.name)}*"):
-                if beside.name.removeprefix(new_folders(self.name)) not in self._holdings:
-                    shutil.rmtree(beside, ignore_errors=True)
-        if DriverCapability.SNAPSHOT not in self._runtime.absent:
-            run = (records.read(file) for file in self._sandboxes.glob("*/record.json"))
-            wrote = (manifests.read(image) for image in saved_images(self._settings.data_dir))
-            self._programs.prune({each.runtime_sha256 for each in (*run, *wrote) if each is not None})
-
-    def _group(self, ref: str) -> Cgroup:
-        return Cgroup(self._detected(), node_group(self._settings.node) / ref)
-
-    def _detected(self) -> Layout:
-        if self._layout is None:
-            self._layout = detect_layout()
-        return self._layout
-
-    def _hold(self, ref: str) -> Holding:
-        holding = Holding(Folder(self._sandboxes / ref), self._group(ref), self._forget)
-        holding.own_ids = self._runtime.own_ids
-        self._holdings[ref] = holding
-        return holding
-
-    def _forget(self, ref: str) -> None:
-        self._holdings.pop(ref, None)
-
-    async def _prepare(self, holding: Holding, shape: Shape, program: Program) -> int | None:
-        """Everything; the first of its own ids, where it takes some."""
-        folder = holding.folder
+    async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
+        """Create everything. Return the first of the sandbox's own ids, if the runtime uses own ids."""
+        folder = resources.folder
         record = Record(
             ref=folder.ref,
             step=Step.PREPARE,
@@ -275,76 +159,150 @@ class OciDriver:
             root_digest=shape.root.digest,
             limits=shape.limits,
         )
-        await run_blocking(holding.make_folder, record)
-        # The interpreter starts while the rest is made.
+        await run_blocking(resources.create_folder, record)
+        # The stage's interpreter starts while everything else is created.
         spawning = asyncio.ensure_future(Stage.spawn(folder.ref, folder.stage_log))
         try:
-            first_id = await run_blocking(self._furnish, holding, shape, program)
+            first_id = await run_blocking(self._create_resources, resources, shape, program)
         finally:
-            holding.stage = await spawning
-        place = Place(
+            resources.stage = await spawning
+        inputs = RuntimePlanInputs(
             shape=shape,
             program=program,
             folder=folder,
-            doors=holding.cgroup.doors,
+            entry_files=resources.cgroup.entry_files,
             has_image=not program.limits_disk,
             has_tmp=await run_blocking(_is_empty, shape.root.path / "tmp"),
             first_id=first_id,
             boot_id=str(uuid.UUID(bytes=self._settings.ids(16), version=4)),
         )
-        await holding.stage.carry_out(self._runtime.plan(place))
+        await resources.stage.carry_out(self._runtime.plan(inputs))
         return first_id
 
-    def _furnish(self, holding: Holding, shape: Shape, program: Program) -> int | None:
-        template = None
-        if not program.limits_disk:
-            size = shape.limits.disk_bytes
-            template = self._disks.get(size)
-            if template is None:
-                template = disks.make_template(size, holding.folder.path, self._runtime.bytes_per_inode)
-                if len(self._disks) >= _TEMPLATES_KEPT:
-                    self._disks.clear()
-                self._disks[size] = template
-        holding.furnish(self._runtime.group_limits(shape.limits), template)
+    def _create_resources(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
+        resources.create_resources(shape.limits, None if program.limits_disk else self._disk_template(shape.limits.disk_bytes, resources.folder))
         if not self._runtime.own_ids:
             return None
-        # After the group was made: a range whose owner has none is anybody's.
-        layout, start = self._detected(), int.from_bytes(self._settings.ids(2), "big") % RANGES
-        return IdRanges().take(str(holding.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
+        # After the group was created: a range whose owner has no group is free.
+        layout, start = self._detected_layout(), int.from_bytes(self._settings.ids(2), "big") % RANGES
+        return IdRanges().take(str(resources.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
 
-    def _others(self, refs: Collection[str]) -> set[str]:
-        """Those that say of themselves that another driver made them; it will sweep them, or holds them."""
-        others = set(driver_names()) - {self.name}
-        return {ref for ref in refs if (record := records.read(Folder(self._sandboxes / ref).record)) is not None and record.driver in others}
+    def _disk_template(self, size_bytes: int, folder: SandboxFolder) -> disk_images.DiskTemplate:
+        template = self._disks.get(size_bytes)
+        if template is None:
+            template = disk_images.make_template(size_bytes, folder.path, self._runtime.bytes_per_inode)
+            if len(self._disks) >= _MAX_TEMPLATES:
+                self._disks.clear()
+            self._disks[size_bytes] = template
+        return template
+
+    async def adopt(self, ref: str) -> Instance:
+        """Take over a live sandbox after a restart of the service.
+
+        Raises:
+            NotFoundError: No sandbox with this ref is alive, or its removal had begun.
+            ConflictError: This driver already holds the sandbox.
+        """
+        if not is_ref(ref, self._settings.node):
+            raise _not_alive_error(ref)
+        folder = SandboxFolder(self._sandboxes / ref)
+        record = await run_blocking(records.read, folder.record)
+        if record is None or record.step is not Step.BOOT or record.driver != self.name:
+            raise _not_alive_error(ref)
+        try:
+            started = read_started(await run_blocking(folder.live.read_text, encoding="ascii"))
+        except (OSError, ValueError):
+            raise _not_alive_error(ref) from None
+        sandbox = open_process(started.sandbox)
+        if sandbox is None:
+            raise _not_alive_error(ref)
+        os.close(sandbox)
+        if ref in self._held:
+            raise ConflictError(f"The service already holds sandbox {ref}.", code=ErrorCode.CONFLICT)
+        resources = self._hold(ref)
+        if started.sandbox.pid not in resources.cgroup.pids():
+            self._forget(ref)
+            raise _not_alive_error(ref)
+        resources.record = record
+        instance = OciInstance(resources, record, started, self._runtime, partial(self._builds.get, record.runtime_sha256))
+        await instance.recover()
+        return instance
+
+    async def sweep(self, keep: Collection[str]) -> int:
+        """Remove everything of this node that this driver neither holds nor keeps, and return the number of removed sandboxes.
+
+        Args:
+            keep: Refs of sandboxes to keep.
+
+        Raises:
+            InternalError: Something could not be removed. Everything else was.
+        """
+        strays = await run_blocking(self._refs_on_host)
+        strays -= set(keep) | set(self._held)
+        strays -= await run_blocking(self._of_other_drivers, strays)
+        failures = [failure for failure in await asyncio.gather(*(self._hold(ref).try_release() for ref in strays)) if failure is not None]
+        await run_blocking(self._probe.clean)
+        await run_blocking(self._remove_leftovers)
+        # Empty parents that a killed service left. Groups of other sandboxes in them keep them.
+        await run_blocking(Cgroup(self._detected_layout(), node_group(self._settings.node)).remove)
+        if failures:
+            raise failures[0]
+        return len(strays)
 
     def _refs_on_host(self) -> set[str]:
         node = self._settings.node
-        names = group_names(self._detected(), node_group(node))
+        names = group_names(self._detected_layout(), node_group(node))
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self._sandboxes))  # noqa: PTH208 - names, not paths
-        names.update(file.parent.name for file in disks.loops_below(self._sandboxes).values())
+        names.update(file.parent.name for file in disk_images.loops_below(self._sandboxes).values())
         names.update(PurePosixPath(owner).name for owner in IdRanges().owners())
         return {name for name in names if is_ref(name, node)}
 
+    def _of_other_drivers(self, refs: Collection[str]) -> set[str]:
+        """Return the refs whose records name another driver, which sweeps or holds them itself."""
+        others = set(driver_names()) - {self.name}
+        files = {ref: SandboxFolder(self._sandboxes / ref).record for ref in refs}
+        return {ref for ref, file in files.items() if (record := records.read(file)) is not None and record.driver in others}
+
+    def _remove_leftovers(self) -> None:
+        """Remove folders that were not completed, and builds of the runtime that nothing needs."""
+        prefix = new_folder_prefix(self.name)
+        with contextlib.suppress(FileNotFoundError):
+            for draft in self._sandboxes.glob(f"{prefix}*"):
+                if draft.name.removeprefix(prefix) not in self._held:
+                    shutil.rmtree(draft, ignore_errors=True)
+        if DriverCapability.SNAPSHOT not in self._runtime.unsupported:
+            running = (records.read(file) for file in self._sandboxes.glob("*/record.json"))
+            saved = (manifests.read(image) for image in saved_images(self._settings.data_dir))
+            self._builds.prune({each.runtime_sha256 for each in (*running, *saved) if each is not None})
+
+    def _detected_layout(self) -> Layout:
+        if self._layout is None:
+            self._layout = detect_layout()
+        return self._layout
+
+    def _hold(self, ref: str) -> SandboxHostResources:
+        cgroup = Cgroup(self._detected_layout(), node_group(self._settings.node) / ref)
+        resources = SandboxHostResources(SandboxFolder(self._sandboxes / ref), cgroup, self._runtime, self._forget)
+        self._held[ref] = resources
+        return resources
+
+    def _forget(self, ref: str) -> None:
+        self._held.pop(ref, None)
+
 
 def gvisor(settings: DriverSettings) -> OciDriver:
-    """The ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""
+    """Create the ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""
     return OciDriver("gvisor", settings, Runsc())
 
 
 def container(settings: DriverSettings) -> OciDriver:
-    """The ``container`` driver: crun, on the host's own kernel."""
+    """Create the ``container`` driver: crun, on the host's own kernel."""
     return OciDriver("container", settings, Crun())
 
 
-def _with_every_yes(found: Capabilities, before: Capabilities | None) -> Capabilities:
-    if before is None:
-        return found
-    return replace(found, abilities={**found.abilities, **{ability: verdict for ability, verdict in before.abilities.items() if verdict.ok}})
-
-
 def _is_empty(folder: Path) -> bool:
-    if folder.is_symlink():  # an image may say so; it must not lead a mount astray
+    if folder.is_symlink():  # an image may contain one; a mount must not follow it
         return False
     try:
         return next(folder.iterdir(), None) is None
@@ -352,5 +310,5 @@ def _is_empty(folder: Path) -> bool:
         return False
 
 
-def _not_alive(ref: str) -> NotFoundError:
-    return NotFoundError(f"No live sandbox {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND, fields={"ref": ref})
+def _not_alive_error(ref: str) -> NotFoundError:
+    return NotFoundError(f"Sandbox {ref} is not alive.", code=ErrorCode.SANDBOX_NOT_FOUND, fields={"ref": ref})

@@ -1,7 +1,7 @@
-"""A sandbox that runs: connected to, limited anew, counted, frozen, awaited.
+"""A live sandbox: connect, configure, pause, snapshot, wait for its end, destroy.
 
-How it ended is found out once, by one task that waits for the end of the runtime's process; any number of callers share
-the answer, also after the sandbox was destroyed.
+One task waits for the end of the runtime's process and finds out once how the sandbox ended. Any number of callers share the result, also after the
+sandbox was destroyed.
 """
 
 from __future__ import annotations
@@ -16,49 +16,52 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sandlot.drivers.oci.checkpoint import images
-from sandlot.drivers.oci.checkpoint.taking import Taking, take
-from sandlot.drivers.oci.exits import DESTROYED, SAVED, Evidence, explain
-from sandlot.drivers.oci.holding import Holding, not_attached
+from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain
+from sandlot.drivers.oci.headroom import freeze
+from sandlot.drivers.oci.host_resources import SandboxHostResources, attach_error
 from sandlot.drivers.oci.record import Record
-from sandlot.drivers.oci.runtime import Engine, EngineError, Live, Program, Runtime
-from sandlot.host.fifos import PipeStream
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.launch import Started
-from sandlot.host.processes import Identity, ended, ended_within, open_process
-from sandlot.host.threads import finished, run_blocking
+from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, Runtime
+from sandlot.drivers.oci.snapshots import image_files
+from sandlot.drivers.oci.snapshots.take import SnapshotRequest, take_snapshot
+from sandlot.host.blocking import finished, run_blocking
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.launcher import Started
+from sandlot.host.link_pipes import PipeStream
+from sandlot.host.process_identity import Identity, open_process, wait_ended, wait_ended_within
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, Usage
 from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
 
-FIXED_DISK = "its file system is made once, in the size that was asked for"
-_KEEPER_PATIENCE_S = 2.0
-_STOP_PAUSE_S = 0.001
+FIXED_DISK = "the size of the file system is fixed when the sandbox is created"
+_KEEPER_TIMEOUT_S = 2.0
+_KILL_PAUSE_S = 0.001
 _PANIC_BYTES = 16 * 1024
 _FULL_SHARE = 0.98
-"""A disk counts as full when so much of its image is taken: metadata and fragments keep it from reaching all."""
+"""A disk counts as full when this share of its image is allocated: metadata and fragments keep the image from reaching its full size."""
 
 
 class OciInstance:
-    """One live sandbox; made by the driver.
+    """One live sandbox; created by the driver.
 
     Args:
-        holding: All that it holds.
-        record: What it was made from.
-        started: Its processes.
-        runtime: What is particular to its runtime.
-        program: Finds the program that it runs on; may block, and raise HostError.
+        resources: Host resources of the sandbox.
+        record: Record of the sandbox.
+        started: Processes of the sandbox.
+        runtime: Runtime of the sandbox.
+        find_program: Returns the program that the sandbox runs on; may block, and may raise HostError.
     """
 
-    __slots__ = ("_changing", "_end", "_holding", "_program", "_record", "_runtime", "_saved", "_started", "_stream", "ref")
+    __slots__ = ("_changing", "_end", "_find_program", "_record", "_resources", "_runtime", "_saved", "_started", "_stream", "ref")
 
-    def __init__(self, holding: Holding, record: Record, started: Started, runtime: Runtime, program: Callable[[], Program]) -> None:
-        self.ref = holding.ref
-        self._holding = holding
+    def __init__(
+        self, resources: SandboxHostResources, record: Record, started: Started, runtime: Runtime, find_program: Callable[[], Program]
+    ) -> None:
+        self.ref = resources.ref
+        self._resources = resources
         self._record = record
         self._started = started
         self._runtime = runtime
-        self._program = program
+        self._find_program = find_program
         self._saved = False
         self._stream: PipeStream | None = None
         self._changing = asyncio.Lock()
@@ -66,36 +69,41 @@ class OciInstance:
 
     @property
     def limits(self) -> Limits:
-        """What it may use now."""
+        """Current limits."""
         return self._record.limits
 
+    @property
+    def hub(self) -> str | None:
+        """Directory inside with the volumes, from which the guest binds them to their paths. None: the runtime mounts them at their paths."""
+        return self._runtime.hub
+
     async def connect(self) -> ByteStream:
-        """A new byte stream to the guest.
+        """Return a new byte stream to the guest.
 
         Raises:
-            ConflictError: The stream before is still open.
-            SandboxEndedError: It has ended.
+            ConflictError: The previous stream is still open.
+            SandboxEndedError: The sandbox has ended.
         """
         if self._stream is not None and not self._stream.closed:
             raise ConflictError("The sandbox is already connected.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
         await self._check_live()
-        self._stream = PipeStream.open(self._holding.folder.path)
+        self._stream = PipeStream.open(self._resources.folder.path)
         return self._stream
 
     async def configure(self, change: Change) -> None:
-        """Change its limits while it runs: all that is asked, or nothing. What is so already is no change.
+        """Change limits or volumes of the live sandbox: the whole change, or nothing. Unchanged values need no capability.
 
         Raises:
-            InvalidRequestError: Out of bounds.
-            UnsupportedError: The disk, which cannot be changed; or volumes, where the runtime settles them once.
-            ConflictError: It uses more than it would be allowed, or a volume is in use, or it is paused.
-            HostError: The kernel refused, or it cannot be written down.
-            SandboxEndedError: It has ended.
+            InvalidRequestError: A value is out of range.
+            UnsupportedError: The disk limit cannot be changed, or the runtime cannot change volumes.
+            ConflictError: The sandbox uses more than the new limits, uses a volume that would be detached, or is paused.
+            HostError: The kernel refused, or the limits cannot be recorded.
+            SandboxEndedError: The sandbox has ended.
         """
         await self._check_live()
         async with self._changing:
             if DriverCapability.CONFIGURE_VOLUMES in change.needs(self._record.limits):
-                await self._move(change)
+                await self._change_volumes(change)
             limits = change.over(self._record.limits)
             if DriverCapability.CONFIGURE_DISK in change.needs(self._record.limits):
                 message = f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}."
@@ -103,100 +111,98 @@ class OciInstance:
             if limits == self._record.limits:
                 return
             try:
-                if await run_blocking(self._holding.cgroup.is_frozen):
+                if await run_blocking(self._resources.cgroup.is_frozen):
                     raise ConflictError("The sandbox is paused.", code=ErrorCode.CONFLICT, hint="Resume it first.")
-                await run_blocking(self._limit, replace(self._record, limits=limits))
+                await run_blocking(self._resources.change_limits, limits)
+                self._record = replace(self._record, limits=limits)
             except FileNotFoundError:
                 raise await self._ended_error() from None
             except OSError as error:
                 raise HostError(
-                    f"The host could not write down what the sandbox may use: {error.strerror} ({error.filename}).",
+                    f"The host could not write down the new limits: {error.strerror} ({error.filename}).",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="Free some space where the service keeps its state (SANDLOT_DATA_DIR).",
+                    hint="Free some space in the state directory (SANDLOT_DATA_DIR).",
                 ) from error
 
-    @property
-    def hub(self) -> str | None:
-        """Where its volumes are inside, to be bound to their places by the guest; None where the runtime has put them there."""
-        return self._runtime.hub
-
-    async def _move(self, change: Change) -> None:
-        if reason := self._runtime.absent.get(DriverCapability.CONFIGURE_VOLUMES, ""):
-            message = f"The volumes of a sandbox that runs cannot be changed: {reason}."
+    async def _change_volumes(self, change: Change) -> None:
+        if reason := self._runtime.unsupported.get(DriverCapability.CONFIGURE_VOLUMES, ""):
+            message = f"The volumes of a live sandbox cannot be changed: {reason}."
             raise UnsupportedError(message, code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
         try:
-            await self._holding.detach(self._keeper(), change.without)
-            await self._holding.attach(self._keeper(), change.volumes)
+            await self._resources.detach_volumes(self._open_keeper(), change.without)
+            await self._resources.attach_volumes(self._open_keeper(), change.volumes)
         except ProcessLookupError:
             raise await self._ended_error() from None
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise ConflictError("A volume is in use inside.", code=ErrorCode.CONFLICT, hint="End what has files of it open.") from error
-            raise not_attached(error) from error
+                hint = "End the processes that have files of the volume open."
+                raise ConflictError("A volume is in use inside the sandbox.", code=ErrorCode.CONFLICT, hint=hint) from error
+            raise attach_error(error) from error
 
-    def _keeper(self) -> int:
-        """A descriptor of the process in whose view its volumes are."""
+    def _open_keeper(self) -> int:
+        """Return a descriptor of the keeper, in whose mount namespace the volumes are."""
         keeper = open_process(self._started.keeper)
         if keeper is None:
             raise ProcessLookupError
         return keeper
 
-    async def settle(self) -> None:
-        """Finish what a service began that was killed: what is recorded was meant to be.
+    async def recover(self) -> None:
+        """Finish what a killed service began with this sandbox.
 
-        Limits that cannot be are not: what holds is recorded, so that they can be asked for again. What was paused and is not, for a
-        snapshot, is paused again.
+        Recorded limits are set. If the kernel refuses them, the limits that hold are recorded instead, so that a client can ask for the change again.
+        A paused sandbox that was thawed for a snapshot is frozen again.
         """
-        if self._holding.folder.refreeze.exists():
+        if self._resources.folder.refreeze.exists():
             with contextlib.suppress(SandlotError, OSError):
-                await self._holding.freeze()
-                self._holding.folder.refreeze.unlink(missing_ok=True)
-        had_room = self._holding.folder.image.exists() or self._holding.folder.roomy.exists()
-        await run_blocking(images.discard, self._holding.folder.image)
+                await freeze(self._resources.cgroup)
+                self._resources.folder.refreeze.unlink(missing_ok=True)
+        had_headroom = self._resources.folder.image.exists() or self._resources.folder.roomy.exists()
+        await run_blocking(image_files.discard, self._resources.folder.image)
         try:
-            await run_blocking(self._holding.cgroup.change, self._runtime.group_limits(self._record.limits))
+            await run_blocking(self._resources.cgroup.change, self._runtime.group_limits(self._record.limits))
         except (SandlotError, OSError):
-            if had_room:
-                self._holding.narrow_later(self._runtime.group_limits)
+            if had_headroom:
+                self._resources.headroom.lower_in_background()
                 return
-            with contextlib.suppress(SandlotError, OSError, ValueError):  # it has ended meanwhile, or the host's disk is full
-                await run_blocking(self._record_what_holds)
+            with contextlib.suppress(SandlotError, OSError, ValueError):  # the sandbox has ended meanwhile, or the host's disk is full
+                await run_blocking(self._record_actual_limits)
 
     async def pause(self) -> None:
-        """Freeze every process of it, the runtime's included; returns once all have stopped.
+        """Freeze all processes, including the runtime's, and return when all have stopped.
 
         Raises:
-            SandboxEndedError: It has ended.
+            SandboxEndedError: The sandbox has ended.
         """
         await self._check_live()
         async with self._changing:
             try:
-                await self._holding.freeze()
+                await freeze(self._resources.cgroup)
             except FileNotFoundError:
                 raise await self._ended_error() from None
 
     async def resume(self) -> None:
-        """Thaw it; one that was not frozen goes on as it is.
+        """Thaw all processes. Does nothing to a sandbox that is not paused.
 
         Raises:
-            SandboxEndedError: It has ended.
+            SandboxEndedError: The sandbox has ended.
         """
         await self._check_live()
         async with self._changing:
-            self._holding.cgroup.thaw()
+            self._resources.cgroup.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
-        """Write it down (``checkpoint/taking.py``). One after the other, and not while it is changed or paused.
+        """Write a snapshot (``snapshots/take.py``). Waits until other snapshots and changes of the sandbox are done.
 
-        A caller that is cancelled is told so when it is over; what was written is gone then.
+        The cancellation of a caller is raised when the snapshot is done. The snapshot is then removed, unless the sandbox has ended for it.
 
         Raises:
-            UnsupportedError: Its runtime knows of no snapshots.
-            ConflictError: There is something under that name.
-            HostError: The disk is full, or the runtime failed; the sandbox goes on.
-            SandboxEndedError: It has ended.
+            UnsupportedError: The runtime has no snapshots.
+            ConflictError: ``into`` exists.
+            LimitError: The disk of the host is full. The sandbox continues.
+            HostError: The runtime failed. The sandbox continues.
+            SandboxEndedError: The sandbox has ended.
         """
-        engine = self._runtime.engine(await run_blocking(self._program))
+        engine = self._runtime.engine(await run_blocking(self._find_program))
         await self._check_live()
         work = asyncio.ensure_future(self._snapshot(engine, into, keep_running=keep_running, durable=durable))
         try:
@@ -204,42 +210,42 @@ class OciInstance:
         except asyncio.CancelledError:
             await finished(work)
             if not keep_running or work.cancelled() or work.exception() is not None:
-                raise  # what ended for it is not to be lost
-            await run_blocking(images.discard, into)
+                raise
+            await run_blocking(image_files.discard, into)
             raise
 
     async def _snapshot(self, engine: Engine, into: Path, *, keep_running: bool, durable: bool) -> int:
         async with self._changing:
             await self._check_live()
-            live = Live(self._holding.folder, self._started, self._program())
+            running = RunningOciRuntime(self._resources.folder, self._started, self._find_program())
             try:
-                how = Taking(self._record, self._runtime.group_limits, goes_on=keep_running, durable=durable)
-                size = await take(self._holding, live, engine, into, how)
+                request = SnapshotRequest(self._record, into, keep_running=keep_running, durable=durable)
+                size = await take_snapshot(self._resources, running, engine, request)
             except (EngineError, OSError) as error:
-                if _has_ended(self._started.sandbox) or self._holding.is_doomed():
+                if _has_ended(self._started.sandbox) or self._resources.is_releasing():
                     raise await self._ended_error() from error
-                raise not_written(error) from error
+                raise snapshot_error(error) from error
             if not keep_running:
                 self._saved = True
-                await self._stop()
+                await self._end_processes()
             return size
 
-    async def _stop(self) -> None:
-        """End it, and give its memory back; all else is still there."""
-        while await run_blocking(self._holding.cgroup.kill_once):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(_STOP_PAUSE_S)
+    async def _end_processes(self) -> None:
+        """Kill all processes, which releases their memory. All other resources stay."""
+        while await run_blocking(self._resources.cgroup.kill_once):  # noqa: ASYNC110 - there is no event for this
+            await asyncio.sleep(_KILL_PAUSE_S)
         await self.wait()
 
     async def usage(self) -> Usage:
-        """What it has used so far; ``pids`` are tasks of the host, the runtime's own included.
+        """Return the resources used so far. ``pids`` counts tasks of the host, including the runtime's own.
 
         Raises:
-            SandboxEndedError: It has ended.
+            SandboxEndedError: The sandbox has ended.
         """
         await self._check_live()
         try:
-            group = await run_blocking(self._holding.cgroup.usage)
-            oom_kills = await run_blocking(self._holding.cgroup.oom_kills)
+            group = await run_blocking(self._resources.cgroup.usage)
+            oom_kills = await run_blocking(self._resources.cgroup.oom_kills)
             disk_bytes = await run_blocking(self._runtime.disk_bytes, self._started)
         except FileNotFoundError:
             raise await self._ended_error() from None
@@ -253,37 +259,37 @@ class OciInstance:
         )
 
     async def wait(self) -> Exit:
-        """Return when it has ended, however. Any number of callers, also afterwards."""
+        """Wait for the end of the sandbox and return how it ended. Any number of callers may wait, also after the end."""
         return await asyncio.shield(self._end)
 
     async def destroy(self) -> None:
-        """End it and remove every trace. Idempotent; goes on when the caller is cancelled."""
+        """End the sandbox and remove everything that it has on the host. Idempotent; continues if the caller is cancelled."""
         if _has_ended(self._started.sandbox):
-            # By itself, a moment ago: what is known about that would go with the rest.
+            # The sandbox ended by itself a moment ago. Read the reason before its files are removed.
             await self.wait()
         if self._stream is not None:
             await self._stream.aclose()
-        await self._holding.release()
+        await self._resources.release()
         await self.wait()
 
     async def _watch(self) -> Exit:
         sandbox = open_process(self._started.sandbox)
         if sandbox is not None:
             try:
-                await ended(sandbox)
+                await wait_ended(sandbox)
             finally:
                 os.close(sandbox)
-        # The keeper writes how it ended and leaves; unless it is dead, or being killed.
+        # The keeper writes the exit code and ends, unless it is dead or being killed.
         keeper = open_process(self._started.keeper)
         if keeper is not None:
             try:
-                await ended_within(keeper, _KEEPER_PATIENCE_S)
+                await wait_ended_within(keeper, _KEEPER_TIMEOUT_S)
             finally:
                 os.close(keeper)
-        return await run_blocking(self._explain)
+        return await run_blocking(self._explain_end)
 
-    def _explain(self) -> Exit:
-        folder = self._holding.folder
+    def _explain_end(self) -> Exit:
+        folder = self._resources.folder
         status, panic, disk_full = None, "", False
         with contextlib.suppress(OSError, ValueError):
             status = int(folder.exit.read_text(encoding="ascii"))
@@ -295,8 +301,8 @@ class OciInstance:
         return explain(
             Evidence(
                 status=status,
-                ended_for=SAVED if self._saved else DESTROYED if self._holding.is_doomed() else "",
-                oom_kills=self._holding.cgroup.oom_kills(),
+                ended_for=SAVED if self._saved else DESTROYED if self._resources.is_releasing() else "",
+                oom_kills=self._resources.cgroup.oom_kills(),
                 panic=panic,
                 disk_full=disk_full,
                 memory_bytes=self._record.limits.memory_bytes,
@@ -304,24 +310,13 @@ class OciInstance:
             )
         )
 
-    def _limit(self, record: Record) -> None:
-        with self._holding.limiting:
-            self._holding.intend(record)
-            try:
-                self._holding.cgroup.change(self._runtime.group_limits(record.limits))
-            except BaseException:
-                with contextlib.suppress(OSError):  # it is being given back, or the host's disk is full
-                    self._holding.intend(self._record)
-                raise
-            self._record = record
-
-    def _record_what_holds(self) -> None:
-        holds = limits_of(self._holding.cgroup.limits(), self._record.limits, self._runtime.group_limits)
-        self._record = replace(self._record, limits=holds)
-        self._holding.intend(self._record)
+    def _record_actual_limits(self) -> None:
+        limits = limits_of_group(self._resources.cgroup.limits(), self._record.limits, self._runtime.group_limits)
+        self._record = replace(self._record, limits=limits)
+        self._resources.write_intent(self._record)
 
     async def _check_live(self) -> None:
-        if self._end.done() or self._holding.is_doomed():
+        if self._end.done() or self._resources.is_releasing():
             raise await self._ended_error()
 
     async def _ended_error(self) -> SandboxEndedError:
@@ -331,36 +326,40 @@ class OciInstance:
         )
 
 
-def limits_of(group: GroupLimits, known: Limits, group_limits: Callable[[Limits], GroupLimits]) -> Limits:
-    """A sandbox's limits by those of its group. Pure.
+def limits_of_group(group: GroupLimits, known: Limits, group_limits: Callable[[Limits], GroupLimits]) -> Limits:
+    """Return the limits of a sandbox from the limits of its control group. Pure.
 
     Args:
-        group: What its group is limited to.
-        known: Limits of it, for what the group does not limit.
-        group_limits: What a group is limited to for a sandbox's limits.
+        group: Limits of the control group.
+        known: Recorded limits, for everything that the group does not limit.
+        group_limits: Function from the limits of a sandbox to those of its group.
 
     Raises:
-        InvalidRequestError: No sandbox has such a group.
+        InvalidRequestError: No limits of a sandbox lead to such a group.
     """
-    # More of the sandbox's are more of the group's, whatever the runtime adds.
+    # The group's limit of tasks grows with the sandbox's, whatever the runtime adds.
     pids = bisect_left(range(PIDS_MOST), group.pids, lo=PIDS_LEAST, key=lambda count: group_limits(replace(known, pids=count)).pids)
     return replace(known, memory_bytes=group.memory_bytes, cpus=group.cpus, pids=pids)
 
 
-def not_written(error: Exception) -> SandlotError:
-    """Why there is no snapshot, for people."""
+def snapshot_error(error: Exception) -> SandlotError:
+    """Return the error for a snapshot that could not be written.
+
+    Args:
+        error: Cause.
+    """
     fields = {"reason": str(error)}
     if "no space left" in str(error).lower():
         return LimitError(
-            "The snapshot could not be written: the disk of the host is full. The sandbox goes on.",
+            "The snapshot could not be written: the disk of the host is full. The sandbox continues.",
             code=ErrorCode.DISK_FULL,
-            hint="Free some space where the service keeps its state (SANDLOT_DATA_DIR): delete snapshots or sandboxes that are not needed.",
+            hint="Delete snapshots or sandboxes that are not needed, or free space in the state directory (SANDLOT_DATA_DIR).",
             fields=fields,
         )
     return HostError(
-        f"The snapshot could not be written: {error}. The sandbox goes on.",
+        f"The snapshot could not be written: {error}. The sandbox continues.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="`sandlot doctor` says what is missing.",
+        hint="`sandlot doctor` reports what the host lacks.",
         fields=fields,
     )
 

@@ -1,7 +1,7 @@
-"""What the service intends with a sandbox, written before it is done.
+"""Record of the service's intent for a sandbox, written before the intent is carried out.
 
-A record is never the proof that something exists: groups, processes and mounts are found by the sandbox's ref. It says
-what the folder is for, so that the next service knows what it may take over.
+A record never proves that something exists: groups, processes and mounts are found by the ref of the sandbox. The record tells the next service
+which sandboxes it may adopt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 class Step(StrEnum):
-    """How far the service meant to go."""
+    """Last step that the service intended."""
 
     PREPARE = "prepare"
     BOOT = "boot"
@@ -28,16 +28,16 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One sandbox as the driver knows it.
+    """Record of one sandbox.
 
     Args:
-        ref: Its name.
-        step: What is being done, or was done last.
-        driver: Who made it.
+        ref: The ref of the sandbox.
+        step: The step that is being carried out, or was carried out last.
+        driver: Name of the driver that created the sandbox.
         runtime: Path of the runtime.
-        runtime_sha256: Content of the runtime, in hexadecimal.
-        root_digest: What it was started from.
-        limits: What it may use, as last changed.
+        runtime_sha256: SHA-256 of the runtime, in hexadecimal.
+        root_digest: Digest of the root file system.
+        limits: Current limits of the sandbox.
     """
 
     ref: str
@@ -49,12 +49,12 @@ class Record:
     limits: Limits
 
     def dump(self) -> str:
-        """As JSON."""
+        """Return the record as JSON."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
 
 def load(text: str) -> Record | None:
-    """A record from JSON; None if it is none that this version reads."""
+    """Parse a record from JSON. Return None if this version cannot read the text."""
     try:
         fields = json.loads(text)
         if fields.pop("version") != VERSION:
@@ -67,7 +67,7 @@ def load(text: str) -> Record | None:
 
 
 def read(path: Path) -> Record | None:
-    """The record at a path; None if there is none, or none that can be read."""
+    """Read a record. Return None if there is no record, or none that can be read."""
     try:
         return load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -75,19 +75,19 @@ def read(path: Path) -> Record | None:
 
 
 def write(path: Path, record: Record) -> None:
-    """Put a record in place of the one before: readers see one or the other (rename(2)).
+    """Replace a record. Readers see the old record or the new one (rename(2)).
 
-    Not synced to the disk: what it describes does not outlive the machine's running either.
+    The record is not synced to the disk: the processes that it describes do not survive a loss of power either.
     """
-    draft(path, record)
-    issue(path)
+    stage(path, record)
+    commit(path)
 
 
-def draft(path: Path, record: Record) -> None:
-    """Write a record beside the one that is in place."""
+def stage(path: Path, record: Record) -> None:
+    """Write a record beside the current one."""
     path.with_suffix(".new").write_text(record.dump(), encoding="utf-8")
 
 
-def issue(path: Path) -> None:
-    """Put the draft in place of the one before."""
+def commit(path: Path) -> None:
+    """Replace the current record by the staged one."""
     os.replace(path.with_suffix(".new"), path)  # noqa: PTH105 - atomic, which Path.replace says less clearly

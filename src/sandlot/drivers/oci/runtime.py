@@ -1,9 +1,9 @@
-"""What the driver needs to know of an OCI runtime, and how its program is found and told apart.
+"""The interface between the driver and an OCI runtime, and the search for a runtime's program.
 
-Laws:
-- A program is known by its content: a package may be replaced while the service runs.
-- Everything about a runtime that needs no program, such as where it counts a disk, works without one: a sandbox goes on
-  after its runtime was uninstalled, and is adopted and removed all the same.
+Invariants:
+- A program is identified by its content: a package may be replaced while the service runs.
+- Everything about a runtime that needs no program, such as reading the size of a disk, works without one. A sandbox continues after its runtime was
+  uninstalled, and can still be adopted and removed.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandlot.drivers.oci.places import Folder
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.launch import Operation, Started
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.launcher import Operation, Started
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 OCI_VERSION = "1.0.2"
-"""Of the runtime specification, config.md."""
+"""Version of the runtime specification, config.md."""
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH of the first process inside."""
 
 OOM_SCORE = 900
-"""Sandboxes go before the host's own services (0) when the host runs out of memory; the most is 1,000."""
+"""When the host runs out of memory, sandboxes are killed before the host's own services (0). The highest score is 1,000."""
 
 CORE_BYTES = 1
-"""The limit of core files that leaves none: less than the least file, and where they go to a program of the host instead
-(``kernel.core_pattern`` begins with "|"), which 0 does not keep from it, the one value that the kernel refuses (core(5), and its
-do_coredump). A program in a container can lower its own to 0; against that only another pattern helps, and doctor says so."""
+"""Limit of core files that leaves none. It is smaller than any core file. With 0, the kernel would still start a program of the host for the core
+file if ``kernel.core_pattern`` begins with "|" (core(5), do_coredump). A program in a container can lower its own limit to 0; only another pattern
+prevents that, and ``sandlot doctor`` reports it."""
 
-_ASK_TIMEOUT_S = 30.0
+_OUTPUT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A runtime's program on this host.
+    """Program of a runtime on this host.
 
     Args:
-        name: What it is called.
-        path: Where it is, absolute.
-        sha256: Of its content, in hexadecimal.
-        version: What it calls itself.
-        limits_disk: Whether it limits the disk itself; otherwise it is given a file system of the right size.
-        has_control: Whether its control socket speaks as this version of Sandlot does; otherwise its command line is used.
+        name: Name of the program.
+        path: Absolute path.
+        sha256: SHA-256 of the content, in hexadecimal.
+        version: Version that the program reports.
+        limits_disk: True if the program limits the disk itself. Otherwise it gets a file system of the right size.
+        has_control: True if this version of Sandlot can use the program's control socket. Otherwise its command line is used.
     """
 
     name: str
@@ -59,83 +59,83 @@ class Program:
     has_control: bool = False
 
 
-_WORDS = 400
-"""Of what a runtime says of a failure; some quote all that they were about to write."""
-_FOREIGN = "incompatible FeatureSet"
-"""runsc, pkg/cpuid, ``ErrIncompatible``; the same from 2024 to 2026."""
+_MAX_MESSAGE_CHARS = 400
+"""Some messages of runtimes quote everything that was about to be written."""
+_OTHER_CPU = "incompatible FeatureSet"
+"""runsc, pkg/cpuid, ``ErrIncompatible``; unchanged from 2024 to 2026."""
 
 
 class EngineError(Exception):
-    """A runtime could not do what it was asked for; the text is its own."""
+    """A command to a running runtime failed. The text is the runtime's message."""
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it refused an image because that is of a processor with more features than this one."""
-        return _FOREIGN in str(self)
+    def needs_other_cpu(self) -> bool:
+        """True if the runtime refused a snapshot because it was written on a processor with more features than this one."""
+        return _OTHER_CPU in str(self)
 
 
-def words(text: str) -> str:
-    """What is told of a runtime's words."""
-    return text[:_WORDS]
+def shorten_message(text: str) -> str:
+    """Return a runtime's message, cut to 400 characters."""
+    return text[:_MAX_MESSAGE_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """A sandbox whose runtime runs, for an engine.
+class RunningOciRuntime:
+    """Running runtime of one sandbox.
 
     Args:
-        folder: Its folder.
-        started: Its processes.
-        program: What it runs on.
+        folder: Folder of the sandbox.
+        started: Processes of the sandbox.
+        program: Program that runs.
     """
 
-    folder: Folder
+    folder: SandboxFolder
     started: Started
     program: Program
 
 
 class Engine(Protocol):
-    """How a runtime that runs already is told to start, to write down and to go on from what was written down.
+    """Commands to a runtime that is running: start, save and restore.
 
-    Every method raises :class:`EngineError` with the runtime's words, also where the sandbox ends meanwhile.
+    Every method raises :class:`EngineError` with the runtime's message, also if the sandbox ends meanwhile.
     """
 
-    async def ready(self, live: Live) -> None:
-        """Do for a sandbox that was created what every start and restore needs."""
+    async def set_up(self, running: RunningOciRuntime) -> None:
+        """Prepare a created sandbox for :meth:`start` or :meth:`restore`."""
         ...
 
-    async def start(self, live: Live) -> None:
-        """Start the guest in one that is ready."""
+    async def start(self, running: RunningOciRuntime) -> None:
+        """Start the guest of a created sandbox."""
         ...
 
-    async def restore(self, live: Live, image: Path) -> None:
-        """Let one that is ready go on from a folder of images."""
+    async def restore(self, running: RunningOciRuntime, image: Path) -> None:
+        """Start a created sandbox from the images in a folder."""
         ...
 
-    async def save(self, live: Live, image: Path) -> None:
-        """Write images into a folder that is there and empty; the sandbox stands still meanwhile, and goes on however that ends."""
+    async def save(self, running: RunningOciRuntime, image: Path) -> None:
+        """Write images into an existing empty folder. The sandbox stands still meanwhile, and continues whether or not this succeeds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a sandbox is made of on the host, for a runtime to say how it is put together.
+class RuntimePlanInputs:
+    """Everything from which a runtime decides how the stage of a sandbox is set up.
 
     Args:
-        shape: What was asked for.
-        program: What it is going to run on.
-        folder: Its folder.
-        doors: The files that take a process into its control group.
-        has_image: Whether its disk is a file system of its own; otherwise the runtime limits a folder.
-        has_tmp: Whether its root has an empty ``/tmp``.
-        first_id: The first of its own user and group ids on the host; None where the runtime takes none.
-        boot_id: What the sandbox is to take for the id of its boot: a random UUID.
+        shape: Shape of the sandbox.
+        program: Program that will run.
+        folder: Folder of the sandbox.
+        entry_files: Files through which a process enters the sandbox's control group.
+        has_image: True if the disk is a file system of its own. Otherwise the runtime limits a folder.
+        has_tmp: True if the root file system has an empty ``/tmp``.
+        first_id: First of the sandbox's own user and group ids on the host. None: the runtime uses no own ids.
+        boot_id: Boot id that the sandbox sees: a random UUID.
     """
 
     shape: Shape
     program: Program
-    folder: Folder
-    doors: tuple[Path, ...]
+    folder: SandboxFolder
+    entry_files: tuple[Path, ...]
     has_image: bool
     has_tmp: bool
     first_id: int | None
@@ -143,114 +143,121 @@ class Place:
 
 
 class Runtime(Protocol):
-    """An OCI runtime, whether its program is there or not."""
+    """An OCI runtime, installed or not."""
 
     @property
     def own_ids(self) -> bool:
-        """Whether each sandbox takes user and group ids of the host for itself."""
+        """True if each sandbox has user and group ids of the host for itself."""
         ...
 
     @property
     def hub(self) -> str | None:
-        """Where its volumes are inside, to be bound to their places by the guest; None where the runtime puts them there."""
+        """Directory inside with the volumes, from which the guest binds them to their paths. None: the runtime mounts them at their paths."""
         ...
 
     @property
     def bytes_per_inode(self) -> int | None:
-        """How many files a disk of its own must be able to hold; None where it holds one large file."""
+        """Bytes of disk per file that the disk must be able to hold. None: the disk holds one large file."""
         ...
 
     @property
     def oom_statuses(self) -> frozenset[int]:
-        """How its process can end where the kernel killed it, or a part of it, for the memory limit; negative for a signal."""
+        """Exit codes of the runtime's process after the kernel killed it or a part of it because of the memory limit; negative for a signal."""
         ...
 
     @property
-    def absent(self) -> Mapping[DriverCapability, str]:
-        """What it cannot do anywhere, and why; for people."""
+    def unsupported(self) -> Mapping[DriverCapability, str]:
+        """Capabilities that the runtime has on no host, each with the reason for people."""
         ...
 
     def find(self) -> Program:
-        """Its program. Takes some ten milliseconds.
+        """Find the program. Takes some ten milliseconds.
 
         Raises:
-            HostError: It is not installed, or too old.
+            HostError: The program is not installed, or too old.
         """
         ...
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """What the whole sandbox may use on the host."""
+        """Return the limits of the control group for the limits of a sandbox. Pure."""
         ...
 
-    def plan(self, place: Place) -> tuple[Operation, ...]:
-        """What the stage does before it starts the program."""
+    def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
+        """Return the operations that the stage carries out before it starts the program. Pure."""
         ...
 
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
-        """The bundle's ``config.json``; without a spec for a runtime that knows of snapshots, before it is known who it will be."""
+        """Return the ``config.json`` of the bundle.
+
+        Args:
+            shape: Shape of the sandbox.
+            spec: Spec of the sandbox. None: the sandbox has no owner yet; only for a runtime with snapshots.
+            first_id: First of the sandbox's own ids, if the runtime uses own ids.
+            volumes: Volumes that are attached.
+        """
         ...
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """The command that starts a sandbox and returns once it runs, having written its pid to ``VIEW_FOLDER/pid``.
+        """Return the command that starts a sandbox. It returns once the sandbox runs, and has then written the pid to ``VIEW_FOLDER/pid``.
 
         Args:
-            program: To run.
-            ref: The sandbox's name to the runtime, which has a state folder for this one sandbox alone.
-            disk_bytes: The limit of its disk.
+            program: Program to run.
+            ref: Name of the sandbox for the runtime. The runtime's state folder contains this one sandbox only.
+            disk_bytes: Limit of the disk.
         """
         ...
 
     def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """The command that starts a sandbox's own processes with nothing in them; otherwise as :meth:`run_argv`."""
+        """Return the command that starts the runtime's own processes without a guest; otherwise like :meth:`run_argv`."""
         ...
 
     def engine(self, program: Program) -> Engine:
-        """How one that runs is told what comes next.
+        """Return the engine that sends commands to a running program.
 
         Raises:
-            UnsupportedError: It knows of no snapshots.
+            UnsupportedError: The runtime has no snapshots.
         """
         ...
 
-    def settle(self, started: Started) -> None:
-        """What the runtime's command line does after a start, and nobody did. Blocks for microseconds."""
+    def after_start(self, started: Started) -> None:
+        """Finish a start that an engine made: do what the runtime's command line would have done. Blocks for microseconds."""
         ...
 
     def disk_bytes(self, started: Started) -> int:
-        """What a sandbox that runs has written to its disk. Blocks for microseconds."""
+        """Return the bytes that a running sandbox has written to its disk. Blocks for microseconds."""
         ...
 
 
-def programs(name: str, search_path: str | None = None) -> Iterator[tuple[Path, str]]:
-    """Every program of a name and the first line that it answers to ``--version``, in the order of the search path.
+def find_programs(name: str, search_path: str | None = None) -> Iterator[tuple[Path, str]]:
+    """Yield each program with this name and the first line of its ``--version``, in the order of the search path.
 
     Args:
-        name: Its file's name.
-        search_path: Folders separated by colons; None is this process's PATH.
+        name: File name of the program.
+        search_path: Folders, separated by colons. None: PATH of this process.
     """
     folders = (search_path if search_path is not None else os.environ.get("PATH", os.defpath)).split(":")
-    # access(2) and not is_file() first: a folder that this user may not enter has no program for it.
+    # access(2) comes before is_file(): a folder that this user may not enter must not raise.
     candidates = {file.resolve(): None for folder in folders if os.access(file := Path(folder, name), os.X_OK) and file.is_file()}
     for file in candidates:
         try:
-            answer = ask(file, "--version")
+            output = run_program(file, "--version")
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if answer.returncode == 0:
-            yield file, answer.stdout.decode(errors="replace").partition("\n")[0].strip()
+        if output.returncode == 0:
+            yield file, output.stdout.decode(errors="replace").partition("\n")[0].strip()
 
 
-def ask(file: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a program for what it says, without an environment.
+def run_program(file: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program with an empty environment and return its output.
 
     Raises:
-        OSError: It cannot be run.
-        subprocess.TimeoutExpired: It does not answer.
+        OSError: The program cannot be run.
+        subprocess.TimeoutExpired: The program ran for more than 30 seconds.
     """
-    return subprocess.run([str(file), *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=_ASK_TIMEOUT_S, check=False, env={})
+    return subprocess.run([str(file), *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=_OUTPUT_TIMEOUT_S, check=False, env={})
 
 
 def content_sha256(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,10 +1,10 @@
-"""What this machine can do for sandboxes and what it cannot, looked at part by part, for ``sandlot doctor``.
+"""Checks of this machine for ``sandlot doctor``, part by part.
 
-Whether a driver works is the driver's own probe (it starts a sandbox); this says *why not* in terms of the machine. What can be tried is tried:
-a group is made, entered and frozen, a loop device attached, a namespace entered, a virtual machine run.
+A driver's own probe finds out whether the driver works, by starting a sandbox. These checks find the property of the machine that makes it fail. They
+try what can be tried: a control group is created, entered and frozen, a loop device is attached, a namespace is entered.
 
-Laws:
-- A check that could block runs in a process of its own (``children.py``) and has a deadline.
-- Nothing is left behind: files have no name, loop devices clear themselves, mounts live in a namespace of the child's own.
-- Nobody decides here what is required by whom, but for what no sandbox can do without.
+Invariants:
+- A check that could block runs in its own process (``runner.py``) and has a deadline.
+- Nothing is left behind: files have no names, loop devices free themselves, mounts belong to a namespace of the check's process.
+- A check does not decide which driver requires its result; it only marks results that every sandbox needs.
 """

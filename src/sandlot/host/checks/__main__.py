@@ -1,9 +1,9 @@
-"""One check, as a process of its own: ``python -m sandlot.host.checks MODULE:FUNCTION KEYWORDS PARENT``; see ``children.py``."""
+"""One check in its own process: ``python -m sandlot.host.checks MODULE:FUNCTION KEYWORDS PARENT``; see ``runner.py``."""
 
 from __future__ import annotations
 
 import sys
 
-from sandlot.host.checks.children import carry_out
+from sandlot.host.checks.runner import run_in_child
 
-carry_out(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+run_in_child(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""What a check found, as a value."""
+"""Findings: results of checks, as values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A finer finding.
+    """Part of a finding.
 
     Args:
-        name: What.
-        ok: Whether it is there; None where it could not be looked at.
-        detail: Why not, or what was found.
+        name: Name of the part.
+        ok: True if the part is available. None: it could not be checked.
+        detail: Details of the part, or the reason why it is missing.
     """
 
     name: str
@@ -24,17 +24,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Args:
-        name: What; stable, for programs.
-        ok: Whether it is as it should be; None where it could not be looked at.
-        detail: What was found, in a line.
-        fix: What to do where it is not; empty otherwise.
-        required: Whether sandboxes cannot run without it.
-        group: The heading that it stands under.
-        parts: Finer findings.
-        facts: Figures and names for programs; JSON values.
+        name: Name of the check; stable, for programs.
+        ok: True if the result is good. None: it could not be checked.
+        detail: Result in one line.
+        fix: Action if the result is bad; empty otherwise.
+        required: True if sandboxes cannot run without a good result.
+        group: Heading under which the finding is printed.
+        parts: Parts of the finding.
+        facts: Numbers and names for programs, as JSON values.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the finding as JSON values."""
         return asdict(self)
 
 
-def load(told: Mapping[str, Any]) -> Finding:
-    """A finding out of what :meth:`Finding.dump` made.
+def load(values: Mapping[str, Any]) -> Finding:
+    """Return the finding from the output of :meth:`Finding.dump`.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The values have another form.
     """
-    fields = dict(told)
+    fields = dict(values)
     fields["parts"] = tuple(Part(**part) for part in fields.get("parts", ()))
     return Finding(**fields)

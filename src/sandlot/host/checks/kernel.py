@@ -1,49 +1,48 @@
-"""What the kernel gives to sandboxes: namespaces, filters of system calls, handles of processes; each found by using it."""
+"""Checks of the kernel by use: namespaces, filters of system calls, handles of processes."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sandlot.host.checks import calls
-from sandlot.host.checks.children import forked
 from sandlot.host.checks.finding import Finding, Part
-from sandlot.host.idranges import FIRST_ID, IDS
-from sandlot.host.stage import operations
+from sandlot.host.checks.runner import run_forked
+from sandlot.host.id_ranges import FIRST_ID, IDS
+from sandlot.host.stage import syscalls
+from sandlot.host.stage.operations import user_namespace
 
 GROUP = "kernel"
 NAMESPACES = {
-    "mount": calls.CLONE_NEWNS,
-    "pid": calls.CLONE_NEWPID,
-    "network": calls.CLONE_NEWNET,
-    "ipc": calls.CLONE_NEWIPC,
-    "uts": calls.CLONE_NEWUTS,
-    "user": calls.CLONE_NEWUSER,
-    "cgroup": calls.CLONE_NEWCGROUP,
+    "mount": syscalls.CLONE_NEWNS,
+    "pid": syscalls.CLONE_NEWPID,
+    "network": syscalls.CLONE_NEWNET,
+    "ipc": syscalls.CLONE_NEWIPC,
+    "uts": syscalls.CLONE_NEWUTS,
+    "user": syscalls.CLONE_NEWUSER,
+    "cgroup": syscalls.CLONE_NEWCGROUP,
 }
-_KINDS_OF_SETTING = {"mount": "mnt", "network": "net"}
+_SETTING_NAMES = {"mount": "mnt", "network": "net"}
 SETTINGS = Path("/proc/sys")
 _TRY_S = 5.0
 
-_SECCOMP_MODE_FILTER = 2
 _SECCOMP_RET_ALLOW, _SECCOMP_RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SYS_GETPRIORITY = 140
-"""linux/seccomp.h, linux/bpf_common.h; x86-64's number of a call that nothing here needs."""
+"""linux/seccomp.h, linux/bpf_common.h; the number on x86-64 of a call that is not needed here."""
 
 
 def check_kernel() -> list[dict[str, Any]]:
-    """Everything of this module, in a process of its own."""
+    """Run all checks of this module. Call this in a child process."""
     return [finding.dump() for finding in (check_namespaces(), check_seccomp(), check_pidfds())]
 
 
 def check_namespaces() -> Finding:
-    """Whether a process may have namespaces of its own, one kind after the other."""
-    parts = tuple(Part(kind, not (why := forked(lambda flag=flag: _enter(flag), _TRY_S)), why) for kind, flag in NAMESPACES.items())  # type: ignore[misc]
+    """Check whether a process can enter a new namespace, for each kind."""
+    parts = tuple(Part(kind, not (why := run_forked(partial(_enter, flag), _TRY_S)), why) for kind, flag in NAMESPACES.items())
     lacking = [part.name for part in parts if not part.ok]
     facts = {name: value for name in _restrictions() if (value := read_setting(name)) is not None}
     if not lacking:
@@ -60,15 +59,15 @@ def check_namespaces() -> Finding:
 
 
 def namespace_fix(lacking: list[str], facts: dict[str, str], uid: int) -> str:
-    """What to do where a kind of namespace cannot be had.
+    """Return the fix if namespaces of some kinds are not available.
 
     Args:
         lacking: The kinds.
-        facts: The kernel's settings that bear on it.
-        uid: Who tried.
+        facts: Relevant settings of the kernel.
+        uid: User that ran the check.
     """
     for kind in lacking:
-        name = f"user/max_{_KINDS_OF_SETTING.get(kind, kind)}_namespaces"
+        name = f"user/max_{_SETTING_NAMES.get(kind, kind)}_namespaces"
         if facts.get(name) == "0":
             return f"sysctl -w {name.replace('/', '.')}=15000 (it is 0: no {kind} namespaces at all)."
     if uid != 0:
@@ -81,12 +80,12 @@ def namespace_fix(lacking: list[str], facts: dict[str, str], uid: int) -> str:
 
 
 def _restrictions() -> tuple[str, ...]:
-    limits = (f"user/max_{_KINDS_OF_SETTING.get(kind, kind)}_namespaces" for kind in NAMESPACES)
+    limits = (f"user/max_{_SETTING_NAMES.get(kind, kind)}_namespaces" for kind in NAMESPACES)
     return ("kernel/apparmor_restrict_unprivileged_userns", "kernel/unprivileged_userns_clone", *limits)
 
 
 def read_setting(name: str) -> str | None:
-    """A setting of the kernel (sysctl); None where it has no such one."""
+    """Return a setting of the kernel (sysctl), or None if the kernel does not have it."""
     try:
         return (SETTINGS / name).read_text(encoding="ascii").strip()
     except OSError:
@@ -94,37 +93,37 @@ def read_setting(name: str) -> str | None:
 
 
 def _enter(flag: int) -> None:
-    if flag == calls.CLONE_NEWUSER:
+    if flag == syscalls.CLONE_NEWUSER:
         _enter_user_namespace()
         return
-    # Others than root may have them only as root of a user namespace.
-    calls.unshare(flag if os.geteuid() == 0 else flag | calls.CLONE_NEWUSER)
-    if flag == calls.CLONE_NEWPID and (why := forked(_be_first, _TRY_S)):
+    # Users other than root need a user namespace for them.
+    syscalls.unshare(flag if os.geteuid() == 0 else flag | syscalls.CLONE_NEWUSER)
+    if flag == syscalls.CLONE_NEWPID and (why := run_forked(_check_first_pid, _TRY_S)):
         raise OSError(errno.EPERM, why)
 
 
-def _be_first() -> None:
+def _check_first_pid() -> None:
     if os.getpid() != 1:
         raise OSError(errno.EPERM, f"the first process got pid {os.getpid()}")
 
 
 def _enter_user_namespace() -> None:
-    if os.geteuid() == 0:  # with ids of its own, as a sandbox has them: that takes more than a namespace
-        os.close(operations.user_namespace(FIRST_ID, IDS))
-    calls.unshare(calls.CLONE_NEWUSER)
+    if os.geteuid() == 0:  # with own ids, as for a sandbox, which needs more than a namespace
+        os.close(user_namespace(FIRST_ID, IDS))
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
 
 
 def check_seccomp() -> Finding:
-    """Whether a filter of system calls is obeyed: a call that it forbids must fail with the error that it names."""
-    why = forked(_filter_one_call, _TRY_S)
+    """Check that a filter of system calls works: a forbidden call must fail with the error in the filter."""
+    why = run_forked(_filter_one_call, _TRY_S)
     if not why:
-        return Finding("seccomp", ok=True, detail="a filter is obeyed, without new privileges", group=GROUP)
+        return Finding("seccomp", ok=True, detail="a filter works, without new privileges", group=GROUP)
     fix = "The kernel must be built with CONFIG_SECCOMP_FILTER; inside of a container, its own filter may forbid it (docker run --privileged)."
     return Finding("seccomp", ok=False, detail=why, fix=fix, group=GROUP)
 
 
 def _filter_one_call() -> None:
-    # linux/filter.h: code, jumps if true and if false, value. The number of the call is the first word of struct seccomp_data.
+    # struct sock_filter (linux/filter.h): code, jumps if true and if false, value. The first word of struct seccomp_data is the number of the call.
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (
@@ -134,21 +133,19 @@ def _filter_one_call() -> None:
             (_RETURN, 0, 0, _SECCOMP_RET_ALLOW),
         )
     )
-    instructions = ctypes.create_string_buffer(program)
-    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(instructions)))
-    calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
-    calls.prctl(calls.PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(head))
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.set_seccomp_filter(program)
     try:
         os.getpriority(os.PRIO_PROCESS, 0)
     except OSError as error:
         if error.errno == errno.EXDEV:
             return
         raise
-    raise OSError(errno.ENOSYS, "a filter was taken, and not obeyed")
+    raise OSError(errno.ENOSYS, "a filter was accepted and has no effect")
 
 
 def check_pidfds() -> Finding:
-    """Whether the kernel has handles of processes (pidfd_open(2), Linux 5.3): a recycled pid is never sent a signal."""
+    """Check for handles of processes (pidfd_open(2), Linux 5.3), with which no signal is sent to a reused pid."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:

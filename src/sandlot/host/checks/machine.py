@@ -1,4 +1,4 @@
-"""The machine as such: its system, who asks, memory, processors, limits of the service, programs. Reads, and starts nothing."""
+"""Checks of the machine: system, user, memory, processors, limits, programs. They only read, and start no process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from sandlot.host.cgroup_layout import parse_flat_keyed
 from sandlot.host.checks.finding import Finding, Part
-from sandlot.host.hierarchies import read_pairs
 from sandlot.model.specs import Limits
 
 GROUP = "machine"
 SUPPORTED = {"debian": ("12", "13")}
-"""os-release's ID -> VERSION_IDs that Sandlot is tested on."""
+"""ID of os-release -> values of VERSION_ID on which Sandlot is tested."""
 CAPABILITIES = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,
@@ -29,24 +29,24 @@ CAPABILITIES = {
     "MKNOD": 27,
     "SETFCAP": 31,
 }
-"""What root needs and an unprivileged container takes away: name -> number (linux/capability.h)."""
-LEAST_OPEN_FILES = 1024
-LEAST_PIDS = 8192
-"""Fifty sandboxes of about 150 host tasks each."""
+"""Capabilities that root needs and an unprivileged container lacks: name -> number (linux/capability.h)."""
+MIN_OPEN_FILES = 1024
+MIN_PIDS = 8192
+"""Fifty sandboxes with about 150 host tasks each."""
 _MEMINFO, _STATUS, _UID_MAP = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/uid_map")
 _CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 _PID_MAX = Path("/proc/sys/kernel/pid_max")
 _ALL_IDS = 2**32 - 1
 _GIB = 1024**3
-_ROOTS_PATH = "/usr/sbin:/sbin"
+_ROOT_PATH = "/usr/sbin:/sbin"
 
 
 def check_machine() -> list[Finding]:
-    """Everything of this module, in some milliseconds."""
+    """Run all checks of this module. Takes some milliseconds."""
     return [
         check_system(_os_release(), platform.machine(), platform.release()),
         check_user(os.geteuid(), _read(_STATUS), _read(_UID_MAP)),
-        check_memory(read_pairs(_read(_MEMINFO).replace(":", "").replace(" kB", "")), Limits().memory_bytes),
+        check_memory(parse_flat_keyed(_read(_MEMINFO).replace(":", "").replace(" kB", "")), Limits().memory_bytes),
         check_processors(len(os.sched_getaffinity(0)), os.cpu_count() or 1),
         check_limits(resource.getrlimit(resource.RLIMIT_NOFILE), int(_read(_PID_MAX) or 0)),
         check_core_files(_read(_CORE_PATTERN).strip()),
@@ -54,12 +54,12 @@ def check_machine() -> list[Finding]:
 
 
 def check_system(release: Mapping[str, str], machine: str, kernel: str) -> Finding:
-    """The operating system; others than the supported ones may work.
+    """Check the operating system. Unsupported systems may work.
 
     Args:
-        release: os-release(5).
-        machine: The architecture, as uname(1) has it.
-        kernel: The kernel's release.
+        release: Fields of os-release(5).
+        machine: Architecture, as in uname(1).
+        kernel: Release of the kernel.
     """
     name = release.get("PRETTY_NAME") or release.get("NAME") or "an unknown system"
     detail = f"{name}, Linux {kernel}, {machine}"
@@ -67,17 +67,17 @@ def check_system(release: Mapping[str, str], machine: str, kernel: str) -> Findi
     if machine != "x86_64":
         return Finding("system", ok=False, detail=detail, fix="Sandlot runs on x86-64 only.", group=GROUP, facts=facts)
     known = release.get("VERSION_ID", "") in SUPPORTED.get(release.get("ID", ""), ())
-    fix = "" if known else "Tested on Debian 12 and 13; elsewhere it is best effort."
+    fix = "" if known else "Use Debian 12 or 13, on which Sandlot is tested; other systems are best effort."
     return Finding("system", known, detail, fix, required=False, group=GROUP, facts=facts)
 
 
 def check_user(uid: int, status: str, uid_map: str) -> Finding:
-    """Whether this user may make sandboxes.
+    """Check whether this user may create sandboxes.
 
     Args:
-        uid: Effective.
-        status: The text of ``/proc/self/status``.
-        uid_map: The text of ``/proc/self/uid_map``.
+        uid: Effective user id.
+        status: Text of ``/proc/self/status``.
+        uid_map: Text of ``/proc/self/uid_map``.
     """
     facts = {"uid": uid}
     if uid != 0:
@@ -96,36 +96,36 @@ def check_user(uid: int, status: str, uid_map: str) -> Finding:
 
 
 def check_memory(meminfo: Mapping[str, int], sandbox_bytes: int) -> Finding:
-    """Whether there is room for sandboxes.
+    """Check whether there is memory for a sandbox.
 
     Args:
         meminfo: ``/proc/meminfo``: name -> KiB.
-        sandbox_bytes: What one sandbox may use, unless it asks for something else.
+        sandbox_bytes: Default memory limit of a sandbox.
     """
     total, available, swap = (meminfo.get(name, 0) * 1024 for name in ("MemTotal", "MemAvailable", "SwapTotal"))
     facts = {"total_bytes": total, "available_bytes": available, "swap_bytes": swap}
     detail = f"{available / _GIB:.1f} of {total / _GIB:.1f} GiB available, {swap / _GIB:.1f} GiB of swap (sandboxes get none)"
     enough = available >= sandbox_bytes
-    fix = "" if enough else f"A sandbox may use {sandbox_bytes / _GIB:g} GiB unless it asks for less: free memory, or create smaller ones."
+    fix = "" if enough else f"Free memory, or create sandboxes with less than the default of {sandbox_bytes / _GIB:g} GiB."
     return Finding("memory", enough, detail, fix, required=False, group=GROUP, facts=facts)
 
 
 def check_processors(usable: int, online: int) -> Finding:
-    """How many there are: an answer is always fine."""
+    """Report the number of processors; this check cannot fail."""
     detail = f"{usable}" if usable == online else f"{usable} of {online}"
     return Finding("processors", ok=True, detail=detail, required=False, group=GROUP, facts={"usable": usable, "online": online})
 
 
 def check_limits(open_files: tuple[int, int], pids: int) -> Finding:
-    """What bounds the number of sandboxes beside memory.
+    """Check the limits besides memory that bound the number of sandboxes.
 
     Args:
-        open_files: RLIMIT_NOFILE, soft and hard; a service takes some for each sandbox.
-        pids: kernel.pid_max; 0 where it cannot be read.
+        open_files: Soft and hard RLIMIT_NOFILE. A service has some files open for each sandbox.
+        pids: kernel.pid_max. 0: it cannot be read.
     """
     soft, hard = open_files
     unlimited = resource.RLIM_INFINITY
-    files_fine, pids_fine = soft == unlimited or soft >= LEAST_OPEN_FILES, pids == 0 or pids >= LEAST_PIDS
+    files_fine, pids_fine = soft == unlimited or soft >= MIN_OPEN_FILES, pids == 0 or pids >= MIN_PIDS
     parts = (
         Part("open files", files_fine, f"{'unlimited' if soft == unlimited else soft}"),
         Part("processes of the machine", pids_fine, f"{pids or 'unknown'}"),
@@ -139,29 +139,29 @@ def check_limits(open_files: tuple[int, int], pids: int) -> Finding:
 
 
 def check_core_files(pattern: str) -> Finding:
-    """Whether memory of a program that crashes in a container can reach a program of the host.
+    """Check whether memory of a program that crashes in a container can reach a program of the host.
 
     Args:
-        pattern: kernel.core_pattern (core(5)); empty where it cannot be read.
+        pattern: kernel.core_pattern (core(5)). Empty: it cannot be read.
     """
     piped = pattern.startswith("|")
     detail = f"given to a program of the host: {pattern[1:]}" if piped else "not given to any program of the host"
-    fix = "sysctl -w kernel.core_pattern=core: a program in a container can have that program, root here, started with what it held in memory."
+    fix = "sysctl -w kernel.core_pattern=core: a program in a container can make the kernel start that program as root, with its memory as input."
     return Finding("core-files", not piped, detail, fix if piped else "", required=False, group=GROUP, facts={"core_pattern": pattern})
 
 
 def find_program(name: str) -> str | None:
-    """A program on PATH, or where root's programs are."""
-    return shutil.which(name) or shutil.which(name, path=_ROOTS_PATH)
+    """Return the path of a program on PATH or in the folders of root's programs, or None."""
+    return shutil.which(name) or shutil.which(name, path=_ROOT_PATH)
 
 
 def check_program(name: str, fix: str, *, required: bool = True) -> Finding:
-    """Whether a program is there.
+    """Check whether a program is installed.
 
     Args:
-        name: Its name.
-        fix: How to get it.
-        required: Whether sandboxes cannot run without it.
+        name: Name of the program.
+        fix: Command that installs the program.
+        required: True if sandboxes cannot run without it.
     """
     found = find_program(name)
     facts = {"path": found}

@@ -1,5 +1,5 @@
-"""The program between the service and a sandbox's runtime: it makes the place, starts the runtime and keeps the sandbox.
+"""The program between the service and the runtime of a sandbox: it sets up the sandbox's environment, starts the runtime, and keeps the sandbox.
 
-It is run as a program of its own (``launch.py``), by ``python -SI`` from this room's folder, and imports nothing but what is here
-and built-in parts of the standard library: it is started for every sandbox, and its memory is what a keeper costs.
+The program runs separately (``launcher.py``), with ``python -SI`` from the folder of this package. It imports only this package and built-in parts
+of the standard library: it is started for every sandbox, and its memory is the cost of a keeper.
 """

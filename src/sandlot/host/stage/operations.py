@@ -1,59 +1,60 @@
-"""The operations of a plan: what turns a process into the place where a sandbox runs.
+"""Operations of a plan. Each one is a step on the host that sets up the environment of a sandbox.
 
-Each is one step on the host, done by root, for the process that it runs in and what that starts; none outlives them. The list of
-operations for a sandbox is a *plan*, made by its driver and carried out in order.
+Root carries them out for its own process and the processes that it starts. Their effects end with these processes. A driver lists the operations of a
+sandbox in a *plan*, which is carried out in order.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import resource
 import sys
 
-TYPE_CHECKING = False  # typing takes longer to import than the rest together
+# Relative: where this runs, there is no package sandlot.
+from .syscalls import (
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    MNT_DETACH,
+    MOUNT_ATTR_IDMAP,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MS_BIND,
+    MS_NOATIME,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    MS_SHARED,
+    MS_SLAVE,
+    PR_SET_SECUREBITS,
+    SECBIT_NO_SETUID_FIXUP,
+    UMOUNT_NOFOLLOW,
+    clone_mount,
+    mount,
+    move_mount,
+    prctl,
+    set_mount_attributes,
+    unmount,
+    unshare,
+)
+
+TYPE_CHECKING = False  # importing typing takes longer than all other imports
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# linux/sched.h, linux/mount.h, asm/unistd.h, linux/prctl.h, linux/securebits.h, linux/loop.h, linux/fcntl.h.
-CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 1, 2, 4, 32, 1024, 4096, 16384, 1 << 19, 1 << 20
-MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
-PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 4
-SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
-AT_FDCWD, AT_EMPTY_PATH, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
-MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
+# linux/loop.h, asm-generic/errno.h; `errno` itself is built in, but costs an import.
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
 ENOENT, ECHILD, EBUSY, EINVAL = 2, 10, 16, 22
 
-libc = ctypes.CDLL(None, use_errno=True)
 
-
-def checked(result: int, what: str) -> None:
-    """Raise what errno says if a C call failed."""
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
-
-
-def called(result: int, what: str) -> int:
-    """The result of a system call; raise what errno says if it failed."""
-    checked(min(0, result), what)
-    return int(result)
-
-
-def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Attach a file system (see the manual page mount.2)."""
-    arguments = [os.fsencode(text) for text in (source, target, kind)]
-    checked(libc.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {target}")
-
-
-def join(door: str) -> None:
-    """Enter a control group: 0 means oneself (cgroups(7))."""
-    handle = os.open(door, os.O_WRONLY | os.O_CLOEXEC)
+def join(entry_file: str) -> None:
+    """Enter a control group. Writing 0 moves this process (cgroups(7))."""
+    handle = os.open(entry_file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, b"0")
     finally:
@@ -61,27 +62,29 @@ def join(door: str) -> None:
 
 
 def private_mounts() -> None:
-    """A mount namespace of one's own: nothing mounted from now on is seen by the host, what the host unmounts goes here too."""
-    checked(libc.unshare(CLONE_NEWNS), "unshare")
+    """Create a mount namespace. The host does not see later mounts; unmounts on the host take effect here too."""
+    unshare(CLONE_NEWNS)
     mount("none", "/", "none", MS_REC | MS_SLAVE)
 
 
 def tmpfs(target: str, options: str) -> None:
-    """An empty file system in memory."""
+    """Mount an empty file system in memory."""
     mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def forget(target: str) -> None:
-    """Take away what is mounted at a place, with all below it, from this process's view alone; nothing where nothing is."""
-    if libc.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW) != 0 and (number := ctypes.get_errno()) not in {EINVAL, ENOENT}:
-        raise OSError(number, os.strerror(number), target)
+    """Unmount a path with everything below it, in this namespace only. Does nothing if nothing is mounted there."""
+    try:
+        unmount(target, MNT_DETACH | UMOUNT_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in {EINVAL, ENOENT}:
+            raise
 
 
 def hub(target: str, count: int) -> None:
-    """A place for what is mounted later: empty folders ``0`` to ``count`` - 1 that nobody can write to, and whose mounts others receive.
+    """Create a read-only directory with the empty folders ``0`` to ``count - 1``, as mount points for later.
 
-    Who has a view of its own from now on that is a slave of this one, as a runtime's file server has, sees what is mounted there
-    (mount_namespaces(7)).
+    Mounts propagate to namespaces that are created from this one as slaves, such as that of a runtime's file server (mount_namespaces(7)).
     """
     mkdir(target, 0o755)
     tmpfs(target, "mode=0755,size=64k")
@@ -92,31 +95,31 @@ def hub(target: str, count: int) -> None:
 
 
 def umask(mask: int) -> None:
-    """What nobody is allowed of what this process, and what it starts, makes from now on (umask(2))."""
+    """Set the umask of this process and the processes that it starts (umask(2))."""
     os.umask(mask)
 
 
 def mkdir(path: str, mode: int = 0o700) -> None:
-    """A folder, and its parents, which are private."""
+    """Create a folder. Missing parents are created with mode 0700."""
     os.makedirs(path, 0o700, exist_ok=True)
     os.chmod(path, mode)
 
 
 def file(path: str, text: str, mode: int = 0o600) -> None:
-    """A small file."""
+    """Create a small file."""
     write(path, text)
     os.chmod(path, mode)
 
 
 def bind(source: str, target: str, access: str) -> None:
-    """Show a folder at another place, read-only ("ro") or not ("rw"). Devices and setuid bits in it are dead."""
+    """Mount a folder at another path, read-only ("ro") or writable ("rw"), without devices and setuid."""
     mount(source, target, "none", MS_BIND)
     read_only = MS_RDONLY if access == "ro" else 0
     mount("none", target, "none", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | read_only)
 
 
 def ids(target: str, first_id: int, count: int) -> None:
-    """A user namespace for the sandbox, kept by a file at ``target`` (namespaces(7)): ids 0 to ``count`` - 1 are ``first_id`` and up."""
+    """Create a user namespace that the file ``target`` keeps alive (namespaces(7)). Ids 0 to ``count - 1`` are mapped to ``first_id`` and up."""
     write(target, "")
     namespace = user_namespace(first_id, count)
     try:
@@ -126,33 +129,40 @@ def ids(target: str, first_id: int, count: int) -> None:
 
 
 def user_namespace(first_id: int, count: int) -> int:
-    """A descriptor of a user namespace with that mapping, user and group ids alike, that nobody is in (user_namespaces(7)).
+    """Return a descriptor of a new user namespace without processes, with this mapping of user and group ids (user_namespaces(7)).
 
-    It belongs to ``first_id``: what the kernel counts for each user, such as watches and queued signals, it counts for the
-    owner of a namespace as well, and so for each sandbox by itself and never for root of the host.
+    The namespace belongs to the user ``first_id``. What the kernel counts per user, such as watches and queued signals, it also counts for the owner
+    of a
+    namespace: so it counts each sandbox separately, and nothing for root of the host.
     """
     ready_out, ready_in = os.pipe()
     done_out, done_in = os.pipe()
     child = os.fork()
     if child == 0:
-        # Whatever happens here, nothing of it goes on as a second stage.
+        # The child must end here in every case: it must not continue as a second stage.
         try:
             os.close(ready_out)
             os.close(done_in)
-            # Capabilities stay, so that a host where only root may make user namespaces will do.
-            failed = libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) or libc.setresuid(-1, first_id, -1) or libc.unshare(CLONE_NEWUSER)
-            os.write(ready_in, bytes((ctypes.get_errno() & 0xFF if failed else 0,)))
+            number = 0
+            try:
+                # Capabilities are kept, for hosts on which only root may create user namespaces.
+                prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
+                os.setresuid(-1, first_id, -1)
+                unshare(CLONE_NEWUSER)
+            except OSError as error:
+                number = error.errno or EINVAL
+            os.write(ready_in, bytes((number & 0xFF,)))
             os.read(done_out, 1)
         finally:
             os._exit(0)
-    # What the child alone holds is at its end when the child is.
+    # Close the child's ends, so that a read returns when the child has ended.
     os.close(ready_in)
     os.close(done_out)
     try:
-        said = os.read(ready_out, 1)
-        if not said:
+        result = os.read(ready_out, 1)
+        if not result:
             raise OSError(ECHILD, "its process ended", "user namespace")
-        number = said[0]
+        number = result[0]
         if number:
             raise OSError(number, os.strerror(number), "user namespace")
         for file_name in ("uid_map", "gid_map"):
@@ -169,15 +179,13 @@ def user_namespace(first_id: int, count: int) -> int:
 
 
 def idmapped(source: str, target: str, namespace: str) -> None:
-    """Show a folder at another place, read-only, its owners moved as that user namespace says (mount_setattr(2)). Linux 5.12."""
+    """Mount a folder at another path, read-only, with its owners mapped as in a user namespace (mount_setattr(2)). Needs Linux 5.12."""
     handle = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        tree = called(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(source), OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
+        tree = clone_mount(source)
         try:
-            flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_IDMAP
-            attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags, 0, 0, handle))  # struct mount_attr
-            called(libc.syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes)), f"idmapped mount of {source}")
-            called(libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
+            set_mount_attributes(tree, source, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_IDMAP, namespace=handle)
+            move_mount(tree, target)
         finally:
             os.close(tree)
     finally:
@@ -185,38 +193,45 @@ def idmapped(source: str, target: str, namespace: str) -> None:
 
 
 def overlay(lower: str, disk_folder: str, target: str, owner: int) -> None:
-    """A file system that shows ``lower`` and writes to ``disk_folder``; its root belongs to ``owner``.
+    """Mount a file system that shows ``lower`` and writes to ``disk_folder``. Its root directory belongs to ``owner``.
 
-    ``volatile``: it is never synced to the disk, because nobody reads the disk after a crash.
+    ``volatile``: it is never synced, because no disk is read again after a crash.
     """
     upper, work = f"{disk_folder}/upper", f"{disk_folder}/work"
     for path in (upper, work):
         os.mkdir(path)
-        os.chmod(path, 0o755)  # noqa: S103 - as / is everywhere
+        os.chmod(path, 0o755)  # noqa: S103 - the usual mode of /
         os.chown(path, owner, owner)
     mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, f"lowerdir={lower},upperdir={upper},workdir={work},volatile")
 
 
 def disk(image: str, target: str) -> None:
-    """Mount an ext4 image through a loop device that clears itself when its last user ends (loop(4))."""
+    """Mount an ext4 image through a loop device that frees itself when its last user ends (loop(4))."""
     backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
-        number, device = attach_loop(backing)
-        try:
-            # Discarding gives the host back what the guest deletes. noinit_itable: see mkfs_argv in disks.py. Not MS_NOEXEC: from
-            # a file on it gVisor maps the programs and libraries that were written inside, which would end by SIGSEGV.
-            mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, "discard,noinit_itable")
-        finally:
-            os.close(device)
+        mount_image(backing, target, "discard,noinit_itable")
     finally:
         os.close(backing)
 
 
+def mount_image(backing: int, target: str, options: str) -> None:
+    """Mount an open ext4 image through a new loop device.
+
+    Pass ``discard``, which frees the host's space of deleted files, and ``noinit_itable`` (see ``disk_images``). MS_NOEXEC is not set: gVisor maps
+    programs and libraries that were written inside from a file on this file system, and they would end by SIGSEGV.
+    """
+    number, device = attach_loop(backing)
+    try:
+        mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, options)
+    finally:
+        os.close(device)
+
+
 def attach_loop(backing: int) -> tuple[int, int]:
-    """A free loop device set up on an open file: its number and a descriptor of it, to be held until it is mounted."""
+    """Attach a free loop device to an open file. Return its number, and a descriptor to keep open until the device is mounted."""
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # Direct: otherwise every page is cached twice. Not every file system under the image can.
+        # Without direct I/O every page would be cached twice. Not every file system supports it.
         flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO
         while True:
             number = fcntl.ioctl(control, LOOP_CTL_GET_FREE)
@@ -228,26 +243,26 @@ def attach_loop(backing: int) -> tuple[int, int]:
                 os.close(device)
                 if error.errno == EINVAL and flags & LO_FLAGS_DIRECT_IO:
                     flags &= ~LO_FLAGS_DIRECT_IO
-                elif error.errno != EBUSY:  # EBUSY: somebody else was faster
+                elif error.errno != EBUSY:  # EBUSY: another process took the device
                     raise
     finally:
         os.close(control)
 
 
 def loop_config(backing: int, flags: int) -> bytes:
-    """A ``struct loop_config`` (linux/loop.h): the file, a block size of 0 for the default, and the flags of its ``struct loop_info64``."""
+    """Return a ``struct loop_config`` (linux/loop.h) with the file, the default block size, and the flags of its ``struct loop_info64``."""
     head = backing.to_bytes(4, sys.byteorder) + bytes(4)
     info = bytes(LOOP_FLAGS_OFFSET) + flags.to_bytes(4, sys.byteorder)
     return (head + info).ljust(LOOP_CONFIG_BYTES, b"\0")
 
 
 def oom_score(value: str) -> None:
-    """How gladly the kernel kills this process and those that it starts (proc(5), oom_score_adj)."""
+    """Set the out-of-memory score of this process and the processes that it starts (proc(5), oom_score_adj)."""
     write("/proc/self/oom_score_adj", value)
 
 
 def limit(name: str, soft: int, hard: int) -> None:
-    """A resource limit, by its name in :mod:`resource`; not above the hard limit of one who may not raise it."""
+    """Set a resource limit, named as in :mod:`resource`. Without the right to raise the hard limit, the limits are at most the current one."""
     kind = getattr(resource, name)
     try:
         resource.setrlimit(kind, (soft, hard))
@@ -261,17 +276,17 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     for operation in (join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
 }
 SOURCES = {"bind", "disk", "idmapped"}
-"""Operations whose first argument is looked up as soon as the mount namespace is private: later mounts may hide it, and a
-folder found before belongs to the other namespace and cannot be bound (mount(2), EINVAL)."""
+"""Operations whose first argument is opened as soon as the mount namespace is private. Later mounts may hide its path. A folder that was opened
+earlier belongs to the other namespace and cannot be bound (mount(2), EINVAL)."""
 
 
 def carry_out(plan: list[tuple[Any, ...]]) -> None:
-    """Do all of a plan, in order."""
+    """Carry out the operations of a plan in order."""
     opened: dict[int, int] = {}
     try:
-        for place, (name, *arguments) in enumerate(plan):
-            if place in opened:
-                arguments[0] = f"/proc/self/fd/{opened[place]}"
+        for position, (name, *arguments) in enumerate(plan):
+            if position in opened:
+                arguments[0] = f"/proc/self/fd/{opened[position]}"
             OPERATIONS[name](*arguments)
             if name == private_mounts.__name__:
                 for later, (other, *sources) in enumerate(plan):
@@ -283,7 +298,7 @@ def carry_out(plan: list[tuple[Any, ...]]) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Overwrite a file."""
+    """Write a file, replacing its content."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(handle, text.encode())

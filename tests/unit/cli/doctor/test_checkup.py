@@ -27,10 +27,10 @@ def test_what_is_required_is_what_the_default_needs(subtests: pytest.Subtests) -
     for default, needs in (
         ("gvisor", {"gvisor", "cgroups"}),
         ("container", {"container", "cgroups", "shared-roots"}),
-        ("microvm", {"microvm", "kvm"}),
+        ("microvm", {"microvm"}),
     ):
         with subtests.test(default=default, needs=needs):
-            found = [finding("cgroups", ok=False), finding("shared-roots", ok=False), finding("kvm", ok=False)]
+            found = [finding("cgroups", ok=False), finding("shared-roots", ok=False)]
             found += [finding(name, ok=False, group="isolation") for name in ("gvisor", "container", "microvm")]
             assert required(settle(found, default, (default,))) == needs
 

@@ -1,4 +1,4 @@
-"""The driver's bookkeeping, where no sandbox has to run; all else is the conformance suite's."""
+"""The driver's bookkeeping without a running sandbox. The conformance suite tests everything else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.holding import Holding
-from sandlot.drivers.oci.places import Folder, new_ref, node_group
+from sandlot.drivers.oci.host_resources import SandboxHostResources
+from sandlot.drivers.oci.paths import SandboxFolder, new_ref, node_group
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
+from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup, detect_layout
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.processes import identify
+from sandlot.host.process_identity import identify
 from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
@@ -49,7 +49,7 @@ def stray(settings: DriverSettings, *, folder: bool, group: bool) -> str:
     return ref
 
 
-async def test_strays_are_found_by_any_of_their_traces(settings: DriverSettings) -> None:
+async def test_sweep_finds_a_stray_by_its_folder_or_its_group(settings: DriverSettings) -> None:
     stray(settings, folder=True, group=False)
     stray(settings, folder=False, group=True)
     kept = stray(settings, folder=True, group=True)
@@ -59,18 +59,18 @@ async def test_strays_are_found_by_any_of_their_traces(settings: DriverSettings)
     assert traces(settings.data_dir, settings.node) == ()
 
 
-async def test_one_that_cannot_be_removed_stops_no_other_and_is_tried_again(settings: DriverSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_removal_stops_no_other_one_and_is_repeated(settings: DriverSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn, easy = (stray(settings, folder=True, group=True) for _ in range(2))
-    real = Holding._end_processes  # noqa: SLF001 - made to fail, once
+    real = SandboxHostResources._end_processes  # noqa: SLF001 - made to fail, once
 
-    async def end(self: Holding) -> None:
+    async def end(self: SandboxHostResources) -> None:
         if self.ref == stubborn:
             raise InternalError("It has processes that do not end.")
         await real(self)
 
     swept = driver(settings)
     with monkeypatch.context() as patched:
-        patched.setattr(Holding, "_end_processes", end)
+        patched.setattr(SandboxHostResources, "_end_processes", end)
         with pytest.raises(InternalError, match="do not end"):
             await swept.sweep(keep=())
     assert not any(easy in line for line in traces(settings.data_dir, settings.node))
@@ -78,7 +78,7 @@ async def test_one_that_cannot_be_removed_stops_no_other_and_is_tried_again(sett
     assert traces(settings.data_dir, settings.node) == ()
 
 
-async def test_a_folder_is_not_there_before_its_record_is_and_a_half_made_one_is_swept(settings: DriverSettings) -> None:
+async def test_incomplete_folder_is_swept_by_its_own_driver_only(settings: DriverSettings) -> None:
     sandboxes = settings.data_dir / "sandboxes"
     for name in (".new-gvisor-left", ".new-container-anothers"):
         (sandboxes / name).mkdir(parents=True)
@@ -87,12 +87,11 @@ async def test_a_folder_is_not_there_before_its_record_is_and_a_half_made_one_is
     assert [folder.name for folder in sandboxes.iterdir()] == [".new-container-anothers"]
 
 
-def test_a_runtime_that_is_replaced_is_looked_at_again(settings: DriverSettings, tmp_path: Path) -> None:
+def test_replaced_runtime_changes_the_fingerprint(settings: DriverSettings, tmp_path: Path) -> None:
     program = tmp_path / "runsc"
     program.write_text("one")
     made = driver(settings, program)
     assert made.fingerprint() == f"runsc:{content_sha256(program)}"
-    assert made.program() is made.program()
     (tmp_path / "new").write_text("two")
     (tmp_path / "new").rename(program)
     assert made.fingerprint() == f"runsc:{content_sha256(program)}"
@@ -117,7 +116,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 async def test_sandbox_is_adopted_only_if_its_record_says_boot(settings: DriverSettings, process: subprocess.Popen[bytes]) -> None:
     ref = stray(settings, folder=True, group=True)
-    folder, group = Folder(settings.data_dir / "sandboxes" / ref), Cgroup(detect_layout(), node_group(settings.node) / ref)
+    folder, group = SandboxFolder(settings.data_dir / "sandboxes" / ref), Cgroup(detect_layout(), node_group(settings.node) / ref)
     for each in group.folders:
         (each / "cgroup.procs").write_text(str(process.pid))
     try:

@@ -1,4 +1,4 @@
-"""A sandbox that a killed service left: its limits are found again from its control group, and what was begun is finished."""
+"""Recovery of a sandbox that a killed service left, and limits that are derived from a control group."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.holding import Holding
-from sandlot.drivers.oci.instance import OciInstance, limits_of
-from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.host_resources import SandboxHostResources
+from sandlot.drivers.oci.instance import OciInstance, limits_of_group
+from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, Runtime
+from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, Hierarchy, Layout, cpu_quota_us
 from sandlot.host.cgroups import Cgroup
-from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, Hierarchy, Layout, cpu_quota_us
-from sandlot.host.launch import Started
-from sandlot.host.processes import Identity
+from sandlot.host.launcher import Started
+from sandlot.host.process_identity import Identity
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import MIB, Limits
 
@@ -24,16 +24,16 @@ from sandlot.model.specs import MIB, Limits
 @pytest.mark.parametrize("runtime", [Runsc(), Crun()], ids=["gvisor", "container"])
 @pytest.mark.parametrize("pids", [16, 17, 64, 512, 32768])
 @pytest.mark.parametrize("cpus", [0.05, 1.5, 64])
-def test_what_a_group_was_limited_to_says_what_its_sandbox_was(runtime: Runtime, pids: int, cpus: float) -> None:
+def test_limits_of_a_sandbox_follow_from_those_of_its_group(runtime: Runtime, pids: int, cpus: float) -> None:
     limits = Limits(cpus=cpus, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=pids)
     group = runtime.group_limits(limits)
     read = GroupLimits(group.memory_bytes, cpu_quota_us(group.cpus) / CPU_PERIOD_US, group.pids)
-    assert limits_of(read, Limits(disk_bytes=64 * MIB), runtime.group_limits) == limits
+    assert limits_of_group(read, Limits(disk_bytes=64 * MIB), runtime.group_limits) == limits
 
 
-def test_a_group_that_none_of_ours_has_is_refused() -> None:
+def test_limits_that_no_sandbox_has_are_refused() -> None:
     with pytest.raises(InvalidRequestError):
-        limits_of(GroupLimits(1, 1.0, 100), Limits(), Crun().group_limits)
+        limits_of_group(GroupLimits(1, 1.0, 100), Limits(), Crun().group_limits)
 
 
 async def test_paused_sandbox_that_was_thawed_for_a_snapshot_is_frozen_again(tmp_path: Path) -> None:
@@ -43,15 +43,15 @@ async def test_paused_sandbox_that_was_thawed_for_a_snapshot_is_frozen_again(tmp
     (group / "cgroup.freeze").write_text("0")
     (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
     layout = Layout(2, (Hierarchy(tmp_path / "groups", frozenset({"memory", "cpu", "pids"})),))
-    holding = Holding(Folder(tmp_path / "sandboxes" / ref), Cgroup(layout, PurePosixPath("/sandlot/ab27") / ref))
+    resources = SandboxHostResources(SandboxFolder(tmp_path / "sandboxes" / ref), Cgroup(layout, PurePosixPath("/sandlot/ab27") / ref), Runsc())
     record = Record(ref, Step.BOOT, "gvisor", "/usr/bin/runsc", "0" * 64, "x", Limits())
-    holding.make_folder(record)
-    (holding.folder.path / "refreeze").touch()
+    resources.create_folder(record)
+    (resources.folder.path / "refreeze").touch()
     ended = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))
-    instance = OciInstance(holding, record, ended, Runsc(), lambda: Program("runsc", Path("/bin/true"), "0" * 64, "x"))
+    instance = OciInstance(resources, record, ended, Runsc(), lambda: Program("runsc", Path("/bin/true"), "0" * 64, "x"))
 
-    await instance.settle()
+    await instance.recover()
 
     assert (group / "cgroup.freeze").read_text() == "1"
-    assert not (holding.folder.path / "refreeze").exists()
+    assert not (resources.folder.path / "refreeze").exists()
     await instance.wait()

@@ -1,4 +1,4 @@
-"""Records: written whole, read with suspicion."""
+"""Records: replaced as a whole, and refused unless this version can read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandlot.model.specs import Limits
 RECORD = Record("ab27-x", Step.PREPARE, "gvisor", "/usr/bin/runsc", "00ff", "digest", Limits(memory_bytes=1 << 30, cpus=0.5, pids=99))
 
 
-def test_a_record_comes_back_and_is_replaced(tmp_path: Path) -> None:
+def test_record_is_read_as_written_and_replaced(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     assert records.read(path) is None
     for step in Step:
@@ -42,7 +42,7 @@ def test_a_record_comes_back_and_is_replaced(tmp_path: Path) -> None:
         json.dumps({name: value for name, value in json.loads(RECORD.dump()).items() if name != "ref"}),
     ],
 )
-def test_what_is_no_record_of_this_version_is_none(text: str, tmp_path: Path) -> None:
+def test_record_that_this_version_cannot_read_is_none(text: str, tmp_path: Path) -> None:
     assert records.load(text) is None
     (tmp_path / "record.json").write_text(text)
     assert records.read(tmp_path / "record.json") is None

@@ -1,4 +1,4 @@
-"""What the kernel gives: this one gives it all; what is said of others."""
+"""Checks of the kernel: fixes for each restriction."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_each_restriction_has_its_own_fix(lacking: list[str], facts: dict[str, s
     assert word in kernel.namespace_fix(lacking, facts, uid)
 
 
-def test_a_setting_that_the_kernel_does_not_have_is_none() -> None:
+def test_unknown_setting_of_the_kernel_is_none() -> None:
     assert kernel.read_setting("kernel/no_such_setting") is None
     assert kernel.read_setting("kernel/pid_max") is not None

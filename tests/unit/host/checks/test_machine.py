@@ -1,4 +1,4 @@
-"""The machine as such: what is read becomes what is said."""
+"""Checks of the machine: from files of the kernel to findings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_other_systems_are_best_effort_and_other_machines_are_not(release: dict[
     ],
     ids=["root", "user", "container", "user-namespace", "nothing-to-read"],
 )
-def test_only_root_with_its_capabilities_can(uid: int, status: str, uid_map: str, *, ok: bool, words: str) -> None:
+def test_only_root_with_its_capabilities_passes(uid: int, status: str, uid_map: str, *, ok: bool, words: str) -> None:
     found = check_user(uid, status, uid_map)
     assert found.ok is ok
     assert found.required
@@ -53,7 +53,7 @@ def test_only_root_with_its_capabilities_can(uid: int, status: str, uid_map: str
     assert bool(found.fix) is not ok
 
 
-def test_limits_that_are_low_come_with_their_fix() -> None:
+def test_low_limits_are_reported_with_a_fix() -> None:
     assert check_limits((1024, 4096), 32768).ok
     assert check_limits((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 0).ok
     low = check_limits((256, 256), 4096)
@@ -62,14 +62,14 @@ def test_limits_that_are_low_come_with_their_fix() -> None:
     assert "kernel.pid_max" in low.fix
 
 
-def test_a_program_is_found_where_roots_are_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_program_is_found_in_the_folders_of_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert check_program("mkfs.ext4", "install it").ok
     missing = check_program("no-such-program", "install it")
     assert (missing.ok, missing.fix, missing.required) == (False, "install it", True)
 
 
-def test_this_machine_is_fit() -> None:
+def test_this_machine_passes_all_required_checks() -> None:
     found = machine.check_machine()
     assert [finding.name for finding in found if finding.required and not finding.ok] == []
     assert next(finding for finding in found if finding.name == "user").facts == {"uid": os.geteuid()}

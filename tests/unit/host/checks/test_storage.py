@@ -1,4 +1,4 @@
-"""Folders, loop devices and layers: tried on this machine, and what is said of others."""
+"""Checks of storage: this machine passes them; findings for other machines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host import disks
+from sandlot.host import disk_images
 from sandlot.host.checks import storage
-from sandlot.host.checks.children import Task, run
 from sandlot.host.checks.finding import Finding, load
+from sandlot.host.checks.runner import Task, run
 
 MOUNTINFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,discard
@@ -29,14 +29,14 @@ def check(function: str, **keywords: str) -> Finding:
     return load(answer.value[0])
 
 
-def test_what_a_folder_lies_on() -> None:
+def test_mount_of_a_folder_is_the_innermost_and_latest() -> None:
     assert storage.mount_of(Path("/etc"), MOUNTINFO) == storage.Mount("/", "ext4", frozenset({"rw", "relatime", "discard"}))
     assert storage.mount_of(Path("/var/lib/x"), MOUNTINFO).kind == "btrfs"  # mounted over the one before
     assert storage.mount_of(Path("/var/lib/san dlot"), MOUNTINFO).kind == "nfs4"
-    assert storage.mount_of(Path("/var/library"), MOUNTINFO).place == "/"
+    assert storage.mount_of(Path("/var/library"), MOUNTINFO).point == "/"
 
 
-def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(tmp_path: Path) -> None:
+def test_missing_folder_is_judged_by_its_parent_and_not_created(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
     found = storage.check_folder("data-dir", folder, 0)
     assert (found.ok, found.facts["exists"]) == (True, False)
@@ -51,14 +51,14 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
     assert "belongs to user 12345" in storage.check_folder("data-dir", folder, 0).detail
 
 
-def test_layers_are_made_and_gone_afterwards(tmp_path: Path) -> None:
+def test_layers_are_mounted_and_removed(tmp_path: Path) -> None:
     mounts = mount_points()
     (tmp_path / "cache").mkdir()
     found = check("check_layers", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
     assert found.ok, found.detail
     assert list((tmp_path / "cache").iterdir()) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
-    assert disks.loops_below(tmp_path) == {}
+    assert disk_images.loops_below(tmp_path) == {}
     assert not {point for point in mount_points() - mounts if point.startswith(str(tmp_path))}
 
 
@@ -66,7 +66,7 @@ def mount_points() -> set[str]:
     return {line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()}
 
 
-def test_another_user_is_told_that_it_was_not_tried(tmp_path: Path) -> None:
+def test_check_that_needs_root_reports_that_it_was_not_tried(tmp_path: Path) -> None:
     program = (
         "import os, json; os.setuid(65534); from sandlot.host.checks import storage;"
         f"print(json.dumps(storage.check_loops(data_dir={str(tmp_path)!r}) + storage.check_layers(data_dir='/', cache_dir='/')))"
@@ -86,7 +86,7 @@ def test_another_user_is_told_that_it_was_not_tried(tmp_path: Path) -> None:
         (errno.EPERM, "/dev/loop-control", "--privileged"),
     ],
 )
-def test_each_way_to_have_no_loop_device_has_its_own_fix(number: int, file: str | None, word: str) -> None:
+def test_each_error_of_loop_devices_has_its_own_fix(number: int, file: str | None, word: str) -> None:
     assert word in storage.loop_fix(OSError(number, os.strerror(number), file))
 
 
@@ -104,6 +104,6 @@ def test_each_layer_that_fails_has_its_own_fix(why: str, word: str) -> None:
     assert word in storage.layers_fix(why)
 
 
-def test_an_overlay_is_not_offered_where_identity_maps_are_lacking() -> None:
-    """It has none itself (mount_setattr(2))."""
+def test_missing_identity_maps_are_reported_before_the_overlay() -> None:
+    """The overlay itself has none (mount_setattr(2))."""
     assert "overlay" not in storage.layers_fix("ids: Invalid argument")

@@ -1,4 +1,4 @@
-"""The operations that can be looked at from here; all of them are carried out by ``test_launch.py`` and by every sandbox."""
+"""Operations of a plan that need no stage. ``test_launcher.py`` and every sandbox carry out all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoopConfig(ctypes.Structure):
     _fields_ = [("fd", ctypes.c_uint32), ("block_size", ctypes.c_uint32), ("info", LoopInfo64), ("reserved", ctypes.c_uint64 * 8)]  # type: ignore[mutable-override]
 
 
-def test_a_loop_config_is_laid_out_as_the_kernel_reads_it() -> None:
+def test_loop_config_has_the_layout_of_the_kernel() -> None:
     made = LoopConfig.from_buffer_copy(operations.loop_config(7, operations.LO_FLAGS_AUTOCLEAR))
     expected = LoopConfig(fd=7)
     expected.info.flags = operations.LO_FLAGS_AUTOCLEAR
@@ -41,12 +41,12 @@ def test_a_loop_config_is_laid_out_as_the_kernel_reads_it() -> None:
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "1 / 0"])
-def test_a_namespace_whose_process_ends_before_it_is_there_is_refused(end: str) -> None:
-    """In a program of its own: it must say so once, and not wait."""
+def test_namespace_is_refused_if_its_process_ends_early(end: str) -> None:
+    """Run as a separate program: the function must report this once, and not wait."""
     program = (
         "import os\nfrom sandlot.host.stage import operations\n"
-        f"class Libc:\n    def prctl(self, *_): {end}\n"
-        "operations.libc = Libc()\n"
+        f"def prctl(*_): {end}\n"
+        "operations.prctl = prctl\n"
         "try: operations.user_namespace(0x70000000, 65536)\n"
         "except OSError as error: print(error.strerror)\n"
         "else: print('made')"
@@ -55,7 +55,7 @@ def test_a_namespace_whose_process_ends_before_it_is_there_is_refused(end: str) 
     assert done.stdout == "its process ended\n", done
 
 
-def test_a_namespace_that_is_refused_leaves_nothing() -> None:
+def test_refused_namespace_leaves_nothing() -> None:
     before, processes = len(list(Path("/proc/self/fd").iterdir())), children()
     with pytest.raises(OSError, match="Invalid argument"):
         operations.user_namespace(0xFFFFFFFF, 65536)

@@ -1,1 +1,1 @@
-"""``container``: crun, on the host's own kernel, behind namespaces and a filter of system calls."""
+"""The ``container`` driver: crun, on the host's own kernel."""

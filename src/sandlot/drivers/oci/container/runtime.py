@@ -1,8 +1,8 @@
-"""The container runtime: crun found, and how it is called.
+"""The container runtime: finding crun, and its command lines.
 
-crun rather than runc, because it can be told to leave control groups alone (``--cgroup-manager=disabled``): the stage is in
-the sandbox's group already, so nothing is moved, and a host's own arrangement does not matter. (crun 1.8 refuses hybrid
-hosts otherwise, and runc makes groups that no name would find after a crash.)
+crun is used instead of runc because it can leave control groups alone (``--cgroup-manager=disabled``). The stage is in the sandbox's group already,
+so crun moves no process, and the host's layout of control groups does not matter. Otherwise crun 1.8 refuses hybrid hosts, and runc creates groups
+whose names could not be found after a crash.
 """
 
 from __future__ import annotations
@@ -18,49 +18,51 @@ from typing import Any
 
 from sandlot.drivers.oci.container.config import oci_config
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
-from sandlot.drivers.oci.places import VIEW_DISK, VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Engine, Place, Program, content_sha256, programs
-from sandlot.host.hierarchies import GroupLimits
-from sandlot.host.idranges import IDS
-from sandlot.host.launch import Operation, Started
+from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER
+from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, content_sha256, find_programs
+from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.id_ranges import IDS
+from sandlot.host.launcher import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError, InternalError, UnsupportedError
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
-FLOOR = (1, 8)
-"""The oldest release that this is written for: Debian 12's."""
+MIN_RELEASE = (1, 8)
+"""The oldest supported release: the one in Debian 12."""
 INSTALL_HINT = "apt-get install crun. In a checkout, scripts/setup does it."
 _VERSION = re.compile(r"crun version (\d+)\.(\d+)")
 
-_ABSENT: Mapping[DriverCapability, str] = MappingProxyType(
+_UNSUPPORTED: Mapping[DriverCapability, str] = MappingProxyType(
     {
         DriverCapability.SNAPSHOT: (
-            "a container's memory is in the hands of the host's kernel: writing it down takes CRIU, which is no part of Sandlot and would tie the "
-            "snapshot to this very kernel; choose gvisor for that"
+            "the memory of a container belongs to the host's kernel. Saving it takes CRIU, which Sandlot does not use because it ties a snapshot to "
+            "one kernel; use isolation gvisor for snapshots"
         ),
-        DriverCapability.CONFIGURE_VOLUMES: "what a container has mounted is settled when it starts",
-        DriverCapability.SHOW_LIMITS: "a container reads the host's memory and processors in /proc; its limits hold all the same",
+        DriverCapability.CONFIGURE_VOLUMES: "the mounts of a container are fixed when it starts",
+        DriverCapability.SHOW_LIMITS: "a container sees the host's memory and processors in /proc; its limits apply nevertheless",
     }
 )
 
 
 def find_crun(search_path: str | None = None) -> Program:
-    """The newest crun on PATH. Takes some milliseconds.
+    """Return the newest crun on PATH. Takes some milliseconds.
 
     Args:
-        search_path: Folders separated by colons; None is this process's PATH.
+        search_path: Folders, separated by colons. None: PATH of this process.
 
     Raises:
-        HostError: There is none, or none that is new enough.
+        HostError: No crun is installed, or none that is new enough.
     """
-    found = [((int(match[1]), int(match[2])), line, file) for file, line in programs("crun", search_path) if (match := _VERSION.match(line))]
+    found = [((int(match[1]), int(match[2])), line, file) for file, line in find_programs("crun", search_path) if (match := _VERSION.match(line))]
     if not found:
         raise HostError("The container runtime, crun, is not installed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
-    # max() keeps the first of equals: the one that comes first on PATH.
+    # max() returns the first of equal candidates, which is the first on PATH.
     number, line, file = max(found, key=lambda candidate: candidate[0])
     version = line.removeprefix("crun version ")
-    if number < FLOOR:
-        raise HostError(f"{file} is version {version}; at least {FLOOR[0]}.{FLOOR[1]} is needed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
+    if number < MIN_RELEASE:
+        raise HostError(
+            f"{file} is version {version}; at least {MIN_RELEASE[0]}.{MIN_RELEASE[1]} is needed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT
+        )
     return Program("crun", file, content_sha256(file), version)
 
 
@@ -69,47 +71,47 @@ class Crun:
     """The container runtime.
 
     Args:
-        locate: Finds its program.
+        locate: Finds the program.
     """
 
     locate: Callable[[], Program] = find_crun
     own_ids: bool = True
     hub: str | None = None
-    """Its volumes are put into their places by the runtime itself."""
+    """crun itself mounts the volumes at their paths."""
     bytes_per_inode: int | None = 16 * 1024
-    """mke2fs's own default; every file written is one of this disk."""
+    """Default of mke2fs: every file that is written inside is a file of this disk."""
     oom_statuses: frozenset[int] = frozenset((-signal.SIGKILL,))
-    """The guest itself was killed: it is no child of crun's, which has long left."""
+    """The guest was killed. crun has ended long before and is not its parent."""
 
     @property
-    def absent(self) -> Mapping[DriverCapability, str]:
-        """What it cannot do anywhere, and why."""
-        return _ABSENT
+    def unsupported(self) -> Mapping[DriverCapability, str]:
+        """Capabilities that the runtime has on no host, each with the reason."""
+        return _UNSUPPORTED
 
     def find(self) -> Program:
-        """The newest crun.
+        """Return the newest crun.
 
         Raises:
-            HostError: There is none, or none that is new enough.
+            HostError: No crun is installed, or none that is new enough.
         """
         return self.locate()
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """What the whole sandbox may use on the host."""
+        """Return the limits of the control group for the limits of a sandbox."""
         return group_limits(limits)
 
-    def plan(self, place: Place) -> tuple[Operation, ...]:
-        """What the stage does before it starts crun."""
-        return stage_plan(place)
+    def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
+        """Return the operations of the stage before it starts crun."""
+        return stage_plan(inputs)
 
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
-        """The bundle's ``config.json``."""
+        """Return the ``config.json`` of the bundle."""
         if first_id is None or spec is None:
-            raise InternalError("A container needs ids of its own, and a name.")
+            raise InternalError("A container needs user ids of its own and a spec.")
         return oci_config(shape, spec, first_id, IDS, volumes)
 
-    def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - its disk is a file system
-        """The command that starts a sandbox and returns once it runs."""
+    def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the disk is a file system
+        """Return the command that starts a sandbox and returns once it runs."""
         return (
             str(program.path),
             f"--root={VIEW_FOLDER}/runtime",
@@ -123,24 +125,27 @@ class Crun:
             ref,
         )
 
-    def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the port's
-        """It has no such command: what would follow is a restore."""
-        raise _no_snapshots()
+    def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - part of the interface
+        """Raise UnsupportedError: a created container could only be restored."""
+        raise _no_snapshots_error()
 
-    def engine(self, program: Program) -> Engine:  # noqa: ARG002 - the port's
-        """There is none."""
-        raise _no_snapshots()
+    def engine(self, program: Program) -> Engine:  # noqa: ARG002 - part of the interface
+        """Raise UnsupportedError: there are no snapshots."""
+        raise _no_snapshots_error()
 
-    def settle(self, started: Started) -> None:
-        """Nothing."""
+    def after_start(self, started: Started) -> None:
+        """Do nothing."""
 
     def disk_bytes(self, started: Started) -> int:
-        """What its file system holds, that which is not written out yet included; seen by the keeper, whose view nobody inside changes."""
+        """Return the bytes in the file system, including those that are not on the disk yet.
+
+        The sizes are read in the keeper's mount namespace, which no process inside can change.
+        """
         with contextlib.suppress(OSError):
             stat = os.statvfs(f"/proc/{started.keeper.pid}/root{VIEW_DISK}")
             return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
         return 0
 
 
-def _no_snapshots() -> UnsupportedError:
-    return UnsupportedError(_ABSENT[DriverCapability.SNAPSHOT], code=ErrorCode.UNSUPPORTED)
+def _no_snapshots_error() -> UnsupportedError:
+    return UnsupportedError(_UNSUPPORTED[DriverCapability.SNAPSHOT], code=ErrorCode.UNSUPPORTED)

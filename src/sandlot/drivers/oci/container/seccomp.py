@@ -1,12 +1,12 @@
-"""Which system calls a container may make of the host's kernel: a list of what is allowed, everything else is refused.
+"""System calls that a container may make: a list of allowed calls. All other calls are refused.
 
-Laws:
-- What is on no list gets ENOSYS, as from a kernel that does not have it: programs and libraries fall back, also from calls
-  that are newer than this list. Left out on purpose, among others: clone3; clone where it is to make a namespace; io_setup and its
-  kin, which take from a number that is one for the whole host (fs.aio-max-nr); io_uring, the kernel's weakest part for years.
-- What administers a machine, opens a namespace or reaches into another process's kernel objects gets EPERM, so that the
-  program says what is wrong.
-- One architecture: a call by 32-bit or x32 numbers ends the thread that makes it (libseccomp's answer to a foreign architecture).
+Invariants:
+- A call that is on no list fails with ENOSYS, as on a kernel without it. Programs and libraries then fall back, also from calls that are newer than
+  this list. Omitted on purpose, among others: clone3; clone with flags for namespaces; io_setup and related calls, which use up a number that the
+  whole host shares (fs.aio-max-nr); io_uring, for years the weakest part of the kernel.
+- A call that administers the machine, opens a namespace or accesses kernel objects of another process fails with EPERM, so that programs report the
+  right cause.
+- There is one architecture: a call with 32-bit or x32 numbers ends its thread, which is libseccomp's default for foreign architectures.
 
 Sources: syscalls(2) and the manual page of each call. The numbers are x86-64's.
 """
@@ -18,18 +18,18 @@ from typing import Any
 EPERM, ENOSYS = 1, 38  # errno(3)
 
 O_NOTIFICATION_PIPE = 0x80
-"""Of pipe2(2): the kernel's watch queues (linux/watch_queue.h)."""
+"""Flag of pipe2(2) for the kernel's watch queues (linux/watch_queue.h)."""
 CLONE_NAMESPACES = 0x7E020000
-"""All flags of clone(2) that make a namespace: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+"""All flags of clone(2) that create a namespace: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 SOCK_STREAM, SOCK_DGRAM, SOCK_TYPES = 1, 2, 0xF
-"""Of an internet socket's types those of TCP and UDP; the mask leaves out SOCK_CLOEXEC and SOCK_NONBLOCK (socket(2))."""
+"""Socket types of TCP and UDP. The mask excludes SOCK_CLOEXEC and SOCK_NONBLOCK (socket(2))."""
 PROTOCOLS = {SOCK_STREAM: (0, 6), SOCK_DGRAM: (0, 17)}
-"""By type: the usual one, by 0 or by its number. Others (SCTP, DCCP, MPTCP) may have the host load a module for them."""
+"""Socket type -> allowed protocols: the default one, as 0 or by its number. Others (SCTP, DCCP, MPTCP) may make the host load a module."""
 AF_NETLINK, NETLINK_ROUTE = 16, 0
-"""Of netlink only what getifaddrs(3) asks; others reach the host kernel's crypto, audit and firewall code."""
+"""The only netlink family allowed; getifaddrs(3) needs it. Other families reach the crypto, audit and firewall code of the host's kernel."""
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
-"""Linux, Linux32 and their UNAME26; without address randomisation, for debuggers; a question (personality(2))."""
+"""Linux, Linux32, each with UNAME26; no address randomisation, for debuggers; the query (personality(2))."""
 
 ALLOWED = (
     # Files and folders.
@@ -43,7 +43,7 @@ ALLOWED = (
     *("unlinkat", "utime", "utimensat", "utimes", "vmsplice", "write", "writev"),
     *("inotify_add_watch", "inotify_init", "inotify_init1", "inotify_rm_watch"),
     *("landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self"),
-    # Processes, threads and their signals.
+    # Processes, threads and signals.
     *("arch_prctl", "execve", "execveat", "exit", "exit_group", "fork", "futex", "futex_requeue", "futex_wait", "futex_waitv", "futex_wake"),
     *("get_robust_list", "getcpu", "getegid", "geteuid", "getgid", "getgroups", "getpgid", "getpgrp", "getpid", "getppid", "getpriority"),
     *("getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "gettid", "getuid", "ioprio_get", "ioprio_set", "kill", "membarrier"),
@@ -53,31 +53,31 @@ ALLOWED = (
     *("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "seccomp", "set_robust_list"),
     *("set_tid_address", "setfsgid", "setfsuid", "setgid", "setgroups", "setpgid", "setpriority", "setregid", "setresgid", "setresuid"),
     *("setreuid", "setrlimit", "setsid", "setuid", "sigaltstack", "signalfd", "signalfd4", "tgkill", "tkill", "vfork", "wait4", "waitid"),
-    # Roots of one's own below one's own root, and the capabilities that one has.
+    # Changing the root below the own root, and reading the own capabilities.
     *("capget", "capset", "chroot"),
-    # Debuggers and profilers of one's own processes: the kernel lets nobody trace across a user namespace.
+    # Debuggers and profilers of the own processes. The kernel does not allow tracing across user namespaces.
     *("kcmp", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace"),
     # Memory.
     *("brk", "cachestat", "get_mempolicy", "madvise", "memfd_create", "mincore", "mlock", "mlock2", "mlockall", "mmap", "mprotect", "mremap"),
     *("msync", "munlock", "munlockall", "munmap", "pkey_alloc", "pkey_free", "pkey_mprotect", "remap_file_pages", "set_mempolicy"),
-    # Sockets; which kinds is said below.
+    # Sockets. The allowed kinds are below.
     *("accept", "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg"),
     *("sendmsg", "sendto", "setsockopt", "shutdown"),
-    # Talk between processes of one sandbox: an IPC namespace of its own.
+    # Communication between processes of one sandbox, which has its own IPC namespace.
     *("mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "pipe"),
     *("semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"),
-    # Waiting and time; no clock is set.
+    # Waiting and time, without setting clocks.
     *("alarm", "clock_getres", "clock_gettime", "clock_nanosleep", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_ctl_old", "epoll_pwait"),
     *("epoll_pwait2", "epoll_wait", "epoll_wait_old", "eventfd", "eventfd2", "getitimer", "gettimeofday", "nanosleep", "poll", "ppoll"),
     *("pselect6", "select", "setitimer", "time", "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime"),
     *("timerfd_create", "timerfd_gettime", "timerfd_settime", "times"),
-    # What kind of machine this is.
+    # Information about the machine.
     *("getrandom", "sysinfo", "uname"),
 )
 
-DONE_BY_NOTHING = ("sync", "syncfs")
-"""They answer that all is done and do nothing: sync(2) would write back what all of the host has not written yet, and make everybody
-wait, and no sandbox's disk is read again after a crash. fsync(2) of one's own files is allowed."""
+WITHOUT_EFFECT = ("sync", "syncfs")
+"""Calls that succeed and do nothing. sync(2) would write back all unwritten data of the host and delay every process, and no sandbox's disk is read
+again after a crash. fsync(2) of own files is allowed."""
 
 REFUSED = (
     # Mounts and roots.
@@ -85,19 +85,19 @@ REFUSED = (
     *("statmount", "listmount", "swapon", "swapoff", "quotactl", "quotactl_fd", "name_to_handle_at", "open_by_handle_at"),
     # Namespaces.
     *("setns", "unshare"),
-    # The machine: its modules, its next kernel, its clock, its name, its ports, its log.
+    # The machine: modules, the next kernel, clocks, the name, I/O ports, the log.
     *("init_module", "finit_module", "delete_module", "create_module", "query_module", "get_kernel_syms", "kexec_load", "kexec_file_load"),
     *("reboot", "acct", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "syslog"),
     *("vhangup", "nfsservctl", "lookup_dcookie", "fanotify_init", "fanotify_mark"),
-    # Keys are kept per user of the host's, not per namespace.
+    # Keys belong to users of the host, not to namespaces.
     *("add_key", "keyctl", "request_key"),
-    # Programs and probes in the kernel; pages of others; descriptors of others.
+    # Programs and probes in the kernel; pages and descriptors of other processes.
     *("bpf", "perf_event_open", "userfaultfd", "pidfd_getfd", "move_pages", "migrate_pages", "mbind", "modify_ldt"),
 )
 
 
 def seccomp_filter() -> dict[str, Any]:
-    """The ``linux.seccomp`` of an OCI configuration (config-linux.md)."""
+    """Return the ``linux.seccomp`` of an OCI configuration (config-linux.md)."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": ENOSYS,
@@ -105,8 +105,8 @@ def seccomp_filter() -> dict[str, Any]:
         "syscalls": [
             {"names": list(ALLOWED), "action": "SCMP_ACT_ALLOW"},
             {"names": list(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM},
-            {"names": list(DONE_BY_NOTHING), "action": "SCMP_ACT_ERRNO", "errnoRet": 0},
-            # clone3 takes its flags by pointer, where no filter sees them: C libraries fall back to clone.
+            {"names": list(WITHOUT_EFFECT), "action": "SCMP_ACT_ERRNO", "errnoRet": 0},
+            # clone3 is not on the list, because a filter cannot see its flags behind a pointer. C libraries fall back to clone.
             {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, CLONE_NAMESPACES, "SCMP_CMP_MASKED_EQ", 0)]},
             {"names": ["pipe2"], "action": "SCMP_ACT_ALLOW", "args": [_argument(1, O_NOTIFICATION_PIPE, "SCMP_CMP_MASKED_EQ", 0)]},
             {"names": ["socket", "socketpair"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, AF_UNIX)]},

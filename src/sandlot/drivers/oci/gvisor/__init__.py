@@ -1,1 +1,1 @@
-"""``gvisor``: runsc, a kernel in user space between the code and the host."""
+"""The ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""

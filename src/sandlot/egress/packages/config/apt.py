@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from sandlot.egress.packages.config.values import DEBIAN, Access, Credential, DebianSources, basic_auth, netloc_of, split_credential, with_slash
-from sandlot.host.aptsource import choose, parse_targets
+from sandlot.host.apt_sources import choose, parse_targets
 
 _ANY_SUITE = "stable"
 """The guest names the suite in its requests, so the mirror of any suite will do."""

@@ -21,7 +21,7 @@ def config() -> dict[str, Any]:
     return made
 
 
-def test_the_guest_is_process_one_with_a_bare_environment() -> None:
+def test_guest_is_process_1_with_a_minimal_environment() -> None:
     process = config()["process"]
     assert process["args"] == list(GUEST_ARGV)
     assert process["user"] == {"uid": 0, "gid": 0}
@@ -32,7 +32,7 @@ def test_the_guest_is_process_one_with_a_bare_environment() -> None:
     assert {limit["type"]: limit["hard"] for limit in process["rlimits"]} == {"RLIMIT_CORE": 1}
 
 
-def test_capabilities_are_a_list_without_those_that_open_the_kernel() -> None:
+def test_capabilities_that_open_the_kernel_are_omitted() -> None:
     capabilities = config()["process"]["capabilities"]
     assert set(capabilities) == {"bounding", "effective", "permitted"}
     (held,) = {tuple(names) for names in capabilities.values()}

@@ -1,4 +1,4 @@
-"""What the stage is told to do for a container, and in which order."""
+"""Operations of the stage of a container and their order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
-from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import Place, Program
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.protocol.schema import most_pids
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
-FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+FOLDER = SandboxFolder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 BOOT_ID = "5d3a0f6e-1f5e-4a4b-8f1c-0a5f7c0d9b11"
-PLACE = Place(
+PLACE = RuntimePlanInputs(
     SHAPE, Program("crun", Path("/usr/bin/crun"), "00", "x"), FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID
 )
 
@@ -35,7 +35,7 @@ def test_no_core_file_and_the_first_to_go() -> None:
     assert ("oom_score", "900") in stage_plan(PLACE)
 
 
-def test_the_image_is_shown_by_other_owners_and_written_to_by_nobody() -> None:
+def test_root_is_mounted_read_only_with_mapped_owners() -> None:
     plan = stage_plan(PLACE)
     ids, image, disk, umask, overlay = plan[-5:]
     assert ids == ("ids", "/run/sandlot/ids", 0x70000000, 65536)
@@ -55,18 +55,18 @@ def test_the_runtime_sees_no_control_group_of_the_host() -> None:
     assert ("file", "/run/sandlot/boot_id", f"{BOOT_ID}\n", 0o444) in stage_plan(PLACE)
 
 
-def test_without_ids_of_its_own_there_is_no_container() -> None:
+def test_container_without_own_ids_is_refused() -> None:
     with pytest.raises(InternalError):
         stage_plan(replace(PLACE, first_id=None))
 
 
-def test_processes_are_limited_by_the_host_itself() -> None:
+def test_host_limits_processes_of_a_container() -> None:
     limits = group_limits(SHAPE.limits)
     assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
     assert SHAPE.limits.pids < limits.pids <= SHAPE.limits.pids + 64
 
 
 @pytest.mark.parametrize("pids", [16, 64, 376, 512, 10_000])
-def test_the_guest_sees_that_there_are_too_many_before_the_host_refuses_more(pids: int) -> None:
+def test_guest_notices_too_many_processes_before_the_host_refuses_one(pids: int) -> None:
     """With the guest and its keeper, which it does not count."""
     assert group_limits(replace(SHAPE.limits, pids=pids)).pids > most_pids(pids) + 2

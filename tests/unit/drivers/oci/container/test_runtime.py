@@ -20,7 +20,7 @@ def crun(folder: Path, version: str) -> Path:
     return program
 
 
-def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
+def test_newest_program_on_path_is_used(tmp_path: Path) -> None:
     crun(tmp_path / "a", "crun version 1.9.2")
     newest = crun(tmp_path / "b", "crun version 1.21")
     crun(tmp_path / "c", "crun version 1.14.3")
@@ -29,7 +29,7 @@ def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [None, "crun version 0.17", "crun version 1.7.9", "something else"])
-def test_none_that_will_do_is_refused_with_the_fix(tmp_path: Path, version: str | None) -> None:
+def test_missing_or_old_runtime_is_refused_with_a_fix(tmp_path: Path, version: str | None) -> None:
     if version is not None:
         crun(tmp_path, version)
     with pytest.raises(HostError) as refused:
@@ -37,7 +37,7 @@ def test_none_that_will_do_is_refused_with_the_fix(tmp_path: Path, version: str 
     assert "apt-get install crun" in refused.value.hint
 
 
-def test_it_is_told_to_leave_control_groups_alone_and_to_keep_its_state_in_the_sandboxs_folder() -> None:
+def test_crun_leaves_control_groups_alone_and_keeps_its_state_in_the_folder_of_the_sandbox() -> None:
     argv = Crun().run_argv(Program("crun", Path("/usr/bin/crun"), "00", "1.8.1"), "ab27-aaaaaaaaaaaaaaaa", 64 << 20)
     assert argv[0] == "/usr/bin/crun"
     assert argv[-1] == "ab27-aaaaaaaaaaaaaaaa"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.drivers.oci.container.seccomp import ALLOWED, CLONE_NAMESPACES, DONE_BY_NOTHING, REFUSED, seccomp_filter
+from sandlot.drivers.oci.container.seccomp import ALLOWED, CLONE_NAMESPACES, REFUSED, WITHOUT_EFFECT, seccomp_filter
 
 
-def test_no_call_is_on_two_lists_and_none_twice() -> None:
-    every = (*ALLOWED, *REFUSED, *DONE_BY_NOTHING, "clone", "clone3", "pipe2", "socket", "socketpair", "personality")
+def test_each_call_is_listed_once() -> None:
+    every = (*ALLOWED, *REFUSED, *WITHOUT_EFFECT, "clone", "clone3", "pipe2", "socket", "socketpair", "personality")
     assert len(set(every)) == len(every)
 
 
-def test_what_is_on_no_list_is_a_call_that_the_kernel_does_not_have() -> None:
+def test_unlisted_call_fails_as_on_a_kernel_without_it() -> None:
     made = seccomp_filter()
     assert (made["defaultAction"], made["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 38)
     assert made["architectures"] == ["SCMP_ARCH_X86_64"]
@@ -40,14 +40,14 @@ def test_what_opens_the_kernel_is_not_allowed(name: str) -> None:
     assert name not in ALLOWED
 
 
-def test_a_thread_may_be_made_and_a_namespace_may_not() -> None:
+def test_clone_creates_threads_and_no_namespaces() -> None:
     (clone,) = (rule for rule in seccomp_filter()["syscalls"] if rule["names"] == ["clone"])
     assert clone["args"] == [{"index": 0, "value": CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
     new = {"NS": 0x20000, "CGROUP": 0x2000000, "UTS": 0x4000000, "IPC": 0x8000000, "USER": 0x10000000, "PID": 0x20000000, "NET": 0x40000000}
     assert sum(new.values()) == CLONE_NAMESPACES
 
 
-def test_sockets_are_of_few_families_types_and_protocols() -> None:
+def test_only_a_few_kinds_of_sockets_are_allowed() -> None:
     rules = [rule["args"] for rule in seccomp_filter()["syscalls"] if "socket" in rule["names"]]
     allowed = {tuple(argument["valueTwo"] if argument["op"] == "SCMP_CMP_MASKED_EQ" else argument["value"] for argument in each) for each in rules}
     internet = {(family, kind, protocol) for family in (2, 10) for kind, protocol in ((1, 0), (1, 6), (2, 0), (2, 17))}
@@ -55,6 +55,6 @@ def test_sockets_are_of_few_families_types_and_protocols() -> None:
     assert all(argument["value"] == 0xF for each in rules for argument in each if argument["op"] == "SCMP_CMP_MASKED_EQ")
 
 
-def test_a_pipe_is_no_queue_of_the_kernels() -> None:
+def test_pipes_cannot_be_watch_queues() -> None:
     (pipe,) = (rule for rule in seccomp_filter()["syscalls"] if rule["names"] == ["pipe2"])
     assert pipe["args"] == [{"index": 1, "value": 0x80, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]

@@ -20,7 +20,7 @@ def config(*, has_hub: bool = True) -> dict[str, Any]:
     return made
 
 
-def test_the_guest_is_process_one_with_a_bare_environment() -> None:
+def test_guest_is_process_1_with_a_minimal_environment() -> None:
     process = config()["process"]
     assert process["args"] == list(GUEST_ARGV)
     assert process["user"] == {"uid": 0, "gid": 0}
@@ -31,7 +31,7 @@ def test_the_guest_is_process_one_with_a_bare_environment() -> None:
     assert {limit["type"]: limit["hard"] for limit in process["rlimits"]}["RLIMIT_CORE"] == 0
 
 
-def test_capabilities_are_a_list_without_the_dangerous() -> None:
+def test_dangerous_capabilities_are_omitted() -> None:
     capabilities = config()["process"]["capabilities"]
     assert set(capabilities) == {"bounding", "effective", "permitted"}
     (held,) = {tuple(names) for names in capabilities.values()}

@@ -1,23 +1,23 @@
-"""What the stage is told to do, in which order, and what the runtime is shown."""
+"""Operations of the stage of a gVisor sandbox, their order, and the files that the runtime sees."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
-from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import Place, Program
-from sandlot.host.launch import Operation
+from sandlot.drivers.oci.paths import SandboxFolder
+from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
+from sandlot.host.launcher import Operation
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
-FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+FOLDER = SandboxFolder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 PROGRAM = Program("runsc", Path("/data/runtimes/00/runsc"), "00", "x")
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 
 
 def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(Place(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
+    return stage_plan(RuntimePlanInputs(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
 
 
 def test_the_group_is_entered_before_anything_is_made() -> None:
@@ -31,7 +31,7 @@ def test_no_core_file_and_the_first_to_go() -> None:
     assert ("oom_score", "1") in plan()
 
 
-def test_the_image_is_shown_read_only_and_the_rest_by_short_names() -> None:
+def test_root_is_mounted_read_only_and_paths_are_short() -> None:
     assert ("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro") in plan()
     assert ("bind", "/data/runtimes/00", "/run/sandlot/program", "ro") in plan()
     assert ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw") in plan()
@@ -54,7 +54,7 @@ def test_the_runtime_sees_the_limits_and_no_control_group_of_the_host() -> None:
     assert all(plan().index(operation) > covered for operation in plan() if operation[0] == "file")
 
 
-def test_the_hosts_limit_of_tasks_is_a_backstop() -> None:
+def test_task_limit_of_the_host_is_above_that_of_the_guest() -> None:
     limits = group_limits(SHAPE.limits)
     assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
     # Measured: two host tasks for each guest process, about 50 for the runtime itself.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.gvisor.runtime import FLOOR, Runsc, find_runsc, release_date
+from sandlot.drivers.oci.gvisor.runtime import MIN_RELEASE, Runsc, find_runsc, release_date
 from sandlot.drivers.oci.runtime import Program
-from sandlot.host.launch import Started
-from sandlot.host.processes import identify
+from sandlot.host.launcher import Started
+from sandlot.host.process_identity import identify
 from sandlot.model.errors import HostError
 
 
@@ -28,11 +28,11 @@ def runsc(folder: Path, version: str, *, limits_disk: bool = False, code: int = 
     "version, date",
     [("0.0~20240729.0", 20240729), ("release-20260817.0", 20260817), ("release-20260817.0-70-gabcdef", 20260817), ("VERSION_MISSING", 0), ("", 0)],
 )
-def test_the_date_of_a_version(version: str, date: int) -> None:
+def test_date_of_a_version_is_parsed(version: str, date: int) -> None:
     assert release_date(version) == date
 
 
-def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
+def test_newest_program_on_path_is_used(tmp_path: Path) -> None:
     runsc(tmp_path / "a", "0.0~20240729.0")
     newest = runsc(tmp_path / "b", "release-20260817.0", limits_disk=True)
     runsc(tmp_path / "c", "release-20250101.0")
@@ -51,13 +51,13 @@ def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [None, "0.0~20221219.0", "VERSION_MISSING"])
-def test_none_that_will_do_is_refused_with_the_fix(tmp_path: Path, version: str | None) -> None:
+def test_missing_or_old_runtime_is_refused_with_a_fix(tmp_path: Path, version: str | None) -> None:
     if version is not None:
         runsc(tmp_path, version)
     with pytest.raises(HostError) as refused:
         find_runsc(str(tmp_path))
     assert "bookworm-backports" in refused.value.hint
-    assert version is None or str(FLOOR) in refused.value.message
+    assert version is None or str(MIN_RELEASE) in refused.value.message
 
 
 @pytest.mark.parametrize("limits_disk", [True, False])
@@ -80,7 +80,7 @@ def test_kernel_of_a_sandbox_is_the_first_that_the_host_kills_for_memory() -> No
     try:
         kernel = identify(process.pid)
         assert kernel is not None
-        Runsc().settle(Started(sandbox=kernel, keeper=kernel))
+        Runsc().after_start(Started(sandbox=kernel, keeper=kernel))
         assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
     finally:
         process.kill()

@@ -1,0 +1,75 @@
+"""Reason why a sandbox ended, decided from the evidence that its end left. Pure."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from sandlot.model.ports import Exit, ExitReason
+
+_FAULTS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP))
+"""Signals that a process causes itself (signal(7)). SIGSYS comes from its own seccomp filter."""
+_SIGNALLED = 128
+_DETAIL_CHARS = 1500
+DESTROYED, SAVED = "the sandbox was destroyed", "the sandbox was written to a snapshot"
+"""Reasons for which the service itself ends a sandbox."""
+_NO_TASK = "failed to get clone"
+"""Part of gVisor's message when it ends because the task limit of the control group refused it a thread of the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Evidence about the end of a sandbox.
+
+    Args:
+        status: Exit code of the runtime's process, negative for a signal. None: the keeper was lost.
+        ended_for: Reason for which the service ended the sandbox. Empty: the service did not end it.
+        oom_kills: Number of tasks of the sandbox that the kernel killed because of the memory limit.
+        panic: First part of the output of a runtime that crashed.
+        disk_full: True if the sandbox's disk has no space left.
+        memory_bytes: Memory limit of the sandbox.
+        oom_statuses: Exit codes of this runtime after an end because of the memory limit.
+    """
+
+    status: int | None
+    ended_for: str
+    oom_kills: int
+    panic: str
+    disk_full: bool
+    memory_bytes: int
+    oom_statuses: frozenset[int]
+
+
+def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table each
+    """Return the reason why a sandbox ended.
+
+    A task that the kernel killed because of the memory limit may have been any process inside, long before the sandbox ended. So the reason is OOM
+    only if the exit code is one of ``oom_statuses``, or is unknown.
+    """
+    status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
+    if status == 0:
+        return Exit(ExitReason.EXITED)
+    # All processes are killed at once: the runtime, or the guest a moment before the runtime notices.
+    if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:
+        return Exit(ExitReason.KILLED, evidence.ended_for)
+    if evidence.oom_kills and (status is None or status in evidence.oom_statuses):
+        return Exit(ExitReason.OOM, f"the sandbox reached its memory limit of {evidence.memory_bytes // 2**20} MiB")
+    failed = bool(panic) or (status is not None and -status in _FAULTS)
+    if failed and evidence.disk_full:
+        return Exit(ExitReason.DISK, f"the disk is full and the runtime failed: {panic or status}")
+    if _NO_TASK in panic:
+        return Exit(
+            ExitReason.CRASHED,
+            f"the sandbox started processes faster than they could be ended, and the runtime could not start another thread: {panic}",
+        )
+    if failed:
+        return Exit(ExitReason.CRASHED, panic or f"the runtime received signal {-(status or 0)} ({signal.Signals(-(status or 0)).name})")
+    if status is None:
+        return Exit(ExitReason.KILLED, "it is gone, and nobody saw how")
+    if status < 0:
+        return Exit(ExitReason.KILLED, f"the runtime received signal {-status}")
+    if status > _SIGNALLED:
+        # runsc passes signals on to the guest and reports its end as a shell does.
+        number = status - _SIGNALLED
+        return Exit(ExitReason.CRASHED if number in _FAULTS else ExitReason.KILLED, f"the guest received signal {number}")
+    return Exit(ExitReason.EXITED, f"the guest ended with code {status}")

@@ -1,0 +1,249 @@
+"""Capabilities of a driver on this host, found by trying them with the smallest possible sandbox.
+
+Its root file system contains one program of 170 bytes in place of the guest. The program writes ``ok``, waits for a byte and ends. So a probe needs
+no image, and is created in the same way as every other sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
+from sandlot.host.blocking import call_in_own_thread
+from sandlot.host.cgroup_layout import missing_controllers
+from sandlot.host.cgroups import detect_layout
+from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.ids import SandboxId
+from sandlot.model.ports import Attachment, Capabilities, Change, Driver, DriverCapability, ExitReason, Instance, ProbeResult
+from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
+
+PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
+_SPEC = SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS)
+SNAPSHOT_RETRY_S = 60.0
+"""Age after which missing snapshots are probed again. For example, the disk may have been full."""
+_TIMEOUT_S = 60.0
+_YES = ProbeResult(ok=True)
+_CHANGES = {
+    # Each limit is changed and changed back.
+    DriverCapability.CONFIGURE_MEMORY: (Change(memory_bytes=PROBE_LIMITS.memory_bytes + 64 * MIB), Change(memory_bytes=PROBE_LIMITS.memory_bytes)),
+    DriverCapability.CONFIGURE_CPU: (Change(cpus=PROBE_LIMITS.cpus / 2), Change(cpus=PROBE_LIMITS.cpus)),
+    DriverCapability.CONFIGURE_PIDS: (Change(pids=PROBE_LIMITS.pids + 1), Change(pids=PROBE_LIMITS.pids)),
+    DriverCapability.CONFIGURE_DISK: (Change(disk_bytes=PROBE_LIMITS.disk_bytes + MIB), Change(disk_bytes=PROBE_LIMITS.disk_bytes)),
+}
+
+_BASE = 0x400000
+_HEADER_BYTES, _PROGRAM_HEADER_BYTES = 64, 56
+_CODE = bytes.fromhex(
+    "b801000000 bf01000000 488d351e000000 ba03000000 0f05"  # write(1, "ok\n", 3)
+    "31c0 31ff 4889e6 ba01000000 0f05"  # read(0, stack, 1)
+    "b83c000000 31ff 0f05"  # exit(0)
+    "6f6b0a"
+)
+
+
+class Probe:
+    """Remembered capabilities of one driver.
+
+    Available capabilities stay. If the driver cannot boot, every call probes again, so that an operator who repairs the host need not restart the
+    service. If only snapshots are missing, one caller probes again after :data:`SNAPSHOT_RETRY_S`, and other callers do not wait for it.
+
+    Args:
+        driver: The driver. It is used from an event loop of the probe.
+        builds: Builds of the driver's runtime.
+        unsupported: Capabilities that the runtime has on no host, each with the reason.
+        folder: Folder in which the probe creates its files.
+    """
+
+    def __init__(self, driver: Driver, builds: RuntimeBuilds, unsupported: Mapping[DriverCapability, str], folder: Path) -> None:
+        self._driver = driver
+        self._builds = builds
+        self._unsupported = unsupported
+        self._folder = folder / f".probe-{driver.name}"  # not a ref, so sweeps ignore it
+        self._lock = threading.Lock()
+        self._known: Capabilities | None = None
+        self._known_since_s = 0.0
+
+    def capabilities(self) -> Capabilities:
+        """Return the capabilities. Blocks for about a second while they are probed."""
+        known = self._known
+        if known is not None and known.can(DriverCapability.BOOT) and (self._lock.locked() or not self._may_retry_snapshots(known)):
+            return known
+        with self._lock:
+            known = self._known
+            if known is None or not known.can(DriverCapability.BOOT) or self._may_retry_snapshots(known):
+                known = self._known = _keep_available(try_capabilities(self._driver, self._builds, self._unsupported, self._folder), known)
+                self._known_since_s = time.monotonic()
+            return known
+
+    def clean(self) -> None:
+        """Remove the files of a killed probe. Does nothing while a probe is running."""
+        if self._lock.acquire(blocking=False):
+            try:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            finally:
+                self._lock.release()
+
+    def _may_retry_snapshots(self, known: Capabilities) -> bool:
+        missing = not known.can(DriverCapability.SNAPSHOT) and DriverCapability.SNAPSHOT not in self._unsupported
+        return missing and time.monotonic() > self._known_since_s + SNAPSHOT_RETRY_S
+
+
+def _keep_available(found: Capabilities, before: Capabilities | None) -> Capabilities:
+    if before is None:
+        return found
+    return replace(found, abilities={**found.abilities, **{ability: result for ability, result in before.abilities.items() if result.ok}})
+
+
+def tiny_program() -> bytes:
+    """Return the program: an ELF file with one segment for x86-64 (elf(5))."""
+    entry = _BASE + _HEADER_BYTES + _PROGRAM_HEADER_BYTES
+    size = _HEADER_BYTES + _PROGRAM_HEADER_BYTES + len(_CODE)
+    ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
+    header = ident + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, entry, _HEADER_BYTES, 0, 0, _HEADER_BYTES, _PROGRAM_HEADER_BYTES, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
+    return header + segment + _CODE
+
+
+def make_tiny_root(folder: Path) -> RootFs:
+    """Create a root file system that contains only this program, at the path of the guest's interpreter."""
+    program = folder / GUEST_ARGV[0].lstrip("/")
+    program.parent.mkdir(parents=True)
+    program.write_bytes(tiny_program())
+    program.chmod(0o755)
+    for name in ("dev", "proc", "sys", "tmp", f"{GUEST_ROOT}/{VOLUMES}".strip("/")):
+        (folder / name).mkdir()
+    return RootFs(folder, "tiny")
+
+
+def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping[DriverCapability, str], folder: Path) -> Capabilities:
+    """Try all capabilities of a driver. Blocks for about a second.
+
+    Args:
+        driver: The driver. It is used from an event loop in another thread.
+        builds: Builds of the driver's runtime.
+        unsupported: Capabilities that the runtime has on no host, each with the reason.
+        folder: Folder for the probe's files; removed afterwards.
+    """
+    version = ""
+    results = {ability: ProbeResult(ok=False, reason=reason) for ability, reason in unsupported.items()}
+    try:
+        program = builds.current()
+        version = f"{program.name} {program.version} ({program.path})"
+        if platform.machine() != "x86_64":
+            raise HostError(f"Only x86-64 machines are supported; this is {platform.machine()}.", code=ErrorCode.HOST_NOT_READY)
+        if lacking := missing_controllers(detect_layout()):
+            raise HostError(
+                f"The cgroup controllers {', '.join(lacking)} are missing.",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="Enable them on the kernel's command line, or mount their hierarchies below /sys/fs/cgroup.",
+            )
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed probe
+        folder.mkdir(mode=0o700, parents=True)
+        # In another thread: the caller's may have a running event loop.
+        call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
+    except (SandlotError, OSError) as error:
+        # A timeout is an OSError without a text.
+        timed_out = f"No sandbox was up within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
+        for ability in DriverCapability:
+            results.setdefault(ability, ProbeResult(ok=False, reason=str(error) or timed_out))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Capabilities(driver=driver.name, runtime=version, abilities=results)
+
+
+async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability, ProbeResult]) -> None:
+    async with asyncio.timeout(_TIMEOUT_S):
+        shape, snapshot = Shape(make_tiny_root(folder / "root"), PROBE_LIMITS), folder / "snapshot"
+        prepared = await driver.prepare(shape)
+        volume = Attachment(slot=0, source=folder / "volume", path="/volume")
+        volume.source.mkdir()
+        try:
+            results[DriverCapability.VOLUMES] = await _try_volume(prepared.attach((volume,)))
+            instance = await prepared.boot(_SPEC)
+            if DriverCapability.CONFIGURE_VOLUMES not in results:
+                change = Change(volumes=(replace(volume, slot=1),))
+                results[DriverCapability.CONFIGURE_VOLUMES] = await _try_volume(instance.configure(change))
+            await _try_live(instance, results, snapshot)
+        finally:
+            await prepared.destroy()
+        end = await instance.wait()
+        exited = end.reason is ExitReason.EXITED
+        results[DriverCapability.ADOPT] = _YES if exited else ProbeResult(ok=False, reason=f"the sandbox ended {end.reason}: {end.detail}")
+        if snapshot.exists():
+            results[DriverCapability.SNAPSHOT] = await _try_restore(driver, shape, snapshot)
+
+
+async def _try_restore(driver: Driver, shape: Shape, snapshot: Path) -> ProbeResult:
+    """Restore the program, which was saved while it waited for its byte, and check that it still waits."""
+    prepared = await driver.prepare(shape, snapshot=snapshot)
+    try:
+        instance = await prepared.restore(snapshot, _SPEC)
+        stream = await instance.connect()
+        stream.try_send(b"x")
+        end = await instance.wait()
+        await stream.aclose()
+    except (ConflictError, HostError, SandboxEndedError) as error:
+        return ProbeResult(ok=False, reason=error.message)
+    finally:
+        await prepared.destroy()
+    return _YES if end.reason is ExitReason.EXITED else ProbeResult(ok=False, reason=f"the restored sandbox ended {end.reason}: {end.detail}")
+
+
+async def _try_snapshot(instance: Instance, into: Path) -> ProbeResult:
+    try:
+        await instance.snapshot(into, keep_running=True, durable=False)
+    except (ConflictError, HostError, LimitError) as error:
+        return ProbeResult(ok=False, reason=str(error.fields.get("reason", error.message)))
+    return _YES
+
+
+async def _try_live(instance: Instance, results: dict[DriverCapability, ProbeResult], snapshot: Path) -> None:
+    """Try everything that needs a live sandbox, then end the program."""
+    stream = await instance.connect()
+    if (output := await stream.receive(16)) != b"ok\n":
+        raise HostError(f"The sandbox started, but its program wrote {output!r} instead of b'ok\\n'.", code=ErrorCode.HOST_NOT_READY)
+    results[DriverCapability.BOOT] = _YES
+    usage = await instance.usage()
+    # The kernel accepted the limits when the sandbox was prepared. It remains to check that the sandbox is in its control group.
+    counted = usage.pids > 0 and usage.memory_bytes > 0
+    for ability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
+        results[ability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")
+    results[DriverCapability.LIMIT_DISK] = _YES
+    results.setdefault(DriverCapability.SHOW_LIMITS, _YES)
+    for ability, changes in _CHANGES.items():
+        results[ability] = await _try_changes(instance, changes)
+    await instance.pause()
+    await instance.resume()
+    results[DriverCapability.PAUSE] = _YES
+    if DriverCapability.SNAPSHOT not in results:
+        results[DriverCapability.SNAPSHOT] = await _try_snapshot(instance, snapshot)
+    stream.try_send(b"x")
+    await instance.wait()
+    await stream.aclose()
+
+
+async def _try_volume(attaching: Coroutine[Any, Any, None]) -> ProbeResult:
+    try:
+        await attaching
+    except (UnsupportedError, HostError) as error:
+        return ProbeResult(ok=False, reason=error.message)
+    return _YES
+
+
+async def _try_changes(instance: Instance, changes: Sequence[Change]) -> ProbeResult:
+    try:
+        for change in changes:
+            await instance.configure(change)
+    except (UnsupportedError, ConflictError, HostError) as error:
+        return ProbeResult(ok=False, reason=str(error.fields.get("reason", error.message)))
+    return _YES

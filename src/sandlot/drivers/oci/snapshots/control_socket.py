@@ -1,0 +1,142 @@
+"""Commands to a running runsc through its control socket.
+
+A command of runsc's command line is a process that reads the sandbox's state, connects to this socket, sends one message and ends. This costs 15 to
+40 ms and as much processor time. The protocol is internal to runsc: JSON objects over a stream socket, files as SCM_RIGHTS beside the first byte
+(unix(7)), one response to each request. So it is used only with releases that were tested (``gvisor/runtime.py``). All other releases are controlled
+through their command line (``command_line.py``). Both ways pass the same tests.
+
+Invariants:
+- The socket is reached through a descriptor of its folder, because its path may be longer than the 107 bytes of an address.
+- The service connects as root of the host. Nothing inside the sandbox can reach the socket, which lies in the host's file system.
+- A checkpoint always lets the sandbox continue. With the other option, the sandbox would end even if the disk is full and nothing was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sandlot.drivers.oci.runtime import EngineError, RunningOciRuntime, shorten_message
+from sandlot.drivers.oci.snapshots.image_files import MEMORY, MEMORY_INDEX, STATE
+
+RESPONSE_TIMEOUT_S = 600.0
+"""Enough for a checkpoint of many GiB to a slow disk. The end of a sandbox is noticed at once."""
+_CHUNK_BYTES = 64 * 1024
+_MAX_RESPONSE_BYTES = 1024 * 1024
+
+_LOOPBACK = {
+    "Name": "lo",
+    "Addresses": [{"Address": "127.0.0.1", "PrefixLen": 8}, {"Address": "::1", "PrefixLen": 128}],
+    "Routes": [
+        {"Destination": {"IP": "127.0.0.0", "Mask": base64.b64encode(bytes((255, 0, 0, 0))).decode()}},
+        {"Destination": {"IP": "::1", "Mask": base64.b64encode(bytes((255,)) * 16).decode()}},
+    ],
+}
+"""Configuration that the command line gives every sandbox without a network before it starts or restores the sandbox."""
+
+
+class ControlEngine:
+    """The :class:`~sandlot.drivers.oci.runtime.Engine` that uses the control socket."""
+
+    async def set_up(self, running: RunningOciRuntime) -> None:
+        """Create the loopback device."""
+        await call(running, "Network.CreateLinksAndRoutes", {"LoopbackLinks": [_LOOPBACK]})
+
+    async def start(self, running: RunningOciRuntime) -> None:
+        """Start the guest."""
+        await call(running, "containerManager.StartRoot", running.folder.ref)
+
+    async def restore(self, running: RunningOciRuntime, image: Path) -> None:
+        """Start from images."""
+        with _open_images(image, os.O_RDONLY) as files:
+            await call(running, "containerManager.Restore", {"HavePagesFile": True, "HaveDeviceFile": False}, files)
+
+    async def save(self, running: RunningOciRuntime, image: Path) -> None:
+        """Write images."""
+        options = {"metadata": {"compression": "none"}, "have_pages_file": True, "Resume": True}
+        with _open_images(image, os.O_RDWR | os.O_CREAT | os.O_EXCL) as files:
+            await call(running, "containerManager.Checkpoint", options, files)
+
+
+async def call(running: RunningOciRuntime, method: str, argument: object, files: Sequence[int] = ()) -> Any:  # noqa: ANN401 - depends on the method
+    """Send one request to a sandbox and return the result.
+
+    Args:
+        running: Runtime of the sandbox.
+        method: Method of runsc's boot controller.
+        argument: Argument, encoded as JSON.
+        files: Descriptors that are sent with the request. The caller closes them.
+
+    Raises:
+        EngineError: The runtime refused, ended, or sent no response within :data:`RESPONSE_TIMEOUT_S`.
+    """
+    message = json.dumps({"method": method, "arg": argument}).encode()
+    try:
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+            with _connect(running) as connection:
+                # The message is far smaller than the buffer of an empty socket: it is sent as a whole, or not at all.
+                sent = socket.send_fds(connection, [message], list(files)) if files else connection.send(message)
+                if sent != len(message):
+                    raise EngineError("the runtime does not read its control socket")
+                response = await _receive_response(connection)
+    except TimeoutError:
+        raise EngineError(f"the runtime has not answered for {RESPONSE_TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise EngineError(f"the runtime cannot be reached ({error.strerror})") from error
+    if not response.get("success"):
+        raise EngineError(shorten_message(str(response.get("err") or "the runtime refused without a reason")))
+    return response.get("result")
+
+
+@contextlib.contextmanager
+def _connect(running: RunningOciRuntime) -> Any:  # noqa: ANN401 - an iterator of one socket
+    folder = os.open(running.folder.control.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connection:
+            connection.setblocking(False)
+            connection.connect(f"/proc/self/fd/{folder}/{running.folder.control.name}")
+            yield connection
+    finally:
+        os.close(folder)
+
+
+async def _receive_response(connection: socket.socket) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    text = b""
+    while True:
+        more = await loop.sock_recv(connection, _CHUNK_BYTES)
+        if not more:
+            raise EngineError("the sandbox has ended")
+        text += more
+        if len(text) > _MAX_RESPONSE_BYTES:
+            raise EngineError("the runtime's response is too long")
+        # The response has no length prefix: it is complete when it can be parsed.
+        with contextlib.suppress(ValueError):
+            response = json.loads(text)
+            if isinstance(response, dict):
+                return response
+            raise EngineError("the runtime's response is not an object")
+
+
+@contextlib.contextmanager
+def _open_images(image: Path, flags: int) -> Any:  # noqa: ANN401 - an iterator of three descriptors
+    handles: list[int] = []
+    try:
+        # runsc expects this order: the state, the index of the memory, the memory.
+        for name in (STATE, MEMORY_INDEX, MEMORY):
+            try:
+                handles.append(os.open(image / name, flags | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise EngineError(f"{name}: {error.strerror}") from error
+        yield handles
+    finally:
+        for handle in handles:
+            os.close(handle)

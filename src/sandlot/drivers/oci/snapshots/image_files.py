@@ -1,0 +1,120 @@
+"""Folder of a snapshot on disk: written inside the sandbox's folder, completed by one rename.
+
+Invariants:
+- A folder that has its final name is complete. The manifest is written last, everything is synced before the rename if the snapshot must be durable,
+  and a rename within one file system is done or not done (rename(2)).
+- A partial snapshot of a killed service is in the sandbox's folder and is removed with it.
+- Only root of the host can read the files: they contain the whole memory of a sandbox.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from sandlot.drivers.oci.snapshots import manifest as manifests
+from sandlot.drivers.oci.snapshots.manifest import Manifest
+from sandlot.host.durable import fsync_files, fsync_folder
+from sandlot.model.errors import ConflictError, ErrorCode
+
+STATE, MEMORY_INDEX, MEMORY = "checkpoint.img", "pages_meta.img", "pages.img"
+"""Files that runsc writes without compression: the objects of its kernel, the index of pages, and the pages of memory and files."""
+
+_MIN_IMAGE_BYTES = 1 << 20
+"""Less than the size of the smallest image."""
+
+
+def begin(image: Path) -> None:
+    """Create an empty folder for images. A folder of an earlier attempt is removed. Blocks."""
+    shutil.rmtree(image, ignore_errors=True)
+    image.mkdir(mode=0o700)
+
+
+def discard(image: Path) -> None:
+    """Remove a folder of images, if it exists. Blocks."""
+    shutil.rmtree(image, ignore_errors=True)
+
+
+def is_disk_full(image: Path) -> bool:
+    """Return whether the file system of a folder has no space left for an image. Blocks."""
+    status = os.statvfs(image)
+    return status.f_bavail * status.f_frsize < _MIN_IMAGE_BYTES
+
+
+def sizes(image: Path) -> dict[str, int]:
+    """Return the size of each file of a folder, in bytes."""
+    return {file.name: file.stat().st_size for file in image.iterdir()}
+
+
+def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int:
+    """Write the manifest and give the folder its final name. Blocks as long as the disk needs.
+
+    Args:
+        image: Folder with all images.
+        manifest: Manifest of the snapshot.
+        into: Final name, which must not exist. Its parents are created.
+        durable: True if the snapshot must survive a loss of power from the return on.
+
+    Returns:
+        Size of the folder on disk, in bytes.
+
+    Raises:
+        ConflictError: ``into`` exists.
+        OSError: The disk is full, or a file cannot be written.
+    """
+    (image / manifests.NAME).write_text(manifest.dump(), encoding="utf-8")
+    (image / manifests.NAME).chmod(0o600)
+    into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_free(into)
+    if durable:
+        fsync_files(image)
+    try:
+        image.rename(into)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _move_across(image, into, durable=durable)
+    if durable:
+        fsync_folder(into.parent)
+    return sum(file.stat().st_blocks * 512 for file in into.iterdir())
+
+
+def check_free(into: Path) -> None:
+    """Check that a path does not exist.
+
+    Raises:
+        ConflictError: The path exists.
+    """
+    if os.path.lexists(into):
+        raise ConflictError(f"{into} exists already.", code=ErrorCode.CONFLICT)
+
+
+def _move_across(image: Path, into: Path, *, durable: bool) -> None:
+    """Move a folder to another file system: copy it beside the final name, then rename it."""
+    draft = into.with_name(f".{into.name}.new")
+    begin(draft)
+    try:
+        for file in image.iterdir():
+            shutil.copyfile(file, draft / file.name)
+            (draft / file.name).chmod(0o600)
+        if durable:
+            fsync_files(draft)
+        draft.rename(into)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    shutil.rmtree(image, ignore_errors=True)
+
+
+def find_damage(snapshot: Path, manifest: Manifest) -> str:
+    """Compare a snapshot with its manifest. Return the first difference, or an empty text."""
+    for name, size in manifest.files.items():
+        try:
+            found = (snapshot / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has {found} bytes, and was written with {size}"
+    return ""

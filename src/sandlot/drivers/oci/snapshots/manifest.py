@@ -1,0 +1,90 @@
+"""Manifest of a snapshot: what a restore must know besides the images. Pure except for :func:`read`.
+
+A snapshot depends on the build of the runtime that wrote it, because another build refuses it or misreads it. It also depends on the root file system
+whose files its programs have open, and on limits that programs inside have seen.
+
+============  =======================================================================================================================
+runtime       Same content. Builds are kept by content, so an upgrade of the package makes no snapshot unusable.
+root          Same digest. The files written inside lie on top of this root.
+memory, disk  At least as much: programs have laid out their data for it, and /dev/shm keeps its size. MemTotal follows the new limit.
+cpus, pids    Any. The number of visible processors is part of the snapshot; their share is set by the control group. The guest counts
+              processes and receives its limit when it wakes.
+============  =======================================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import Limits, Shape
+
+VERSION = 1
+"""Version of the manifest and of the bundle's mounts (``gvisor/config.py``): an image has the mounts open, and finds them again by their paths."""
+NAME = "snapshot.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Manifest of one snapshot.
+
+    Args:
+        driver: Name of the driver.
+        runtime: Name of the runtime's program.
+        runtime_sha256: SHA-256 of the runtime, in hexadecimal.
+        runtime_version: Version of the runtime, for people.
+        root_digest: Digest of the root file system.
+        limits: Limits of the sandbox when the snapshot was written.
+        files: File name -> size, for each image.
+    """
+
+    driver: str
+    runtime: str
+    runtime_sha256: str
+    runtime_version: str
+    root_digest: str
+    limits: Limits
+    files: Mapping[str, int]
+
+    def dump(self) -> str:
+        """Return the manifest as JSON."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
+
+    def misfit(self, shape: Shape, driver: str, runtime_sha256: str) -> str:
+        """Return why the snapshot cannot be restored into a sandbox of this shape with this runtime, or an empty text if it can."""
+        if self.driver != driver:
+            return f"it was written by the {self.driver} driver, and this is {driver}"
+        if self.runtime_sha256 != runtime_sha256:
+            writer = f"{self.runtime_version}, {self.runtime_sha256[:12]}"
+            return f"it was written by another build of {self.runtime} ({writer}), and this is {runtime_sha256[:12]}"
+        if self.root_digest != shape.root.digest:
+            return f"it was written with the root file system {self.root_digest[:19]}, and this is {shape.root.digest[:19]}"
+        for name in ("memory_bytes", "disk_bytes"):
+            before, now = getattr(self.limits, name), getattr(shape.limits, name)
+            if now < before:
+                return f"it was written with {before // 2**20} MiB of {name.removesuffix('_bytes')}, and would get {now // 2**20} MiB"
+        return ""
+
+
+def load(text: str) -> Manifest | None:
+    """Parse a manifest from JSON. Return None if this version cannot read the text."""
+    try:
+        fields = json.loads(text)
+        if fields.pop("version") != VERSION:
+            return None
+        fields["limits"] = Limits(**fields["limits"])
+        fields["files"] = {str(name): int(size) for name, size in fields["files"].items()}
+        return Manifest(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidRequestError):
+        return None
+
+
+def read(snapshot: Path) -> Manifest | None:
+    """Read the manifest of a snapshot. Return None if there is no manifest, or none that can be read."""
+    try:
+        return load((snapshot / NAME).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,116 @@
+"""Steps of a snapshot of a live sandbox.
+
+=======  ==============================================================================================================================
+begin    Create an empty folder in the sandbox's own folder.
+thaw     If the sandbox is paused: leave a mark, so that a service that adopts the sandbox freezes it again.
+save     The runtime stops every task, writes its images, and lets the tasks continue.
+freeze   If the sandbox was paused, or is about to end.
+finish   Write the manifest, sync, rename.
+=======  ==============================================================================================================================
+
+If a step fails, the sandbox is as before, even one that was about to end: ending it is the very last step. So a service that is killed at any moment
+leaves a live sandbox, a complete snapshot, or both. A paused sandbox runs for the milliseconds between thawing and the stop by its runtime, and again
+until it is frozen. Only its own programs can change anything meanwhile, because the service does not read its link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandlot.drivers.oci.headroom import freeze
+from sandlot.drivers.oci.host_resources import SandboxHostResources
+from sandlot.drivers.oci.record import Record
+from sandlot.drivers.oci.runtime import Engine, EngineError, RunningOciRuntime
+from sandlot.drivers.oci.snapshots import image_files
+from sandlot.drivers.oci.snapshots.manifest import Manifest
+from sandlot.host.blocking import run_blocking, run_in_own_thread
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """Request for a snapshot.
+
+    Args:
+        record: Record of the sandbox.
+        into: Folder of the snapshot, which does not exist.
+        keep_running: True: the sandbox continues afterwards. False: it is frozen, because it is about to end.
+        durable: True if the snapshot must survive a loss of power.
+    """
+
+    record: Record
+    into: Path
+    keep_running: bool
+    durable: bool
+
+
+async def take_snapshot(resources: SandboxHostResources, running: RunningOciRuntime, engine: Engine, request: SnapshotRequest) -> int:
+    """Write a snapshot of a sandbox and return its size on disk, in bytes.
+
+    Args:
+        resources: Host resources of the sandbox.
+        running: Runtime of the sandbox.
+        engine: Engine of the runtime.
+        request: The request.
+
+    Raises:
+        ConflictError: The folder exists.
+        EngineError: The runtime failed, or the sandbox has ended.
+        OSError: The disk is full, or a file cannot be written.
+    """
+    image = resources.folder.image
+    was_frozen = await run_blocking(_begin, resources, request.into)
+    try:
+        try:
+            async with resources.headroom.raised():
+                await engine.save(running, image)
+        except BaseException as error:
+            if was_frozen:
+                await _freeze_again(resources)
+            # On a full disk, runsc 20240729 may fail with a panic of its encoder that does not mention the disk.
+            if isinstance(error, EngineError) and await run_blocking(image_files.is_disk_full, image):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
+        if was_frozen or not request.keep_running:
+            await _freeze_again(resources)
+        return await run_in_own_thread(_finish, resources, running, request)
+    except BaseException:
+        if not was_frozen:
+            resources.cgroup.thaw()
+        await run_blocking(image_files.discard, image)
+        raise
+
+
+async def _freeze_again(resources: SandboxHostResources) -> None:
+    with contextlib.suppress(FileNotFoundError):  # the sandbox has ended meanwhile
+        await freeze(resources.cgroup)
+    resources.folder.refreeze.unlink(missing_ok=True)
+
+
+def _begin(resources: SandboxHostResources, into: Path) -> bool:
+    """Create the folder for the images and thaw a paused sandbox. Return whether it was paused."""
+    image_files.check_free(into)
+    image_files.begin(resources.folder.image)
+    if not resources.cgroup.is_frozen():
+        return False
+    resources.folder.refreeze.touch(mode=0o600)
+    resources.cgroup.thaw()
+    return True
+
+
+def _finish(resources: SandboxHostResources, running: RunningOciRuntime, request: SnapshotRequest) -> int:
+    image = resources.folder.image
+    with resources.moving:
+        manifest = Manifest(
+            driver=request.record.driver,
+            runtime=running.program.name,
+            runtime_sha256=running.program.sha256,
+            runtime_version=running.program.version,
+            root_digest=request.record.root_digest,
+            limits=request.record.limits,
+            files=image_files.sizes(image),
+        )
+        return image_files.finish(image, manifest, request.into, durable=request.durable)

@@ -1,0 +1,94 @@
+"""Blocking work in threads, for async code.
+
+A thread cannot be cancelled. If the caller is cancelled, the functions here wait until the work has ended, and only then raise the cancellation. So
+everything that the work creates on the host exists when the caller cleans up, and nothing is created later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """Call a function in one of asyncio's worker threads. Use it for work of some milliseconds.
+
+    Args:
+        function: Function to call; it must end by itself.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    return await _outlast_cancellation(asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs)))
+
+
+async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """Call a function in a new thread. Use it for work that may take seconds, such as work that waits for a disk.
+
+    asyncio has few worker threads (six on a host with two processors), and short work must not wait for long work.
+
+    Args:
+        function: Function to call; it must end by itself.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    return await _outlast_cancellation(asyncio.wrap_future(_start_thread(lambda: function(*args, **kwargs))))
+
+
+def call_in_own_thread(function: Callable[[], ResultT]) -> ResultT:
+    """Call a function in a new thread and block until it returns.
+
+    Use it for work that changes its thread, such as setns(2), or that needs an event loop although the caller's thread may have one.
+    """
+    return _start_thread(function).result()
+
+
+async def finished(work: asyncio.Future[ResultT]) -> None:
+    """Wait until ``work`` is over, however it ends. Neither ``work`` nor this wait is cancelled with the caller.
+
+    An error of ``work`` counts as seen: a caller that raises another error need not retrieve it.
+    """
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await asyncio.shield(work)
+    if not work.cancelled():
+        work.exception()  # otherwise asyncio reports the error as never retrieved
+
+
+async def _outlast_cancellation(work: asyncio.Future[ResultT]) -> ResultT:
+    """Return the result of ``work``. A cancellation of the caller is raised once ``work`` is done."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except BaseException:  # noqa: BLE001 - raised by result() below
+            break
+    if cancelled is not None:
+        if not work.cancelled():
+            work.exception()  # otherwise asyncio reports the error as never retrieved
+        raise cancelled
+    return work.result()
+
+
+def _start_thread(function: Callable[[], ResultT]) -> concurrent.futures.Future[ResultT]:
+    work: concurrent.futures.Future[ResultT] = concurrent.futures.Future()
+    work.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            work.set_exception(error)
+        else:
+            work.set_result(result)
+
+    threading.Thread(target=run, name="sandlot-blocking").start()
+    return work

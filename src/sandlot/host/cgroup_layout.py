@@ -1,0 +1,228 @@
+"""Layout of the host's control groups, and the files with which groups are limited, for version 1 and version 2. Pure.
+
+Invariants:
+- A host is *version 1* if the memory controller has its own hierarchy, whatever else is mounted: systemd's "hybrid" hosts have a version 2 mount
+  without controllers. A host is *version 2* if the memory controller belongs to the unified hierarchy.
+- Groups of version 1 are created in **every** mounted hierarchy, not only in those that limit something. A runtime that finds its group everywhere
+  creates none itself, so every group can be derived from the name alone.
+
+Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and ``cgroup-v2.rst``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from sandlot.model.errors import ErrorCode, HostError
+
+NEEDED = ("memory", "cpu", "pids", "freezer")
+"""Controllers that sandboxes need. In version 2 the freezer is built in."""
+
+UNIFIED = 2
+"""Version of control groups with one unified hierarchy."""
+CPU_PERIOD_US = 100_000
+"""The kernel's default."""
+GROUPS = PurePosixPath("/sandlot")
+"""Parent of all groups of all services, in every hierarchy. The groups of sandboxes are below the group of their node."""
+CHILD_CONTROLLERS = "+memory +cpu +pids"
+"""Value of ``cgroup.subtree_control`` in version 2 that gives these controllers to child groups (cgroup-v2.rst)."""
+MEMORY_HIGH = "memory.high"
+"""File of version 2. Above this value the kernel reclaims memory and kills no process."""
+_MIN_QUOTA_US = 1000
+"""Least quota that the kernel accepts (scheduler/sched-bwc.rst)."""
+
+_CONTROLLERS = frozenset(
+    ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls", "net_prio", "perf_event", "pids", "rdma")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted hierarchy of groups.
+
+    Args:
+        mount: Mount point.
+        controllers: Its controllers. A named hierarchy, such as systemd's, has none.
+    """
+
+    mount: Path
+    controllers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All hierarchies in which groups are created.
+
+    Args:
+        version: 1 or 2.
+        hierarchies: One in version 2, several in version 1.
+    """
+
+    version: int
+    hierarchies: tuple[Hierarchy, ...]
+
+    def home(self, controller: str) -> Path:
+        """Return the mount point of a controller's hierarchy.
+
+        Raises:
+            HostError: The host does not have this controller.
+        """
+        if self.version == UNIFIED:
+            return self.hierarchies[0].mount
+        for hierarchy in self.hierarchies:
+            if controller in hierarchy.controllers:
+                return hierarchy.mount
+        raise HostError(
+            f"The {controller} cgroup controller is not mounted.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint=f"Mount it: mount -t cgroup -o {controller} cgroup /sys/fs/cgroup/{controller}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Limits of a control group.
+
+    Args:
+        memory_bytes: Memory, including page cache. Groups get no swap.
+        cpus: Cores. A fraction is a share of one core's time.
+        pids: Tasks of the host.
+    """
+
+    memory_bytes: int
+    cpus: float
+    pids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One file to write.
+
+    Args:
+        controller: Controller whose hierarchy contains the file.
+        file: Name of the file.
+        value: Value to write.
+        optional: True if the kernel may lack the file. For example, swap accounting is a boot option.
+    """
+
+    controller: str
+    file: str
+    value: str
+    optional: bool = False
+
+
+def cpu_quota_us(cpus: float) -> int:
+    """Return the microseconds of processor time per period for a number of cores."""
+    return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
+
+
+def create_settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
+    """Return the files that set the limits of a new group, in the order in which they must be written."""
+    return (*_memory(version, limits.memory_bytes), *_others(version, limits))
+
+
+def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
+    """Return the files that change the limits of a group in use, in the order in which they must be written.
+
+    The step that the kernel may refuse comes first, so that little must be undone: less memory than is in use. More memory comes last, because it
+    could be in use a moment later.
+
+    Args:
+        version: 1 or 2.
+        limits: New limits.
+        raised: True if the memory limit is raised.
+    """
+    memory = _memory(version, limits.memory_bytes)
+    others = _others(version, limits)
+    if version == 1:
+        return (*others, *reversed(memory)) if raised else (*memory, *others)
+    # If memory.max is lowered and version 2 cannot reclaim enough, it kills. memory.high reclaims without killing (cgroup-v2.rst), so it shows
+    # whether the new limit is possible. It stays until memory.max is set.
+    high = Setting("memory", MEMORY_HIGH, str(limits.memory_bytes))
+    none = replace(high, value="max")
+    # memory.high is reset in both cases: a killed service may have left a value.
+    return (*others, *reversed(memory), none) if raised else (high, *memory, none, *others)
+
+
+def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:
+    if version == 1:
+        return (
+            Setting("memory", "memory.limit_in_bytes", str(memory_bytes)),
+            # Limit of memory and swap together. It must never be below the limit of memory: it is lowered after that, and raised before.
+            Setting("memory", "memory.memsw.limit_in_bytes", str(memory_bytes), optional=True),
+        )
+    return (
+        Setting("memory", "memory.max", str(memory_bytes)),
+        Setting("memory", "memory.swap.max", "0", optional=True),
+    )
+
+
+def _others(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
+    quota_us = cpu_quota_us(limits.cpus)
+    pids = Setting("pids", "pids.max", str(limits.pids))
+    if version == 1:
+        return (Setting("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)), Setting("cpu", "cpu.cfs_quota_us", str(quota_us)), pids)
+    return (Setting("cpu", "cpu.max", f"{quota_us} {CPU_PERIOD_US}"), pids)
+
+
+def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layout:
+    """Return the layout of a host's control groups.
+
+    Args:
+        mountinfo: Text of ``/proc/self/mountinfo``, proc(5).
+        unified_controllers: Mount point of a version 2 hierarchy -> text of its ``cgroup.controllers``.
+
+    Raises:
+        HostError: No hierarchy has the memory controller.
+    """
+    separate: list[Hierarchy] = []
+    unified: list[Hierarchy] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(kind) < 3 or len(fields) < 5:  # noqa: PLR2004 - type, source and options; ids, root and mount point
+            continue
+        mount = Path(_unescape(fields[4]))
+        if kind[0] == "cgroup":
+            hierarchy = Hierarchy(mount, frozenset(kind[2].split(",")) & _CONTROLLERS)
+            if all(hierarchy.mount != other.mount for other in separate):
+                separate.append(hierarchy)
+        elif kind[0] == "cgroup2":
+            unified.append(Hierarchy(mount, frozenset(unified_controllers.get(str(mount), "").split())))
+    if any("memory" in hierarchy.controllers for hierarchy in separate):
+        return Layout(1, tuple(separate))
+    for hierarchy in unified:
+        if "memory" in hierarchy.controllers:
+            return Layout(2, (hierarchy,))
+    raise HostError(
+        "No cgroup hierarchy with the memory controller is mounted, so sandboxes cannot be limited.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="Mount it; systemd does so on Debian. Start a container with a writable /sys/fs/cgroup.",
+    )
+
+
+def missing_controllers(layout: Layout) -> tuple[str, ...]:
+    """Return the needed controllers that the host lacks."""
+    present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies))
+    if layout.version == UNIFIED:
+        present |= {"freezer"}
+    return tuple(controller for controller in NEEDED if controller not in present)
+
+
+def parse_flat_keyed(text: str) -> dict[str, int]:
+    """Parse a "flat keyed" file, such as ``memory.stat``: name -> number."""
+    pairs: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.strip().isdigit():
+            pairs[name] = int(value)
+    return pairs
+
+
+def _unescape(field: str) -> str:
+    # proc(5): space, tab, newline and backslash are written as three octal digits.
+    for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(octal, plain)
+    return field

@@ -1,0 +1,199 @@
+"""Runs checks in child processes, at the same time, each with a deadline.
+
+A check may block for ever, for example on a network file system that is gone or a disk that does not answer. A process can then be killed, a thread
+cannot.
+
+Invariants:
+- A check is ``module:function``. It is called with keywords and returns JSON values. Its process has one thread, so it may fork and unshare.
+- A check dies with its parent (prctl(2), PR_SET_PDEATHSIG). At its deadline it is killed with all processes that it started (its process group).
+- A process that cannot be killed is left to the kernel. The parent waits at most :data:`_REAP_S` for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
+
+_REAP_S = 2.0
+_PIPE_BYTES = 64 * 1024
+_ANSWER = b"\x1eanswer "
+"""Start of the last line. Other output of a check is ignored."""
+_ANSWER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A check to run.
+
+    Args:
+        name: Name, unique among the checks that run at the same time.
+        function: ``module:function``.
+        keywords: Keyword arguments, as JSON values.
+        deadline_s: Seconds until the check is killed.
+    """
+
+    name: str
+    function: str
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    deadline_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """End of a check.
+
+    Args:
+        value: Value that the check returned, or None.
+        error: Reason if the check returned no value.
+        late: True if the check reached its deadline.
+    """
+
+    value: Any = None
+    error: str = ""
+    late: bool = False
+
+
+def run_in_child(function: str, keywords: str, parent: int) -> None:
+    """Call the function of a check in this child process, and print its result."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before that
+        os._exit(1)
+    module, _, name = function.partition(":")
+    try:
+        answer: dict[str, Any] = {"value": getattr(importlib.import_module(module), name)(**json.loads(keywords))}
+    except Exception as error:  # noqa: BLE001 - sent to the parent
+        answer = {"error": describe_error(error)}
+    os.write(1, b"\n" + _ANSWER + json.dumps(answer).encode() + b"\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run(tasks: Sequence[Task]) -> dict[str, Answer]:
+    """Run all checks at the same time, and return when each has ended or reached its deadline.
+
+    Args:
+        tasks: The checks.
+
+    Returns:
+        Name of the check -> how it ended.
+    """
+    children: list[_Child] = []
+    try:
+        children.extend(map(_Child, tasks))
+        _listen(children)
+        return {child.task.name: child.answer() for child in children}
+    finally:
+        for child in children:
+            child.end()
+
+
+class _Child:
+    """Child process of one check."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.text = b""
+        self.late = False
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "sandlot.host.checks", task.function, json.dumps(dict(task.keywords)), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            process_group=0,
+            bufsize=0,
+        )
+        self.deadline_s = time.monotonic() + task.deadline_s
+
+    def answer(self) -> Answer:
+        for line in reversed(self.text.split(b"\n")):
+            if line.startswith(_ANSWER):
+                with contextlib.suppress(ValueError):
+                    return Answer(**json.loads(line.removeprefix(_ANSWER)))
+        if self.late:
+            return Answer(error=f"no answer within {self.task.deadline_s:g} s", late=True)
+        return Answer(error="it ended without an answer")
+
+    def end(self) -> None:
+        """Kill the process and everything that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            # The process is not reaped yet, so its id was not reused. Its group may contain processes that it started.
+            if self.popen.returncode is None:
+                os.killpg(self.popen.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_REAP_S)
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+
+def _listen(children: Sequence[_Child]) -> None:
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            if child.popen.stdout is not None:
+                selector.register(child.popen.stdout, selectors.EVENT_READ, child)
+        while selector.get_map():
+            now = time.monotonic()
+            for key in list(selector.get_map().values()):
+                if key.data.deadline_s <= now:
+                    key.data.late = True
+                    selector.unregister(key.fileobj)
+            waits = [key.data.deadline_s - now for key in selector.get_map().values()]
+            for key, _ in selector.select(min(waits)) if waits else ():
+                child = key.data
+                more = os.read(key.fd, _PIPE_BYTES)
+                child.text = (child.text + more)[-_ANSWER_BYTES:]
+                # Processes that the check started may keep the pipe open, so an answer is enough.
+                if not more or (_ANSWER in child.text and child.text.endswith(b"\n")):
+                    selector.unregister(key.fileobj)
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error in one line, with its file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def run_forked(work: Callable[[], None], deadline_s: float) -> str:
+    """Call a function in a fork of this process, for use in a check. Return why it failed, or an empty text.
+
+    Args:
+        work: Function that raises if it fails. It may change its process in any way.
+        deadline_s: Seconds until the fork is killed.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            work()
+            os.write(writing, b"+")
+        except Exception as error:  # noqa: BLE001 - sent to the parent
+            os.write(writing, describe_error(error).encode(errors="replace")[:4000] or b"?")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(reading, selectors.EVENT_READ)
+            if not selector.select(deadline_s):
+                return f"no answer within {deadline_s:g} s"
+        result = os.read(reading, 4096).decode(errors="replace")
+        return "" if result == "+" else result or "it ended without an answer"
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,231 @@
+"""Starting the stage of a sandbox, and exchanging messages with it until the sandbox runs.
+
+Invariants:
+- A stage is one ``exec`` of this interpreter with an empty environment, from a worker thread. There is no shell and no ``preexec_fn``.
+- A stage is reaped whenever it ends.
+- Every wait ends when the stage ends, so no timeout is needed for a stage that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandlot.host.blocking import run_blocking
+from sandlot.host.link_pipes import PIPE_BYTES
+from sandlot.host.process_identity import Identity, wait_ended
+from sandlot.host.stage import main
+from sandlot.model.errors import InternalError
+
+Operation = tuple[str | int, ...]
+"""Name of a function in ``stage/operations.py`` and its arguments."""
+
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from stage.main import main; main()"
+_LINE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Order to start a runtime. All paths are those of the stage's mount namespace.
+
+    Args:
+        argv: Absolute path of the runtime and its arguments.
+        env: The whole environment.
+        folder: Folder in which the keeper writes ``live``, ``exit`` and ``guest.log``.
+        stdin: Pipe to the guest.
+        stdout: Pipe from the guest.
+        pid_file: File in which the runtime writes the pid of the sandbox.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    folder: str
+    stdin: str
+    stdout: str
+    pid_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The two main processes of a running sandbox.
+
+    Args:
+        sandbox: Process of the runtime, which ends when the sandbox ends.
+        keeper: Its parent, which receives its exit status.
+    """
+
+    sandbox: Identity
+    keeper: Identity
+
+
+class StageError(Exception):
+    """The stage, or the runtime that it started, failed. The text is its message."""
+
+
+def read_started(text: str) -> Started:
+    """Parse the four numbers with which the keeper identifies the sandbox and itself.
+
+    Raises:
+        ValueError: The text has another format.
+    """
+    sandbox, sandbox_start, keeper, keeper_start = (int(word) for word in text.split())
+    return Started(Identity(sandbox, sandbox_start), Identity(keeper, keeper_start))
+
+
+class Stage:
+    """A running stage, created by :meth:`spawn`."""
+
+    __slots__ = ("_popen", "_reading", "_receiving", "_text", "_writing", "ended")
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        if popen.stdin is None or popen.stdout is None:
+            raise InternalError("The stage was started without pipes.")
+        self._popen = popen
+        self._writing = popen.stdin.fileno()
+        self._reading = popen.stdout.fileno()
+        self._text = b""
+        self._receiving = asyncio.Lock()
+        os.set_blocking(self._writing, False)
+        os.set_blocking(self._reading, False)
+        self.ended = asyncio.get_running_loop().create_task(self._reap())
+
+    @classmethod
+    async def spawn(cls, name: str, errors: Path) -> Stage:
+        """Start a stage.
+
+        Args:
+            name: Name in its command line, for people.
+            errors: File to which its error output is appended.
+        """
+        spawned: list[subprocess.Popen[bytes]] = []
+        try:
+            await run_blocking(lambda: spawned.append(_spawn(name, errors)))
+        except asyncio.CancelledError:
+            for popen in spawned:
+                popen.kill()
+                popen.communicate()
+            raise
+        return cls(spawned[0])
+
+    async def carry_out(self, plan: Sequence[Operation]) -> None:
+        """Send a plan and wait until it is carried out.
+
+        Raises:
+            StageError: An operation failed.
+        """
+        self._send({"operations": list(plan)})
+        await self._expect("ready")
+
+    async def start(self, order: Order) -> Started:
+        """Send an order and wait until the sandbox runs.
+
+        Raises:
+            StageError: The runtime failed.
+        """
+        self._send(
+            {
+                "argv": list(order.argv),
+                "env": dict(order.env),
+                "folder": order.folder,
+                "stdin": order.stdin,
+                "stdout": order.stdout,
+                "pid_file": order.pid_file,
+                "pipe_bytes": PIPE_BYTES,
+            }
+        )
+        started = read_started(await self._expect("started"))
+        self._close_pipes()
+        return started
+
+    def descriptor(self) -> int:
+        """Return a new descriptor of the stage's process (pidfd_open(2)).
+
+        Raises:
+            OSError: The stage has ended.
+        """
+        return os.pidfd_open(self._popen.pid)
+
+    def kill(self) -> None:
+        """Kill the stage, but not the processes that it started."""
+        self._popen.kill()  # Popen checks the exit status first, so a reused pid is never killed
+
+    def _send(self, message: dict[str, object]) -> None:
+        if self._writing < 0:
+            raise StageError("the stage has ended")
+        body = marshal.dumps(message)
+        text = len(body).to_bytes(main.LENGTH_BYTES, "big") + body
+        try:
+            written = os.write(self._writing, text)
+        except OSError as error:
+            raise StageError(f"the stage has ended ({error.strerror})") from None
+        if written != len(text):
+            raise StageError(f"a message of {len(text)} bytes is too long for the stage")
+
+    async def _expect(self, word: str) -> str:
+        async with self._receiving:
+            line = await self._line() if self._reading >= 0 else ""
+        found, _, rest = line.partition(" ")
+        if found != word:
+            raise StageError(rest.replace("\\n", "\n") if found == "failed" else "the stage ended without a message")
+        return rest
+
+    async def _line(self) -> str:
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._text:
+            try:
+                more = os.read(self._reading, _LINE_BYTES)
+            except BlockingIOError:
+                readable: asyncio.Future[None] = loop.create_future()
+                loop.add_reader(self._reading, _resolve, readable)
+                try:
+                    await readable
+                finally:
+                    loop.remove_reader(self._reading)
+                continue
+            if not more:
+                return ""
+            self._text += more
+        line, _, self._text = self._text.partition(b"\n")
+        return line.decode(errors="replace")
+
+    async def _reap(self) -> None:
+        handle = os.pidfd_open(self._popen.pid)
+        try:
+            await wait_ended(handle)
+        finally:
+            os.close(handle)
+            self._popen.poll()
+        async with self._receiving:  # a last message may still be in the pipe
+            self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self._writing = self._reading = -1
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _spawn(name: str, errors: Path) -> subprocess.Popen[bytes]:
+    with errors.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-SI", "-c", _PROGRAM, str(Path(main.__file__).parent.parent), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={},
+            cwd="/",
+            bufsize=0,
+        )
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

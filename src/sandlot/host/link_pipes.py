@@ -1,0 +1,142 @@
+"""The host's ends of a link: two named pipes.
+
+Invariants:
+- The sandbox's processes keep an end of each pipe open that survives the service, so the guest does not notice that a service died. The service opens
+  one end of each pipe, so it receives EOF and EPIPE when the sandbox is gone (fifo(7)).
+- A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe is done as a whole or refused (pipe(7)): a frame is never split.
+- Nothing here blocks. Readiness comes from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Self
+
+from sandlot.model.errors import ErrorCode, SandboxEndedError
+
+PIPE_BUF = 4096
+PIPE_BYTES = 1024 * 1024
+"""Size of each pipe: the kernel's default of ``/proc/sys/fs/pipe-max-size``."""
+
+
+def make_pipes(folder: Path) -> None:
+    """Create ``in`` (to the guest) and ``out`` (from the guest), which only root can open."""
+    os.mkfifo(folder / "in", 0o600)
+    os.mkfifo(folder / "out", 0o600)
+
+
+class PipeStream:
+    """A :class:`~sandlot.model.ports.ByteStream` over the two pipes of a folder, created by :meth:`open`."""
+
+    __slots__ = ("_closed", "_read", "_reader", "_write", "_writers")
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read = read
+        self._write = write
+        self._closed = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writers: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open the host's ends.
+
+        Raises:
+            SandboxEndedError: No process has the other ends open any more.
+        """
+        read = -1
+        try:
+            read = os.open(folder / "out", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            write = os.open(folder / "in", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if read >= 0:
+                os.close(read)
+            if error.errno in {errno.ENXIO, errno.ENOENT}:  # no reader; no pipe
+                raise SandboxEndedError("The sandbox has ended.", code=ErrorCode.SANDBOX_ENDED) from None
+            raise
+        return cls(read, write)
+
+    @property
+    def closed(self) -> bool:
+        """True if this end is closed."""
+        return self._closed
+
+    async def receive(self, max_bytes: int) -> bytes:
+        """Return the next bytes, at least one, or ``b""`` if the guest's end or this end is closed."""
+        while not self._closed:
+            try:
+                return os.read(self._read, max_bytes)
+            except BlockingIOError:
+                await self._readable()
+        return b""
+
+    def try_send(self, frame: bytes) -> bool:
+        """Write one frame as a whole and return True, or write nothing and return False.
+
+        Raises:
+            BrokenPipeError: The far side, or this end, is gone.
+            ValueError: The frame is longer than 4,096 bytes and might be split.
+        """
+        if len(frame) > PIPE_BUF:
+            raise ValueError(f"a frame of {len(frame)} bytes could be split; at most {PIPE_BUF} are whole")
+        if self._closed:
+            raise BrokenPipeError(errno.EPIPE, "the stream is closed")
+        try:
+            os.write(self._write, frame)
+        except BlockingIOError:
+            return False
+        return True
+
+    async def wait_writable(self) -> None:
+        """Return when :meth:`try_send` may succeed again, or the guest's end or this end is closed."""
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._writers.append(waiter)
+        if len(self._writers) == 1:
+            loop.add_writer(self._write, _wake, self._writers)
+        try:
+            await waiter
+        finally:
+            if waiter in self._writers:
+                self._writers.remove(waiter)
+            if not self._writers and not self._closed:
+                loop.remove_writer(self._write)
+
+    async def aclose(self) -> None:
+        """Close this end. The guest keeps running. Waiting calls return. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._read)
+        loop.remove_writer(self._write)
+        os.close(self._read)
+        os.close(self._write)
+        _wake(self._writers)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def _readable(self) -> None:
+        if self._reader is not None:
+            raise RuntimeError("two tasks receive from one stream")
+        loop = asyncio.get_running_loop()
+        self._reader = loop.create_future()
+        loop.add_reader(self._read, _wake, [self._reader])
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+            if not self._closed:
+                loop.remove_reader(self._read)
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        with contextlib.suppress(asyncio.InvalidStateError):
+            waiter.set_result(None)

@@ -1,0 +1,269 @@
+"""The service's own control group and out-of-memory score.
+
+A node whose sandboxes use every core must still answer requests. If the host runs out of memory, the kernel must kill a sandbox (score 900) before
+the service that cleans up after it.
+
+Invariants:
+- The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes. Its name is not a ref, so no sweep removes it.
+  Its weight counts against all sandboxes together, however many there are.
+- The group limits nothing: a service that is killed because of its memory protects no sandbox. It has no ``memory.low`` either, which has an effect
+  only if every group above it has as much (cgroup-v2.rst); the reserve that admission keeps has this purpose.
+- At the end the process has its former groups and score again, and no empty group is left. The group of a killed service is taken over by the next
+  service of its node, and removed when that service or any other one ends.
+- Every part may fail. The service then runs as it was started, and reports what is missing.
+
+Child processes keep neither the group nor the score: stages set their own score and enter the group of their sandbox;
+:func:`leave_service_cgroup` moves all others out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sandlot.host.capacity import group_of
+from sandlot.host.cgroup_layout import CHILD_CONTROLLERS, GROUPS, UNIFIED, Hierarchy, Layout
+from sandlot.host.cgroups import detect_layout
+from sandlot.model.ids import NODE_ID, NodeId
+
+PREFIX = "service-"
+OOM_SCORE = -500
+"""Below ordinary processes (0), above processes that keep the machine reachable, such as sshd (-1,000) (proc(5))."""
+WEIGHT = 10
+"""Weight of the service in relation to all sandboxes of the node together, when processor time is scarce."""
+
+_SHARES_V1, _WEIGHT_V2 = 1024, 100
+"""Defaults of a group (sched-design-CFS, cgroup-v2.rst)."""
+_REMOVE_ATTEMPTS, _REMOVE_PAUSE_S = 10, 0.05
+_CONTROLLERS = ("cpu", "memory", "pids")
+"""In version 1 the service keeps its groups in all other hierarchies; systemd identifies it by its own one."""
+_SELF = Path("/proc/self")
+_MAX_ATTEMPTS = 20
+"""Attempts to create a group whose empty parent another service removes."""
+_BELOW = GROUPS.relative_to("/")
+_BEFORE = "trusted.sandlot.before"
+"""Extended attribute of the service's group with the name of the former group (xattr(7)). So the former group is found without the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Move of the service to its own group, in one hierarchy.
+
+    Args:
+        mount: Mount point of the hierarchy.
+        group: The service's own group, relative to the mount point.
+        before: The former group, relative to the mount point.
+    """
+
+    mount: Path
+    group: PurePosixPath
+    before: Path
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the service's own group."""
+        return self.mount / self.group
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A file of the group and its value."""
+
+    file: str
+    value: str
+
+
+def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
+    """Return the moves of the service, one per hierarchy. Pure.
+
+    Args:
+        layout: Layout of the host's control groups.
+        node: Node of the service.
+        cgroup: Text of ``/proc/self/cgroup``.
+    """
+    group = _BELOW / f"{PREFIX}{node}"
+    mounts: dict[Path, Move] = {}
+    for controller in _CONTROLLERS:
+        hierarchy = _hierarchy(layout, controller)
+        if hierarchy is not None and hierarchy.mount not in mounts:
+            before = group_of(cgroup, controller)
+            mounts[hierarchy.mount] = Move(hierarchy.mount, group, Path() if _is_own(PurePosixPath(before)) else before)
+    return tuple(mounts.values())
+
+
+def weight(version: int) -> Setting:
+    """Return the setting of the group's processor weight. Pure."""
+    if version == 1:
+        return Setting("cpu.shares", str(WEIGHT * _SHARES_V1))
+    return Setting("cpu.weight", str(WEIGHT * _WEIGHT_V2))
+
+
+@contextlib.contextmanager
+def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
+    """Give this process the service's control group and score until the end of the context. Blocks for some ten milliseconds at both ends.
+
+    Args:
+        layout: Layout of the host's control groups. None: the host has none.
+        node: Node of the service.
+
+    Yields:
+        Descriptions of everything that could not be set, with the reasons.
+    """
+    score = _lower_score()
+    planned: tuple[Move, ...] = ()
+    missing: list[str] = [] if score is not None else [f"an out-of-memory score of {OOM_SCORE}: only root (CAP_SYS_RESOURCE) can set it"]
+    if layout is None:
+        missing.append("a control group: the host has none")
+    else:
+        planned = moves(layout, node, (_SELF / "cgroup").read_text(encoding="utf-8", errors="surrogateescape"))
+    try:
+        for move in planned:
+            try:
+                _enter(move, layout.version if layout is not None else 0)
+            except OSError as error:
+                missing.append(f"the control group {move.folder}: {error.strerror or error}")
+        yield tuple(missing)
+    finally:
+        for move in planned:
+            _leave_and_remove(move)
+            for other in sorted((move.mount / _BELOW).glob(f"{PREFIX}*")):
+                _remove(other)
+            _remove(move.mount / _BELOW)
+        if score is not None:
+            _set_score(_SELF, score)
+
+
+def leave_service_cgroup(pid: int) -> None:
+    """Move a child process that was just started to the service's former group, and give it the usual score.
+
+    Use it for long or large work such as building an image, which must be neither safer nor faster than sandboxes. Processes that the child itself
+    has started are not moved; a program that was just executed has none.
+    """
+    score = read_score(Path(f"/proc/{pid}"))
+    if score is not None and score < 0:
+        _set_score(Path(f"/proc/{pid}"), 0)
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            _, controllers, group = line.split(":", 2)
+            own = PurePosixPath(group)
+            if _is_own(own):
+                for mount in _mounts_of(controllers):
+                    _move_back(pid, mount, _former_group(mount / _BELOW / own.name))
+
+
+def read_score(process: Path) -> int | None:
+    """Return the oom_score_adj of a process, or None if it has ended."""
+    try:
+        return int((process / "oom_score_adj").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _is_own(group: PurePosixPath) -> bool:
+    """Return whether a group belongs to a service. Only the last two parts count: a container may see groups of the host above them."""
+    return group.parent.name == _BELOW.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
+
+
+def _former_group(own: Path) -> Path:
+    try:
+        return Path(os.fsdecode(os.getxattr(own, _BEFORE)))
+    except OSError:
+        return Path()
+
+
+def _hierarchy(layout: Layout, controller: str) -> Hierarchy | None:
+    if layout.version == UNIFIED:
+        return layout.hierarchies[0]
+    return next((each for each in layout.hierarchies if controller in each.controllers), None)
+
+
+def _mounts_of(controllers: str) -> Iterator[Path]:
+    layout = detect_layout()
+    if not controllers and layout.version == UNIFIED:
+        yield layout.hierarchies[0].mount
+    for hierarchy in layout.hierarchies:
+        if hierarchy.controllers & set(controllers.split(",")):
+            yield hierarchy.mount
+
+
+def _enter(move: Move, version: int) -> None:
+    # A service that ends removes groups that are empty for a moment.
+    for attempt in range(_MAX_ATTEMPTS):
+        try:
+            parent = move.mount / _BELOW
+            parent.mkdir(exist_ok=True)
+            if version == UNIFIED:
+                for level in (move.mount, parent):
+                    (level / "cgroup.subtree_control").write_text(CHILD_CONTROLLERS, encoding="ascii")
+            move.folder.mkdir(exist_ok=True)
+            setting = weight(version)
+            if (move.folder / setting.file).exists():
+                (move.folder / setting.file).write_text(setting.value, encoding="ascii")
+            with contextlib.suppress(OSError):  # without the attribute, children move to the root group
+                os.setxattr(move.folder, _BEFORE, os.fsencode(move.before))
+            _move(os.getpid(), move.folder)
+            return
+        except OSError as error:
+            # ENODEV: the group was removed after the file was opened.
+            if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _MAX_ATTEMPTS - 1:
+                raise
+
+
+def _leave(move: Move) -> None:
+    """Move all processes of the group to the former group, or to the root group if that is gone."""
+    with contextlib.suppress(OSError):
+        for pid in (move.folder / "cgroup.procs").read_text(encoding="ascii").split():
+            _move_back(int(pid), move.mount, move.before)
+
+
+def _leave_and_remove(move: Move) -> None:
+    """Leave the group and remove it. Repeated for half a second, because children that start or end at this moment keep the group busy."""
+    for _ in range(_REMOVE_ATTEMPTS):
+        _leave(move)
+        try:
+            move.folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
+        else:
+            return
+        time.sleep(_REMOVE_PAUSE_S)
+
+
+def _move_back(pid: int, mount: Path, before: Path) -> None:
+    for target in (mount / before, mount):
+        with contextlib.suppress(OSError):
+            _move(pid, target)
+            return
+
+
+def _move(pid: int, group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+
+def _remove(group: Path) -> None:
+    with contextlib.suppress(OSError):  # the group contains other processes or groups
+        group.rmdir()
+
+
+def _lower_score() -> int | None:
+    """Set the low score, unless the score is lower already. Return the former score, or None if it cannot be set."""
+    before = read_score(_SELF)
+    if before is None:
+        return None
+    if before <= OOM_SCORE:
+        return before
+    return before if _set_score(_SELF, OOM_SCORE) else None
+
+
+def _set_score(process: Path, score: int) -> bool:
+    try:
+        (process / "oom_score_adj").write_text(str(score), encoding="ascii")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""System calls for which Python 3.11 has no functions. No other module of this package uses ctypes.
+
+Every function raises OSError if the kernel refuses. The stage imports this module too, so it imports built-in modules only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+CLONE_FS = 0x200
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+"""linux/sched.h"""
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC = 1, 2, 4, 32, 1024, 4096, 16384
+MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_ATIME, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x70, 0x00100000
+"""linux/mount.h"""
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 15, 22, 28, 36, 38
+SECBIT_NO_SETUID_FIXUP = 4
+"""linux/prctl.h, linux/securebits.h"""
+
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
+_AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
+_SECCOMP_MODE_FILTER = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    """Move this process, or this thread, into new namespaces (unshare(2))."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(process: int, kind: int) -> None:
+    """Move this thread into a namespace of a process (setns(2)).
+
+    Args:
+        process: Descriptor of the process (pidfd_open(2)).
+        kind: A ``CLONE_NEW`` constant.
+    """
+    _check(_libc.setns(process, kind), "setns")
+
+
+def prctl(option: int, *arguments: int | bytes) -> None:
+    """Change an attribute of this process (prctl(2))."""
+    padded = (*arguments, 0, 0, 0, 0)[:4]
+    _check(_libc.prctl(option, *(each if isinstance(each, bytes) else ctypes.c_ulong(each) for each in padded)), "prctl")
+
+
+def set_seccomp_filter(instructions: bytes) -> None:
+    """Filter the system calls of this process from now on (seccomp(2)).
+
+    Args:
+        instructions: Array of ``struct sock_filter``, 8 bytes each (linux/filter.h).
+    """
+    program = ctypes.create_string_buffer(instructions)
+    count = len(instructions) // 8
+    # struct sock_fprog: a short and a pointer. On little-endian machines the padding between them may be written as part of the number.
+    head = ctypes.create_string_buffer(count.to_bytes(8, "little") + ctypes.addressof(program).to_bytes(8, "little"))
+    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(head))
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount a file system, or change a mount (mount(2))."""
+    texts = [os.fsencode(text) for text in (source, target, kind)]
+    _check(_libc.mount(*texts, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {target}")
+
+
+def unmount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
+    """Unmount the file system at a path (umount2(2))."""
+    _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def clone_mount(path: str) -> int:
+    """Return a descriptor of a copy of a mount, which is not attached to any path yet (open_tree(2))."""
+    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
+
+
+def set_mount_attributes(tree: int, source: str, enable: int, disable: int = 0, namespace: int = 0) -> None:
+    """Change the attributes of a cloned mount (mount_setattr(2)).
+
+    Args:
+        tree: Descriptor of the mount.
+        source: Path that was cloned, for the error.
+        enable: ``MOUNT_ATTR`` constants to set.
+        disable: ``MOUNT_ATTR`` constants to clear.
+        namespace: Descriptor of a user namespace, for MOUNT_ATTR_IDMAP.
+    """
+    attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (enable, disable, 0, namespace))  # struct mount_attr
+    _check(_libc.syscall(_SYS_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes)), f"mount_setattr of {source}")
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach a cloned mount to a path (move_mount(2))."""
+    _check(_libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return int(result)
