@@ -81,7 +81,7 @@ def test_program_is_started_if_the_fork_server_does_not_answer(setting: Setting)
 
 
 @pytest.mark.parametrize(
-    ("language", "way", "expected"), [("python", FULL, "program"), ("python", PLAIN, "plain program"), ("bash", FULL, "program")]
+    "language, way, expected", [("python", FULL, "program"), ("python", PLAIN, "plain program"), ("bash", FULL, "program")]
 )
 def test_later_way_does_not_use_a_spare_kernel(setting: Setting, language: str, way: str, expected: str) -> None:
     setting.start(language, way)
