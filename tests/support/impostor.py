@@ -156,7 +156,7 @@ def quiesces(how: Callable[[Impostor], object]) -> None:
     real.LinkEventDispatcher.on_event = on_event  # type: ignore[method-assign]
 
 
-real.RpcServer = LyingRpcServer  # type: ignore[attr-defined,misc]
+real.RpcServer = LyingRpcServer  # type: ignore[attr-defined]
 __all__ = ["ENTRY", "answers", "events", "greeting", "quiesces", "runs", "schema", "time"]
 
 with open("/.sandlot/before.py") as _before:  # noqa: PTH123 - the guest's interpreter has no pathlib
