@@ -13,7 +13,7 @@ from sandlot.guest.kernels.manager import MAX_CONTEXTS, MAX_QUEUED_BYTES, MAX_QU
 from sandlot.guest.loop import Loop
 from tests.support.guest import RecordingCall
 
-CELL = {
+CELL: dict[str, Any] = {
     "kernel": "default",
     "language": None,
     "code": "1",
@@ -41,7 +41,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> KernelManager:
     return KernelManager(Loop(), *others)
 
 
-def call(id_: str = "call", **args: object) -> Any:  # noqa: ANN401 - a Call
+def call(id_: str = "call", **args: Any) -> Any:  # noqa: ANN401 - a Call
     made = RecordingCall(dict(args))
     made.id = id_
     return made

@@ -15,7 +15,7 @@ class ScriptedPrefork:
     """A prefork that has a spare kernel, or will have none.
 
     Attributes:
-        is_available: Whether a request is accepted.
+        is_available: True if a request is accepted.
         on_kernel: Callback of the request.
     """
 
@@ -80,9 +80,7 @@ def test_program_is_started_if_the_fork_server_does_not_answer(setting: Setting)
     assert setting.created == [("program", FULL)]
 
 
-@pytest.mark.parametrize(
-    "language, way, expected", [("python", FULL, "program"), ("python", PLAIN, "plain program"), ("bash", FULL, "program")]
-)
+@pytest.mark.parametrize("language, way, expected", [("python", FULL, "program"), ("python", PLAIN, "plain program"), ("bash", FULL, "program")])
 def test_later_way_does_not_use_a_spare_kernel(setting: Setting, language: str, way: str, expected: str) -> None:
     setting.start(language, way)
 
