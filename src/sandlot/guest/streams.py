@@ -157,12 +157,12 @@ class StreamRouter:
         """True while no further stream can be opened, because as many are open as the guest may have."""
         return self._link.protocol.is_full
 
-    def open(self, head: dict[str, Any], handler: LinkStreamHandler) -> Stream:
+    def open(self, head: dict[str, Any], handler: LinkStreamHandler | None = None) -> Stream:
         """Open a stream to the host.
 
         Args:
             head: First message.
-            handler: Receiver of the stream's events.
+            handler: Receiver of the stream's events; None if the caller sets it before it returns to the loop.
 
         Raises:
             ProtocolError: No host is connected, the guest is asleep, or too many streams are open.

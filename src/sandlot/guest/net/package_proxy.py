@@ -129,31 +129,33 @@ class ProxiedConnection:
         connection: Non-blocking socket.
     """
 
-    __slots__ = ("_copy", "_has_request", "_is_closed", "_last_response_s", "_loop", "_proxy", "_router", "_socket", "_stream")
+    __slots__ = ("_copy", "_has_request", "_is_closed", "_loop", "_opened_s", "_proxy", "_router", "_socket", "_stream")
 
     def __init__(self, loop: Loop, router: StreamRouter, proxy: PackageProxy, connection: socket.socket) -> None:
         self._loop = loop
         self._router = router
         self._proxy = proxy
         self._socket = connection
-        self._copy = SocketStream(loop, self)
         self._stream: Stream | None = None
+        self._copy: SocketStream | None = None
         self._has_request = False
-        self._last_response_s = time.monotonic()
         self._is_closed = False
+        self._opened_s = time.monotonic()
         self._wait_for_request()
 
     @property
     def idle_since_s(self) -> float:
         """Monotonic time since which nothing was requested on the connection; infinite if a response may be due."""
-        return float("inf") if self._has_request or self._copy.has_output else self._last_response_s
+        if self._copy is None:
+            return float("inf") if self._has_request else self._opened_s
+        return float("inf") if self._copy.awaits_output or self._copy.has_output else self._copy.last_write_s
 
     def close(self) -> None:
         """Close the connection and reset its stream. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._stream is None:
+        if self._copy is None or self._stream is None:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
         else:
@@ -189,49 +191,19 @@ class ProxiedConnection:
             self.close()
             return
         try:
-            self._stream = self._router.open({"service": schema.PACKAGES, "args": {}}, self)
+            self._stream = self._router.open({"service": schema.PACKAGES, "args": {}})
         except ProtocolError:  # no service is connected, or the guest is asleep
             self.cut()
             return
-        self.on_data(data)
+        self._copy = self._stream.handler = SocketStream(self._loop, self._stream, self)
+        self._copy.send(data)
         self._copy.start(self._socket)
 
-    # -- events of the stream -----------------------------------------------------------------------------------------
-
-    def on_bytes(self, _channel: int, data: bytes, credit: int) -> None:
-        """Write bytes of the response."""
-        self._copy.write(data, credit)
-
-    def on_end(self) -> None:
-        """End the connection after the response."""
-        self._copy.write_end()
-
-    def on_writable(self) -> None:
-        """Read on."""
-        self._copy.resume()
+    # -- ends and errors ----------------------------------------------------------------------------------------------
 
     def on_gone(self) -> None:
-        """Cut the connection off."""
+        """Cut the connection off: the stream is over."""
         self.cut()
-
-    # -- events of the socket -----------------------------------------------------------------------------------------
-
-    def room(self) -> int:
-        """Return the number of bytes that the stream takes now."""
-        return 0 if self._stream is None else self._stream.room()
-
-    def consumed(self, credit: int) -> None:
-        """Return the credit of a piece of the response."""
-        self._has_request = False
-        self._last_response_s = time.monotonic()
-        if self._stream is not None:
-            self._stream.consumed(credit)
-
-    def on_data(self, data: bytes) -> None:
-        """Send bytes of a request."""
-        self._has_request = True
-        if self._stream is not None:
-            self._stream.send_bytes(schema.BODY, data)
 
     def on_data_end(self) -> None:
         """Send the end of the requests."""

@@ -10,28 +10,25 @@ Invariants:
 from __future__ import annotations
 
 import struct
+import time
 from itertools import islice
 
 from sandlot.guest.loop import GONE, READ, WRITE
 from sandlot.protocol.fast_imports import deque, socket
+from sandlot.protocol.schema import BODY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
     from sandlot.guest.loop import Loop
+    from sandlot.guest.streams import Stream
 
     class SocketStreamOwner(Protocol):
-        """The side of the link: sends what the socket gives, and decides what an error means."""
+        """Decides what the ends and errors of a :class:`SocketStream` mean."""
 
-        def room(self) -> int:
-            """Return the number of bytes that the stream takes now; :meth:`SocketStream.resume` follows after 0."""
-
-        def consumed(self, credit: int) -> None:
-            """Return the credit of bytes that were written to the socket or dropped."""
-
-        def on_data(self, data: bytes) -> None:
-            """Send bytes that were read from the socket."""
+        def on_gone(self) -> None:
+            """Handle the end of the stream by a reset of the host or a new connection."""
 
         def on_data_end(self) -> None:
             """Send the end of the socket's bytes."""
@@ -55,17 +52,38 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class SocketStream:
-    """Copies between a socket and a stream. Bytes for the socket are kept until :meth:`start`.
+    """Copies between a socket and a stream. It is the handler of the stream, or the callbacks of the stream's call.
+
+    Bytes for the socket are kept until :meth:`start`.
 
     Args:
         loop: The guest's loop.
-        owner: The side of the link.
+        stream: Stream of the link.
+        owner: Receiver of ends and errors.
+
+    Attributes:
+        awaits_output: True if bytes were read from the socket and none have been written since.
+        last_write_s: Monotonic time of the last write, or of the creation.
     """
 
-    __slots__ = ("_has_output_end", "_has_read_end", "_is_output_dropped", "_is_shut_down", "_is_write_due", "_loop", "_output", "_owner", "_socket")
+    __slots__ = (
+        "_has_output_end",
+        "_has_read_end",
+        "_is_output_dropped",
+        "_is_shut_down",
+        "_is_write_due",
+        "_loop",
+        "_output",
+        "_owner",
+        "_socket",
+        "_stream",
+        "awaits_output",
+        "last_write_s",
+    )
 
-    def __init__(self, loop: Loop, owner: SocketStreamOwner) -> None:
+    def __init__(self, loop: Loop, stream: Stream, owner: SocketStreamOwner) -> None:
         self._loop = loop
+        self._stream = stream
         self._owner = owner
         self._socket: socket.socket | None = None
         self._output: deque[tuple[memoryview, int]] = deque()
@@ -74,6 +92,8 @@ class SocketStream:
         self._is_shut_down = False
         self._is_output_dropped = False
         self._has_read_end = False
+        self.awaits_output = False
+        self.last_write_s = time.monotonic()
 
     @property
     def has_output(self) -> bool:
@@ -90,36 +110,39 @@ class SocketStream:
         # Writes are batched already, and a small last piece must not wait for an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._write_soon()
-        self.resume()
+        self._watch()
 
-    def write(self, data: bytes, credit: int) -> None:
+    def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
         """Queue bytes for the socket; their credit is returned when they were written."""
-        if self._is_output_dropped:
-            self._owner.consumed(credit)
+        if channel != BODY or self._is_output_dropped:
+            self._stream.consumed(credit)
             return
         self._output.append((memoryview(data), credit))
         self._write_soon()
 
-    def write_end(self) -> None:
+    def on_end(self) -> None:
         """Queue the end of the bytes for the socket."""
         self._has_output_end = True
         self._write_soon()
+
+    def on_writable(self) -> None:
+        """Read on."""
+        self._watch()
+
+    def on_gone(self) -> None:
+        """Report the end of the stream."""
+        self._owner.on_gone()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes that were read from the socket."""
+        self.awaits_output = True
+        self._stream.send_bytes(BODY, data)
 
     def drop_output(self) -> None:
         """Drop the bytes for the socket from now on; what the program has sent is still read to its end."""
         self._is_output_dropped = True
         while self._output:
-            self._owner.consumed(self._output.popleft()[1])
-
-    def resume(self) -> None:
-        """Watch the socket for reading and writing, as far as either is possible now."""
-        if self._socket is None:
-            return
-        mask = (READ if self._can_read() else 0) | (WRITE if self._output else 0)
-        if mask:
-            self._loop.watch(self._socket.fileno(), mask, self._on_ready)
-        else:  # epoll would report EPOLLHUP of a closed connection over and over (epoll_ctl(2))
-            self._loop.unwatch(self._socket.fileno())
+            self._stream.consumed(self._output.popleft()[1])
 
     def cut(self) -> None:
         """Close the socket with RST. Idempotent."""
@@ -135,8 +158,18 @@ class SocketStream:
             self._loop.unwatch(connection.fileno())
             connection.close()
 
+    def _watch(self) -> None:
+        """Watch the socket for reading and writing, as far as either is possible now."""
+        if self._socket is None:
+            return
+        mask = (READ if self._can_read() else 0) | (WRITE if self._output else 0)
+        if mask:
+            self._loop.watch(self._socket.fileno(), mask, self._on_ready)
+        else:  # epoll would report EPOLLHUP of a closed connection over and over (epoll_ctl(2))
+            self._loop.unwatch(self._socket.fileno())
+
     def _can_read(self) -> bool:
-        return not self._has_read_end and self._owner.room() > 0
+        return not self._has_read_end and self._stream.room() > 0
 
     def _on_ready(self, mask: int) -> None:
         if mask & (WRITE | GONE) and self._output:
@@ -153,8 +186,8 @@ class SocketStream:
             self._owner.on_read_error()
             return
         if data:
-            self._owner.on_data(data)
-            self.resume()
+            self.send(data)
+            self._watch()
         else:
             self._has_read_end = True
             self._owner.on_data_end()
@@ -182,6 +215,8 @@ class SocketStream:
         self._finish()
 
     def _remove_written(self, size: int) -> None:
+        self.awaits_output = False
+        self.last_write_s = time.monotonic()
         while size:
             piece, credit = self._output[0]
             if len(piece) > size:
@@ -189,13 +224,13 @@ class SocketStream:
                 return
             size -= len(piece)
             self._output.popleft()
-            self._owner.consumed(credit)
+            self._stream.consumed(credit)
 
     def _finish(self) -> None:
         if self._socket is not None and self._has_read_end and (self._is_shut_down or self._is_output_dropped):
             self._owner.on_finished()
         else:
-            self.resume()
+            self._watch()
 
 
 def send_reset_at_close(connection: socket.socket) -> None:

@@ -81,12 +81,9 @@ class Tunnel:
         self._tunnels = tunnels
         self._addresses: Iterator[tuple[int, str]] = iter(zip((socket.AF_INET, socket.AF_INET6), schema.LOOPBACK, strict=True))
         self._connecting: socket.socket | None = None
-        self._copy = SocketStream(loop, self)
+        self._copy = SocketStream(loop, call.stream, self)
         self._timer: Timer = loop.call_later(CONNECT_S, self._on_timeout)
-        call.on_bytes = lambda channel, data, credit: self._copy.write(data, credit) if channel == schema.BODY else call.consumed(credit)
-        call.on_end = self._copy.write_end
-        call.on_writable = self._copy.resume
-        call.on_gone = self.cut
+        call.on_bytes, call.on_end, call.on_writable, call.on_gone = self._copy.on_bytes, self._copy.on_end, self._copy.on_writable, self.cut
 
     def connect_to_next(self) -> None:
         """Connect to the next address that exists; respond with an error if there is none left."""
@@ -149,19 +146,11 @@ class Tunnel:
             self._loop.unwatch(connection.fileno())
             connection.close()
 
-    # -- events of the socket -----------------------------------------------------------------------------------------
+    # -- ends and errors ----------------------------------------------------------------------------------------------
 
-    def room(self) -> int:
-        """Return the number of bytes that the call's stream takes now."""
-        return self._call.room()
-
-    def consumed(self, credit: int) -> None:
-        """Return the credit of bytes of the host."""
-        self._call.consumed(credit)
-
-    def on_data(self, data: bytes) -> None:
-        """Send bytes of the program."""
-        self._call.data(schema.BODY, data)
+    def on_gone(self) -> None:
+        """Cut the connection off: the stream is over."""
+        self.cut()
 
     def on_data_end(self) -> None:
         """Send the end of the program's bytes."""
