@@ -31,7 +31,7 @@ REFILL_S = 3.0
 """How long a sandbox is left alone, so that it has a spare again."""
 ISOLATIONS = ("gvisor", "container")
 PLAIN: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
-"""An environment that must be there before anything is imported: such a kernel comes from no zygote."""
+"""An environment that must be there before anything is imported: such a kernel comes from no fork server."""
 
 #: figure -> (what it is, the figure that it is compared with).
 ONCE: dict[str, tuple[str, str | None]] = {
@@ -42,9 +42,9 @@ EACH: dict[str, tuple[str, str | None]] = {
     "run_code": ("run_code('print(1)'), warm", "bare http"),
     "run_code, streamed": ("the same with on_stdout", "bare http"),
     "spare": ("contexts.create() and its first cell, out of the spare", "native python"),
-    "fork": ("the same while there is no spare: forked from the zygote", "native python"),
+    "fork": ("the same while there is no spare: forked from the fork server", "native python"),
     "direct": ("the same with an environment that must precede imports: started from nothing", "native python"),
-    "import pandas, warmed": ("the first one of a context, imported by the zygote before", "{isolation} import pandas, plain"),
+    "import pandas, warmed": ("the first one of a context, imported by the fork server before", "{isolation} import pandas, plain"),
     "import pandas, plain": ("the first one of a context that was started from nothing", None),
 }
 FIGURES = ONCE | {

@@ -35,8 +35,8 @@ PYTHON = "usr/bin/python3.11"
 LIBRARY = "usr/lib/python3.11"
 SHELL = "#!/bin/sh\n"
 # A kill is told before the process is gone; a cell that is sent meanwhile dies with it, and says so.
-END_KERNEL = """pid=$(grep -al kernel.py /proc/[0-9]*/cmdline | cut -d/ -f3 | grep -vx $$)
-kill -9 $pid && while grep -aqs kernel.py /proc/$pid/cmdline; do sleep 0.01; done; sleep 0.1"""
+END_KERNEL = """pid=$(grep -al python/kernel.py /proc/[0-9]*/cmdline | cut -d/ -f3 | grep -vx $$)
+kill -9 $pid && while grep -aqs python/kernel.py /proc/$pid/cmdline; do sleep 0.01; done; sleep 0.1"""
 
 BROKEN: Mapping[str, tuple[Mapping[str, str | int], str]] = {
     "a script that fails": ({PYTHON: f"{SHELL}echo broken on purpose >&2; exit 3\n"}, "broken on purpose"),

@@ -13,7 +13,7 @@ Constraints of gVisor and of checkpoints, and the files that enforce them:
 - Imports make up most of the start: no asyncio, dataclasses, enum, typing or subprocess. ``protocol/fast_imports.py``; a test
   compares the imports with the modules of the interpreter.
 - Waking another process takes 150 µs: writes are batched, and the end of a short cell is sent with its output.
-  ``connection.py``, ``kernels/cells.py``.
+  ``connection.py``, ``kernels/cell.py``.
 - A read into fresh memory takes 465 µs: all reads share one buffer. ``loop.py`` (``ReadBuffer``).
 - fork takes 10 to 18 ms, vfork 1 ms: only starts on a terminal use fork, and every descriptor is close-on-exec.
   ``process/spawn.py``.
@@ -21,11 +21,11 @@ Constraints of gVisor and of checkpoints, and the files that enforce them:
 - A descriptor that becomes ready during a save may never be reported again: epoll is rearmed at every handshake.
   ``connection.py``, ``loop.py`` (``rearm``). The host sends nothing between arming and disarming a checkpoint.
 - PID 1 is not protected from signals, and a core size of 0 does not stop a core handler. ``main.py``.
-- RLIMIT_NPROC does not bind root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/memory.py``.
+- RLIMIT_NPROC does not bind root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.
 - ``O_DIRECTORY | O_NOFOLLOW`` follows a link. ``fs/paths.py`` (``open_folder``).
 - Terminals deliver neither SIGHUP nor SIGWINCH. ``process/procfs.py`` (``hang_up``), ``process/pty.py`` (``resize``).
-- inotify may be missing. ``programs/watching.py``.
+- inotify may be missing. ``helpers/watch.py``.
 - A copy of a sandbox has the random state of the original: every wake brings entropy, and every kernel gets its own.
-  ``identity.py``, ``programs/sandlot_kernel``.
+  ``identity.py``, ``kernel_programs/python/sandlot_kernel/randomness.py``.
 """

@@ -18,8 +18,8 @@ from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 
 CONTEXTS = 32
-SHELLS = "ps -eo args | grep -c '[p]rograms/shell.py' || true"
-KERNELS = "ps -eo args | grep -c '[p]rograms/kernel.py' || true"
+SHELLS = "ps -eo args | grep -c '[b]ash/kernel.py' || true"
+KERNELS = "ps -eo args | grep -c '[p]ython/kernel.py' || true"
 LIMITS = replace(SMALL, pids=256)
 
 

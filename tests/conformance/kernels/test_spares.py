@@ -15,7 +15,7 @@ from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 
-ZYGOTE = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --fork-server/ {print $1; exit}'"
+FORK_SERVER = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --fork-server/ {print $1; exit}'"
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"
 
 
@@ -43,13 +43,13 @@ async def value(inside: Inside, context: str, code: str) -> object:
 
 
 async def spare(inside: Inside) -> int:
-    """The pid of the one that waits: a fork of the zygote's that no context has."""
+    """The pid of the one that waits: a fork of the fork server's that no context has."""
     while True:
-        known = {info.pid for info in await inside.link.kernels.list()}
-        zygote = (await inside.sh(ZYGOTE)).strip()
+        known = {info.pid for info in await inside.link.kernels()}
+        server = (await inside.sh(FORK_SERVER)).strip()
         found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --fork-server/ && $2 == 1 && $3 == $1 {print $1}'")
-        free = [int(pid) for pid in found.split() if pid != zygote and int(pid) not in known]
-        if zygote and free:
+        free = [int(pid) for pid in found.split() if pid != server and int(pid) not in known]
+        if server and free:
             return free[0]
         await asyncio.sleep(0.02)
 
@@ -65,7 +65,7 @@ async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside
         await inside.link.kernels.remove(context)
 
 
-async def test_two_of_one_zygote_have_randomness_of_their_own(inside: Inside) -> None:
+async def test_two_of_one_fork_server_have_randomness_of_their_own(inside: Inside) -> None:
     contexts = [await new(inside) for _ in range(3)]
     code = "import random, numpy; random.random(), numpy.random.random(), __import__('os').urandom(8)"
     assert len({await value(inside, context, code) for context in contexts}) == 3
@@ -83,22 +83,22 @@ async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
 
 
 async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(inside: Inside) -> None:
-    waiting, zygote = await spare(inside), await inside.sh(ZYGOTE)
+    waiting, server = await spare(inside), await inside.sh(FORK_SERVER)
     await inside.sh(f"mkdir {PACKAGES}/unrelated", User.ROOT)
     context = await new(inside)
     assert await value(inside, context, "1") == "1"
-    assert (await pid_of(inside, context), await inside.sh(ZYGOTE)) == (waiting, zygote), "nothing that it has imported has changed"
-    await inside.link.kernels.remove(context)
+    assert (await pid_of(inside, context), await inside.sh(FORK_SERVER)) == (waiting, server), "nothing that it has imported has changed"
+    await inside.link.remove_kernel(context)
     change = "mv numpy/version.py numpy/version.old; (cat numpy/version.old; echo \"version = __version__ = 'another'\") > numpy/version.py"
     await inside.sh(f"cd {PACKAGES}; {change}; touch numpy; rmdir unrelated", User.ROOT)
     context = await new(inside)
     assert await value(inside, context, "import numpy.version; numpy.version.version") == "'another'"
-    assert await inside.sh(ZYGOTE) != zygote
+    assert await inside.sh(FORK_SERVER) != server
     await inside.sh(f"cd {PACKAGES}; mv numpy/version.old numpy/version.py; rmdir unrelated 2>/dev/null; touch .", User.ROOT)
     await inside.link.kernels.remove(context)
 
 
-async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside) -> None:
+async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: Inside) -> None:
     context = await new(inside)
     assert await value(inside, context, "x = 7; x") == "7"
     await inside.sh("pkill -9 -o -f 'kernel.py --fork-server'")
@@ -109,14 +109,14 @@ async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside)
         await inside.link.kernels.remove(each)
 
 
-async def test_a_zygote_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
+async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
     await spare(inside)
-    stopped = (await inside.sh(f"pid=$({ZYGOTE}); kill -STOP $pid; echo $pid")).strip()
+    stopped = (await inside.sh(f"pid=$({FORK_SERVER}); kill -STOP $pid; echo $pid")).strip()
     for _ in range(3):  # who has the one that waited already, who asks in vain, and who comes after that
         context = await new(inside)
         assert await value(inside, context, "1") == "1"
-        await inside.link.kernels.remove(context)
-    assert (await inside.sh(ZYGOTE)).strip() not in {"", stopped}
+        await inside.link.remove_kernel(context)
+    assert (await inside.sh(FORK_SERVER)).strip() not in {"", stopped}
 
 
 async def test_kernel_that_ends_before_its_first_message_is_replaced_by_a_plain_one(inside: Inside) -> None:

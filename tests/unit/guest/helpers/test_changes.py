@@ -1,4 +1,4 @@
-"""What finds the files that a run created or changed, as a process of this machine."""
+"""The helper that finds created and changed files, as a process of this machine."""
 
 from __future__ import annotations
 

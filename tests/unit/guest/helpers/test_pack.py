@@ -1,4 +1,4 @@
-"""What packs a folder of a sandbox, as a process of this machine."""
+"""The helper that packs a folder, as a process of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches a folder in a sandbox, as a process of this machine."""
+"""The helper that watches a folder, as a process of this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Watcher:
         return next_message(self.process.stderr)
 
     def until(self, *wanted: Happened) -> list[Happened]:
-        """What is told until all of that was."""
+        """Return the events until all expected ones have arrived."""
         told: list[Happened] = []
         while not set(wanted) <= set(told):
             message = self.next()

@@ -69,7 +69,7 @@ class ScriptedStarter:
     Attributes:
         attempts: Numbers of the ways that were tried.
         kernels: The kernels that were started.
-        is_slow: Whether a kernel is created only by ``create``.
+        is_slow: True if a kernel is created only by ``create``.
         error: Raised instead of a start.
     """
 

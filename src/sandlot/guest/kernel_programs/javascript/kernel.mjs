@@ -299,7 +299,7 @@ function described(thrown) {
       const value = String(thrown.message);
       const traceback = `${name}${value ? `: ${value}` : ''}`.split('\n');
       for (const line of String(thrown.stack ?? '').split('\n')) {
-        if (/^\s+at /.test(line) && !/node:|javascript\.mjs/.test(line)) traceback[traceback.length] = line;
+        if (/^\s+at /.test(line) && !/node:|\/javascript\/kernel\.mjs/.test(line)) traceback[traceback.length] = line;
       }
       if (thrown.cause !== undefined) traceback[traceback.length] = `  [cause]: ${inspect(thrown.cause)}`;
       return { name, value, traceback };

@@ -1,4 +1,4 @@
-"""What of charts needs no Matplotlib: units, numbers, bounds. Figures are read in the tests of the images, which have it."""
+"""Chart data that needs no Matplotlib: units, numbers, bounds. Figures are read in the tests of the images, which have it."""
 
 from __future__ import annotations
 

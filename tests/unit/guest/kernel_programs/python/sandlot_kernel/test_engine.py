@@ -1,4 +1,4 @@
-"""What a cell is lent and gives back, what is told of it, and randomness of one's own."""
+"""The environment of a cell, its messages, and the randomness of a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who chooses Matplotlib's backend: a package of its name stands for it here, figures themselves are drawn in the tests of the images."""
+"""Selection of Matplotlib's backend: a package of its name stands for it here, figures themselves are drawn in the tests of the images."""
 
 from __future__ import annotations
 

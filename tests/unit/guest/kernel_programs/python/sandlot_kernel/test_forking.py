@@ -1,4 +1,4 @@
-"""Children of cells: forked ones are no second kernels, and their order with what cells print."""
+"""Children of cells: a forked child is no second kernel, and output of children keeps its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cells must not take away for good."""
+"""Restoring what cells have taken away."""
 
 from __future__ import annotations
 

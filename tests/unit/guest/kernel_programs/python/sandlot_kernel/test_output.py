@@ -1,4 +1,4 @@
-"""What cells write: its order, its cell, its bounds, and what a stream must be to libraries."""
+"""Output of cells: its order, its cell, its bounds, and what libraries expect of a stream."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ for fd in os.listdir("/proc/self/fd"):
     if int(fd) > 700 and os.path.exists("/proc/self/fd/" + fd) and os.readlink("/proc/self/fd/" + fd).startswith("pipe"):
         os.close(int(fd))
 """
-"""Closes the bell, and whatever else of the kernel's is a pipe."""
+"""Closes the flush pipe and all other pipes of the kernel."""
 
 
 def test_what_is_kept_back_is_told_also_where_the_bell_is_gone(tmp_path: Path) -> None:
