@@ -307,7 +307,13 @@ async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, 
         (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
-def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state_and_a_reason(state: State, reason: str | None, expired: bool, becomes: State, detail: str) -> None:  # noqa: FBT001
+def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state(
+    state: State,
+    reason: str | None,
+    expired: bool,  # noqa: FBT001
+    becomes: State,
+    detail: str,
+) -> None:
     spec = SandboxSpec(id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"))
     record = SandboxRecord(
         spec=spec, node=NodeId("aaaa"), owner=ALICE.owner, name=None, state=state, created_at=START, exit_reason=reason, exit_detail="told"
