@@ -306,7 +306,7 @@ async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, 
         (State.RUNNING, None, False, State.FAILED, ENDED_UNATTENDED),
     ],
 )
-def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state_and_a_reason(
+def test_record_of_a_sandbox_that_does_not_run_gets_a_final_state(
     state: State,
     reason: str | None,
     expired: bool,  # noqa: FBT001
