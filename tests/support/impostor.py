@@ -157,7 +157,7 @@ def quiesces(how: Callable[[Impostor], object]) -> None:
 
 
 real.RpcServer = LyingRpcServer  # type: ignore[attr-defined]
-__all__ = ["ENTRY", "answers", "events", "greeting", "quiesces", "runs", "schema", "time"]
+__all__ = ["ENTRY", "answers", "events", "handshake", "quiesces", "runs", "schema", "time"]
 
 with open("/.sandlot/before.py") as _before:  # noqa: PTH123 - the guest's interpreter has no pathlib
     exec(_before.read(), globals())  # noqa: S102 - likewise

@@ -45,7 +45,7 @@ async def value(inside: Inside, context: str, code: str) -> object:
 async def spare(inside: Inside) -> int:
     """The pid of the one that waits: a fork of the fork server's that no context has."""
     while True:
-        known = {info.pid for info in await inside.link.kernels()}
+        known = {info.pid for info in await inside.link.kernels.list()}
         server = (await inside.sh(FORK_SERVER)).strip()
         found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --fork-server/ && $2 == 1 && $3 == $1 {print $1}'")
         free = [int(pid) for pid in found.split() if pid != server and int(pid) not in known]
@@ -88,7 +88,7 @@ async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(inside: In
     context = await new(inside)
     assert await value(inside, context, "1") == "1"
     assert (await pid_of(inside, context), await inside.sh(FORK_SERVER)) == (waiting, server), "nothing that it has imported has changed"
-    await inside.link.remove_kernel(context)
+    await inside.link.kernels.remove(context)
     change = "mv numpy/version.py numpy/version.old; (cat numpy/version.old; echo \"version = __version__ = 'another'\") > numpy/version.py"
     await inside.sh(f"cd {PACKAGES}; {change}; touch numpy; rmdir unrelated", User.ROOT)
     context = await new(inside)
@@ -115,7 +115,7 @@ async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no
     for _ in range(3):  # who has the one that waited already, who asks in vain, and who comes after that
         context = await new(inside)
         assert await value(inside, context, "1") == "1"
-        await inside.link.remove_kernel(context)
+        await inside.link.kernels.remove(context)
     assert (await inside.sh(FORK_SERVER)).strip() not in {"", stopped}
 
 
