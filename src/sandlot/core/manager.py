@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -51,17 +50,16 @@ class SandboxManager:
         registry: Sandboxes of this service.
         scheduler: Admits sandboxes and reserves their resources.
         lifecycle: Parts of the service that supervisors need.
+        idempotency: Locks of the idempotency keys that are in use.
     """
 
-    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
+    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies, idempotency: Idempotency) -> None:
         self._registry = registry
         self._scheduler = scheduler
         self._lifecycle = lifecycle
         self._recorder = lifecycle.recorder
-        self._idempotency = Idempotency()
+        self._idempotency = idempotency
         self._tasks = TaskSet("service.defect")
-        self.grading = ThreadPoolExecutor(1, "grading")
-        """Thread that compares outputs of one-shot runs: outputs of megabytes take seconds, and creates wait for the default threads."""
         self._close_by_s: float | None = None
 
     async def open(self) -> int:
@@ -120,16 +118,6 @@ class SandboxManager:
         _, late = await asyncio.wait(tasks, timeout=max(0.0, self._close_by_s - now_s))
         if late and first:
             _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
-        self.grading.shutdown(wait=False, cancel_futures=True)
-
-    def check_runs(self, principal: Principal) -> None:
-        """Refuse a principal whose owner may begin no more executions this month.
-
-        Raises:
-            LimitError: ``quota_exceeded``.
-        """
-        if self._recorder.execution_counter is not None:
-            self._recorder.execution_counter.check(principal.owner)
 
     async def create(
         self, params: CreateSandboxParams, principal: Principal, *, key: str | None = None, source: StartSource | None = None

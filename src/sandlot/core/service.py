@@ -16,6 +16,7 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
+from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
@@ -46,6 +47,7 @@ class Core:
         processes: Runs processes.
         stdin: Writes to the input of processes.
         packages: Installs packages.
+        one_shots: Runs programs, each once and in a sandbox of its own.
         clock: Clock of the service.
         buffers: Memory for client data.
         files: File store.
@@ -73,6 +75,7 @@ class Core:
     processes: ProcessService
     stdin: StdinManager
     packages: PackageInstaller
+    one_shots: OneShotRunner
     clock: Clock
     buffers: BufferBudget
     files: FileStore

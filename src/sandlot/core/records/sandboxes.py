@@ -24,7 +24,6 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
-from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
@@ -60,7 +59,6 @@ class SandboxRecorder:
         clock: Clock of the service.
         events: Feed whose followers are woken after an event is committed.
         metrics: Counts the creates.
-        execution_counter: Counts executions against the quotas of their owners.
     """
 
     def __init__(
@@ -71,11 +69,9 @@ class SandboxRecorder:
         events: EventFeed,
         *,
         metrics: Metrics | None = None,
-        execution_counter: MonthlyExecutionCounter | None = None,
     ) -> None:
         self.store = store
         self.metrics = metrics or Metrics()
-        self.execution_counter = execution_counter
         self._node = node
         self._clock = clock
         self._events = events

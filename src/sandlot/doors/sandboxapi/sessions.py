@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from sandlot.core.execution.code import CellSpec
 from sandlot.core.execution.requirements import InstallParams, choose_manager
-from sandlot.core.oneshot.runner import execute as run_once
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
@@ -113,4 +112,4 @@ async def run(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAns
         SandlotError: It could not be run. A program that fails is no error.
     """
     spoken = translate.language(body.language)
-    return translate.answer(await run_once(core.manager, core.processes, principal, translate.shot(body)), spoken)
+    return translate.answer(await core.one_shots.run(principal, translate.shot(body)), spoken)
