@@ -93,6 +93,9 @@ class VolumeManager:
         events: Feed whose followers are woken after an event is committed.
         reservations: Reservations of this node. Each volume reserves its disk space.
         registry: Sandboxes of this service, and the volumes that are attached to them.
+
+    Attributes:
+        tasks: Unmounts that are in progress. Wait for them when the service stops. Volumes of sandboxes that keep running stay mounted.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class VolumeManager:
         self._mount_locks = KeyedLock()
         """Locks by volume id. Mounting, unmounting and removing a volume hold its lock."""
         self._admission_lock = asyncio.Lock()
-        self._tasks = TaskSet("volume.defect")
+        self.tasks = TaskSet("volume.internal_error")
 
     async def open(self) -> None:
         """Load the volumes of this node, and remove unfinished volumes. Call this before any other method.
@@ -133,7 +136,7 @@ class VolumeManager:
                 self._add(record)
             else:
                 await self._table.remove(record.id)
-                _log.info("volume.forgotten", volume=record.id)
+                _log.info("volume.unfinished_removed", volume=record.id)
         for stray in await asyncio.to_thread(self._disks.ids) - set(self._volumes):
             await self._remove(stray)
 
@@ -146,11 +149,7 @@ class VolumeManager:
         """Unmount all volumes that no sandbox uses, in the background. Call this once, after :meth:`hold` was called for all sandboxes."""
         for volume in self._volumes:
             if not self._users.get(volume):
-                self._tasks.spawn(self._unmount(volume))
-
-    async def aclose(self) -> None:
-        """Wait for unmounts that are in progress. Volumes of sandboxes that keep running stay mounted."""
-        await self._tasks.wait()
+                self.tasks.spawn(self._unmount(volume))
 
     async def create(self, principal: Principal, *, name: str, size_bytes: int = DEFAULT_SIZE_BYTES) -> Volume:
         """Create an empty volume.
@@ -267,7 +266,7 @@ class VolumeManager:
             if sandbox in users and (not only or volume in only):
                 users.discard(sandbox)
                 if not users:
-                    self._tasks.spawn(self._unmount(volume))
+                    self.tasks.spawn(self._unmount(volume))
 
     async def _create(self, principal: Principal, name: str, size_bytes: int) -> Volume:
         record = VolumeRecord(

@@ -265,7 +265,7 @@ async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncI
         for loop in loops:
             loop.cancel()
         # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
-        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.aclose(), files.aclose())]
+        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.aclose(), files.commits.wait())]
         _, pending = await asyncio.wait([*loops, *last_writes], timeout=LAST_WRITE_S)
         if pending:
             _log.error("records.lost", hint="The store does not respond, so the last records are lost. Check the database.")
@@ -280,7 +280,7 @@ async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metr
             await work()
         except Exception:  # noqa: BLE001 - logged; the work of the loop must continue
             metrics.store_failed("defect")
-            _log.exception("records.defect")
+            _log.exception("records.internal_error")
             await asyncio.sleep(1)
 
 
@@ -514,8 +514,8 @@ async def _running(core: Core, memory_images: MemoryImages, unattended: Unattend
         await core.webhooks.aclose()
         await core.manager.aclose(keep=keep)
         await core.snapshots.aclose()
-        await core.forks.aclose()
-        await core.volumes.aclose()
+        await core.forks.tasks.wait()
+        await core.volumes.tasks.wait()
 
 
 def own_host(settings: Settings) -> Host:

@@ -147,7 +147,7 @@ async def test_restart_removes_unfinished_volumes(rig: Rig) -> None:
     volumes = rig.restart()
     await volumes.open()
     volumes.unmount_unused()
-    await volumes.aclose()
+    await volumes.tasks.wait()
     assert (rig.disks.made, rig.disks.mounted) == ({made.id}, [])
     assert [each.name for each in await volumes.list(ALICE)] == ["data"]
     assert (await volumes.get(ALICE, "data")).used_bytes == 77  # measured by the unmount
@@ -163,16 +163,16 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     assert (first.slot, first.source, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
     rig.volumes.release(SANDBOX)
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
     assert rig.disks.mounted == [made.id]
     with pytest.raises(ConflictError, match="2 sandboxes"):
         await rig.volumes.delete(ALICE, "data")
     rig.volumes.release(OTHER)
     await rig.volumes.attach(SANDBOX, mounts)  # before the unmount has run
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
     assert rig.disks.mounted == [made.id]
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
     assert rig.disks.mounted == []
     for sandbox in sandboxes:
         sandbox.ended.set()
@@ -193,7 +193,7 @@ async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) ->
         release.set()
         await asyncio.gather(attaching, *busy)
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
 
 
 async def test_failed_mount_names_the_volume(rig: Rig) -> None:
@@ -202,7 +202,7 @@ async def test_failed_mount_names_the_volume(rig: Rig) -> None:
     with pytest.raises(HostError, match="'data' cannot be mounted"):
         await rig.volumes.attach(SANDBOX, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
 
 
 async def test_volume_that_cannot_be_removed_is_not_found_and_stays_reserved(rig: Rig) -> None:

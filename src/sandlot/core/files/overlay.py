@@ -7,7 +7,7 @@ questions about the files of the image, which the sandbox can read anyway.
 Invariants:
 - The file of an overlay gets its final name only when it is complete and synced.
 - Neither side holds more of an overlay in memory than one stream window, and the host in addition ``WRITE_BYTES``.
-- The size of an overlay is limited to what the sandbox may use, plus ``SLACK_BYTES``.
+- The size of an overlay is limited to the disk and memory limits of the sandbox, plus ``SLACK_BYTES``.
 - Packing changes nothing in the sandbox. Files that a running program writes during the packing are packed as the packing finds them.
 """
 

@@ -61,6 +61,9 @@ class FileStore:
         max_bytes: Maximum size of a file. The quota of a caller can be lower.
         check_room: Called before a file is stored; raises an error while the host is short of disk space. None: no check.
         new_id: Returns a new file id.
+
+    Attributes:
+        commits: Complete uploads whose records are being written. Wait for them when the service stops.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class FileStore:
         self._clock = clock
         self._max_bytes = max_bytes
         self._new_id = new_id
-        self._commits = TaskSet("file.defect")
+        self.commits = TaskSet("file.internal_error")
 
     async def open(self) -> int:
         """Remove content without a record, which interrupted uploads and deletions have left. Call this before any other method.
@@ -93,10 +96,6 @@ class FileStore:
         if strays:
             _log.info("files.swept", count=len(strays))
         return len(strays)
-
-    async def aclose(self) -> None:
-        """Wait until the uploads that are complete are also recorded."""
-        await self._commits.wait()
 
     async def upload(self, principal: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
         """Store a file. If the upload is interrupted, nothing is stored.
@@ -167,7 +166,7 @@ class FileStore:
         return record
 
     async def get_many(self, principal: Principal, ids: Sequence[str]) -> Sequence[FileRecord]:
-        """Return the records of files that are to be copied into one folder of a sandbox, in the order of their ids.
+        """Return the records of files that a request copies into one folder of a sandbox, in the order of the ids.
 
         Raises:
             InvalidRequestError: There are more than ``MAX_INJECTED`` files, or two files have the same name.
@@ -258,7 +257,7 @@ class FileStore:
             sandbox=sandbox,
         )
         # The content is complete. If the client disconnects now, the record is still committed, or the content removed after a failed commit.
-        await asyncio.shield(self._commits.create_task(self._commit(record)))
+        await asyncio.shield(self.commits.create_task(self._commit(record)))
         return record
 
     async def _commit(self, record: FileRecord) -> None:

@@ -1,4 +1,4 @@
-"""One-shot runs: run a program in a sandbox of its own, or a batch of programs, a few at a time.
+"""One-shot runs: run one program in a new sandbox, or a batch of programs, a few at a time.
 
 Invariants of a run:
 - A run is a process with a program file in the working directory, not a cell. It finds nothing of an earlier run and leaves nothing behind.
@@ -80,7 +80,7 @@ class BatchItem:
 
 
 class OneShotRunner:
-    """Runs programs, each once and in a sandbox of its own, and grades their output.
+    """Runs programs, each once and in a new sandbox, and grades their output.
 
     Args:
         manager: Creates the sandboxes.
@@ -97,7 +97,7 @@ class OneShotRunner:
         self._grading = grading
 
     async def run(self, principal: Principal, params: OneShotParams, *, room_timeout_s: float = ROOM_TIMEOUT_S) -> Result:
-        """Run a program in a sandbox of its own and return the result. Cancelling ends the program and the sandbox.
+        """Run a program in a new sandbox and return the result. Cancelling ends the program and the sandbox.
 
         Args:
             principal: Owner of the sandbox.
@@ -162,9 +162,9 @@ class OneShotRunner:
         except SandlotError as error:
             return error
         except Exception:  # noqa: BLE001 - logged; the other items must not be affected
-            _log.exception("batch.defect")
+            _log.exception("one_shot.internal_error")
             return InternalError(
-                "Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that say batch.defect."
+                "Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that contain one_shot.internal_error."
             )
 
     async def _create_sandbox(self, principal: Principal, params: OneShotParams, room_timeout_s: float) -> Sandbox:

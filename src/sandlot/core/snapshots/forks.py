@@ -188,6 +188,9 @@ class ForkManager:
         idempotency: Locks of the idempotency keys that are in use.
         clock: Clock of the service.
         node: Id of this node.
+
+    Attributes:
+        tasks: Events of finished requests that are being recorded, and images that are being removed. Wait for them when the service stops.
     """
 
     def __init__(
@@ -214,11 +217,7 @@ class ForkManager:
         self._idempotency = idempotency
         self._clock = clock
         self._node = node
-        self._tasks = TaskSet("fork.defect")
-
-    async def aclose(self) -> None:
-        """Wait for events of finished requests that are not recorded yet, and for images that are not removed yet."""
-        await self._tasks.wait()
+        self.tasks = TaskSet("fork.internal_error")
 
     async def create(self, sandbox_id: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
         """Fork a sandbox and wait until all children run. Cancelling ends all children.
@@ -315,7 +314,7 @@ class ForkManager:
                 else:
                     ended[other.id] = None
         if ended:
-            self._tasks.spawn(self._publish("sandbox.promoted", sandbox, ended=list(ended)))
+            self.tasks.spawn(self._publish("sandbox.promoted", sandbox, ended=list(ended)))
         return Promoted(sandbox.id, tuple(ended), failed)
 
     async def _fork(self, parent: Sandbox, owner: Principal, params: ForkParams, attempt: _Attempt | None) -> Sequence[Sandbox]:
@@ -331,7 +330,7 @@ class ForkManager:
                 created = await self._start_children(parent, owner, children, image, key, attempt)
             finally:
                 self._reservations.release(key)  # what no child has taken over from the reservation of the batch
-        self._tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
+        self.tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
         _log.info("sandbox.forked", sandbox=parent.id, children=len(created))
         return created
 
@@ -357,7 +356,7 @@ class ForkManager:
             await asyncio.shield(_end_batch(tasks, batch, error))
             raise
         finally:
-            self._tasks.spawn(self._images.remove(image))
+            self.tasks.spawn(self._images.remove(image))
 
     def _create_children(
         self,

@@ -103,8 +103,8 @@ class SnapshotManager:
         self._clock = clock
         self._node = node
         self._admission_lock = asyncio.Lock()
-        self._tasks = TaskSet("snapshot.defect")
-        self._verification = TaskSet("snapshot.defect")
+        self._tasks = TaskSet("snapshot.internal_error")
+        self._verification = TaskSet("snapshot.internal_error")
         self._leases = FolderLeases(memory_images, self._tasks)
         self.verifier = SnapshotVerifier(
             manager=manager,
@@ -133,7 +133,7 @@ class SnapshotManager:
                     self.verifier.submit(record.id)
             else:
                 await self._table.remove(record.id)
-                _log.info("snapshot.forgotten", snapshot=record.id)
+                _log.info("snapshot.unfinished_removed", snapshot=record.id)
         return kept
 
     def begin(self) -> None:
