@@ -76,7 +76,7 @@ def check_name(name: str) -> str:
     if NAME.fullmatch(name) is None or VOLUME_ID.fullmatch(name) is not None:
         raise InvalidRequestError(
             f"The volume name {name[:64]!r} is not valid.",
-            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit.",
+            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit, and no volume id.",
             fields={"field": "name"},
         )
     return name
@@ -312,7 +312,7 @@ class VolumeManager:
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
-            _log.warning("volume.not_discarded", volume=record.id, error=str(error))
+            _log.warning("volume.record_not_removed", volume=record.id, error=str(error))
         await self._remove(record.id)
 
     async def _remove(self, volume: str) -> None:
@@ -363,7 +363,7 @@ class VolumeManager:
             raise NotFoundError(
                 f"There is no volume {name_or_id[:64]!r}.",
                 code=ErrorCode.VOLUME_NOT_FOUND,
-                hint="List the volumes.",
+                hint="List the volumes to find their ids and names.",
                 fields={"volume": name_or_id[:64]},
             )
         return record

@@ -91,7 +91,7 @@ class ChangeTracker:
         try:
             return await self.changed()
         except SandlotError as error:
-            _log.info("changes.lost", sandbox=self._sandbox.id, code=str(error.code))
+            _log.info("changes.not_reported", sandbox=self._sandbox.id, code=str(error.code))
             return (), True
 
     def close(self) -> None:

@@ -67,12 +67,12 @@ class ForkBatch:
             self._failure = UnavailableError(
                 f"Another child of this fork failed, so no child is kept: {reason}",
                 code=ErrorCode.BUSY,
-                hint="Fork again.",
+                hint="Retry the fork.",
                 fields={"retry_after_s": 5},
             )
             self._settled.set()
         if not self._written.done():
-            cancelled = UnavailableError("The fork was cancelled.", code=ErrorCode.BUSY, hint="Fork again.", fields={"retry_after_s": 5})
+            cancelled = UnavailableError("The fork was cancelled.", code=ErrorCode.BUSY, hint="Retry the fork.", fields={"retry_after_s": 5})
             self._written.set_exception(error if isinstance(error, SandlotError) else cancelled)
             self._written.exception()  # if no child waits for the image, asyncio would log the exception as never retrieved
         self.admitted.set()

@@ -51,9 +51,9 @@ from sandlot.model.records import NewEvent
 from sandlot.model.specs import SnapshotKind
 from sandlot.model.storage import Store
 
-MOST: Final = 100
+MAX_CHILDREN: Final = 100
 """Maximum number of children of one request."""
-DEEPEST: Final = 10_000
+MAX_DEPTH: Final = 10_000
 """Maximum number of generations between a sandbox and the root of its tree; older ancestors are not looked up."""
 SAME: Final = suspend.SAME
 """Value of ``timeout_s`` that stands for the parent's timeout."""
@@ -138,8 +138,8 @@ class ForkParams:
 
     def __post_init__(self) -> None:
         """Refuse an invalid number of children."""
-        if not 1 <= self.count <= MOST:
-            raise InvalidRequestError(f"count is {self.count}; it must be from 1 to {MOST}.", fields={"field": "count"})
+        if not 1 <= self.count <= MAX_CHILDREN:
+            raise InvalidRequestError(f"`count` is {self.count}; it must be from 1 to {MAX_CHILDREN}.", fields={"field": "count"})
 
     def name_of(self, number: int) -> str | None:
         """Return the name of a child. The first child has number 1."""
@@ -264,7 +264,7 @@ class ForkManager:
         sandbox = await self._registry.load(sandbox_id, principal)
         known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
         top = sandbox
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH):
             parent = top.spec.parent
             found = None if parent is None else known.get(parent) or await self._load_forgotten(parent, principal)
             if found is None:

@@ -228,7 +228,7 @@ class SnapshotManager:
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
                 code=ErrorCode.SNAPSHOT_NOT_FOUND,
-                hint="List the snapshots.",
+                hint="List the snapshots to find their ids and names.",
                 fields={"snapshot": id_or_name[:64]},
             )
         return record
@@ -383,7 +383,7 @@ class SnapshotManager:
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
-            _log.warning("snapshot.not_discarded", snapshot=record.id, error=str(error))
+            _log.warning("snapshot.record_not_removed", snapshot=record.id, error=str(error))
         await self._images.remove(record.id)
 
     def _event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON

@@ -205,7 +205,7 @@ class SnapshotVerifier:
             # The memory was restored, so the snapshot is usable. Only the files could not be packed.
             if error.code in _TEMPORARY | _STOPPING:
                 raise
-            _log.warning("snapshot.no_layer", snapshot=record.id, error=str(error))
+            _log.warning("snapshot.files_not_packed", snapshot=record.id, error=str(error))
             return record
         finally:
             self._running = None
