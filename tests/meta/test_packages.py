@@ -35,10 +35,10 @@ def test_modules_open_with_a_docstring() -> None:
     assert [name(module) for module in every if not _opening(module.read_text(encoding="utf-8"))] == []
 
 
-def test_the_readme_maps_every_room_in_the_order_of_the_layers() -> None:
+def test_readme_lists_all_packages_in_the_order_of_the_layers() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     mapped = re.findall(r"^\| `(\w+)/` \| (\d+) \|", readme, re.MULTILINE)
-    assert sorted(room for room, _ in mapped) == rooms()
+    assert sorted(package for package, _ in mapped) == rooms()
     lines = [int(line) for _, line in mapped]
     assert lines == sorted(lines, reverse=True)
 

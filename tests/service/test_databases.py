@@ -65,7 +65,7 @@ async def test_service_on_postgresql_stores_and_lists_everything(tmp_path: Path,
 
 async def test_nodes_of_one_database_share_keys_and_counts_and_no_sandboxes(tmp_path: Path, settings: Settings) -> None:
     async with bench(folder(tmp_path, "one"), settings) as one, bench(folder(tmp_path, "two"), settings) as two:
-        assert one.service.node != two.service.node
+        assert one.service.core.node != two.service.core.node
         record, secret = await one.service.api_keys.create("shared", quota=Quota(executions_per_month=1))
         await until(lambda: two.service.api_keys.verify(secret) is not None)
         who = principal(two.service, secret)

@@ -52,7 +52,7 @@ async def fork(
 
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
-    await asyncio.gather(*(service.sandboxes.kill(sandbox.id, OPERATOR) for sandbox in sandboxes))
+    await asyncio.gather(*(service.core.manager.kill(sandbox.id, OPERATOR) for sandbox in sandboxes))
 
 
 def live(service: Service) -> set[str]:
@@ -119,7 +119,7 @@ async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(
     """Children that are prepared ahead, and a parent that needs a turn to be written, must not hold each other up."""
     sandbox = await make(core_service)
     await cell(core_service.core, sandbox, "word = 'first'")
-    await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await core_service.core.manager.hibernate(sandbox.id, OPERATOR)
     *families, awake = await asyncio.gather(*(fork(core_service, sandbox) for _ in range(2)), shell(core_service.core, sandbox, "echo awake"))
     assert str(awake).strip() == "awake"
     children = [child for family in families for child in family]

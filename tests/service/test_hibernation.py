@@ -32,18 +32,18 @@ async def test_hibernation_keeps_everything_again_and_again(core_service: Servic
     sandbox = await make(core_service)
     state = await fill(core_service.core, sandbox, size=size)
     for number in range(1, times + 1):
-        await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await core_service.core.manager.hibernate(sandbox.id, OPERATOR)
         assert saved(state_dir) == [sandbox.id]
         await until(lambda: no_memory_promised(core_service))
         if number % 2:
-            await core_service.sandboxes.resume(sandbox.id, OPERATOR)
+            await core_service.core.manager.resume(sandbox.id, OPERATOR)
         await check(core_service.core, sandbox, state)  # where nobody woke it, the next request does
         assert saved(state_dir) == []
         counted = await cell(core_service.core, sandbox, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
         assert counted == f"{list(range(1, number + 1))}\n"
         await shell(core_service.core, sandbox, f"echo {number} >> /workspace/cycles")
     assert (await shell(core_service.core, sandbox, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
-    await core_service.sandboxes.kill(sandbox.id, OPERATOR)
+    await core_service.core.manager.kill(sandbox.id, OPERATOR)
 
 
 async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> None:
@@ -54,22 +54,27 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
             filled = fill_up(folder, but_bytes=16 * MIB)  # what it writes itself finds room
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
-                    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+                    await service.core.manager.hibernate(sandbox.id, OPERATOR)
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
             await check(service.core, sandbox, state)
             filled.unlink()
-            await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await service.core.manager.hibernate(sandbox.id, OPERATOR)
             await check(service.core, sandbox, state)
 
 
 async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
-    first, second = [await core_service.sandboxes.create(BASE, principal) for principal in (ALICE, BOB)]
+    first, second = [await core_service.core.manager.create(BASE, principal) for principal in (ALICE, BOB)]
     states = [await fill(core_service.core, sandbox, word) for sandbox, word in ((first, "first"), (second, "second"))]
     for sandbox, principal, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
-        await core_service.sandboxes.hibernate(sandbox.id, principal)
-        for verb in (core_service.sandboxes.resume, core_service.sandboxes.hibernate, core_service.sandboxes.pause, core_service.sandboxes.kill):
+        await core_service.core.manager.hibernate(sandbox.id, principal)
+        for verb in (
+            core_service.core.manager.resume,
+            core_service.core.manager.hibernate,
+            core_service.core.manager.pause,
+            core_service.core.manager.kill,
+        ):
             with pytest.raises(NotFoundError):
                 await verb(sandbox.id, other)
     for sandbox, state in zip((first, second), states, strict=True):
@@ -82,7 +87,7 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Se
     }
     assert len(drawn) == 2
     for sandbox, principal in ((first, ALICE), (second, BOB)):
-        await core_service.sandboxes.kill(sandbox.id, principal)
+        await core_service.core.manager.kill(sandbox.id, principal)
 
 
 async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
@@ -93,7 +98,7 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
     sandbox = await make(core_service)
     watcher = await folder_watch.create(sandbox, "/workspace", user=User.USER)
     watch = await folder_watch.watch(sandbox, "/workspace", user=User.USER)
-    await core_service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await core_service.core.manager.hibernate(sandbox.id, OPERATOR)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
@@ -111,4 +116,4 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await folder_watch.take(sandbox, watcher.id)]
 
     await until(seen)
-    await core_service.sandboxes.kill(sandbox.id, OPERATOR)
+    await core_service.core.manager.kill(sandbox.id, OPERATOR)

@@ -41,12 +41,12 @@ async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
 
 async def goes_on(service: Service, folder: Path, sandbox: Sandbox, told: dict[str, Any]) -> None:
     """It has all that it had, and can be put to sleep and woken again."""
-    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await service.core.manager.resume(sandbox.id, OPERATOR)
     await check(service.core, sandbox, State("first", told["ticker"]))
     assert saved(folder) == []
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     assert saved(folder) == [sandbox.id]
-    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await service.core.manager.resume(sandbox.id, OPERATOR)
     await check(service.core, sandbox, State("first", told["ticker"]))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.files.overlay import apply_layer, pack_layer
+from sandlot.core.files.overlay import apply_overlay, pack_overlay
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.model.access import OPERATOR
@@ -113,7 +113,7 @@ async def source(core_service: Service, request: pytest.FixtureRequest) -> Sandb
 @pytest.fixture(scope="module")
 async def layer(core_service: Service, source: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("layer") / "files"
-    size = await pack_layer(source, into, await root_of(core_service, source))
+    size = await pack_overlay(source, into, await root_of(core_service, source))
     assert 6 << 20 < into.stat().st_size < 9 << 20, "what is in it, no hole of the sparse file, and nothing of the image"
     assert size >= into.stat().st_size
     assert [each.name for each in into.parent.iterdir()] == [into.name]
@@ -129,8 +129,8 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
     for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
         (tmp_path / str(number)).write_bytes(broken)
         with pytest.raises(ConflictError, match="not whole"):
-            await apply_layer(other, tmp_path / str(number))
-    await apply_layer(other, layer)
+            await apply_overlay(other, tmp_path / str(number))
+    await apply_overlay(other, layer)
     was, now = await looked(core_service.core, source), await looked(core_service.core, other)
     assert now.pop("/etc/of-the-new-one")
     was.pop("/var/mine/socket")
@@ -143,10 +143,10 @@ async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is
     assert sparse[0] < 10 << 20 or source.spec.isolation == "gvisor", "it knows of no holes, and yet has room for this one"
     # What was restored is as good a source as the first.
     again = tmp_path / "again"
-    await pack_layer(other, again, await root_of(core_service, other))
+    await pack_overlay(other, again, await root_of(core_service, other))
     sizes = [await asyncio.to_thread(lambda path=path: path.stat().st_size) for path in (layer, again)]  # type: ignore[misc]
     assert abs(sizes[0] - sizes[1]) < 64 << 10
-    await core_service.sandboxes.kill(other.id, OPERATOR)
+    await core_service.core.manager.kill(other.id, OPERATOR)
 
 
 @pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
@@ -155,7 +155,7 @@ async def test_one_that_has_no_room_says_so(core_service: Service, source: Sandb
     small = await make(core_service, replace(BASE, isolation=source.spec.isolation, limits=limits))
     await python(core_service.core, small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
     with pytest.raises(LimitError):
-        await apply_layer(small, layer)
-    await core_service.sandboxes.kill(small.id, OPERATOR)
+        await apply_overlay(small, layer)
+    await core_service.core.manager.kill(small.id, OPERATOR)
     with pytest.raises(SandlotError):
-        await apply_layer(small, layer)
+        await apply_overlay(small, layer)

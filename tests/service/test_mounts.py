@@ -234,7 +234,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
     for work in (attach(service, container), detach(service, container)):
         with pytest.raises(UnsupportedError, match="container"):
             await work
-    await service.sandboxes.kill(sandbox.id, OPERATOR)
+    await service.core.manager.kill(sandbox.id, OPERATOR)
     with pytest.raises(SandlotError):
         await attach(service, sandbox)
 
@@ -242,21 +242,21 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
 async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, sandbox: Sandbox) -> None:
     await made(service)
     await made(service, "other")
-    await service.sandboxes.pause(sandbox.id, OPERATOR)
+    await service.core.manager.pause(sandbox.id, OPERATOR)
     await attach(service, sandbox)
     await attach(service, sandbox, OTHER)
     assert await shell(service.core, sandbox, "echo 1 >> /data/word; cat /data/word") == "1\n"
     await detach(service, sandbox)  # the other one stays in the second place
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
-    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.resume(sandbox.id, OPERATOR)
     assert (await is_mounted(service.core, sandbox, "/srv/other"), await is_mounted(service.core, sandbox)) == (True, False)
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     await attach(service, sandbox)
     assert await shell(service.core, sandbox, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
-    await service.sandboxes.pause(sandbox.id, OPERATOR)
+    await service.core.manager.pause(sandbox.id, OPERATOR)
     await detach(service, sandbox, "other")
     sleeper = await make(service, replace(BASE, auto_resume=False))
-    await service.sandboxes.pause(sleeper.id, OPERATOR)
+    await service.core.manager.pause(sleeper.id, OPERATOR)
     with pytest.raises(ConflictError) as rests:
         await attach(service, sleeper)
     assert rests.value.code is ErrorCode.SANDBOX_PAUSED
@@ -274,13 +274,13 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
         for work in (attach(service, sandbox, OTHER), detach(service, sandbox)):
             with pytest.raises(ConflictError, match="forked"):
                 await work
-    await service.sandboxes.pause(sandbox.id, OPERATOR)
+    await service.core.manager.pause(sandbox.id, OPERATOR)
     sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], moving=True),))
     with pytest.raises(ConflictError, match="being attached"):
         await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     with pytest.raises(ConflictError, match="being attached"):
         await service.core.snapshots.create(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
-    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await service.core.manager.resume(sandbox.id, OPERATOR)
     assert [each.moving for each in sandbox.spec.volumes] == [False]
     (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert await shell(service.core, child, "cat /data/word; echo 2 > /data/word") == "1\n"
@@ -344,7 +344,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
                 old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
                 await shell(service.core, old, "echo 1 > /data/word; echo 2 > /srv/other/word")
                 old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
-                await service.sandboxes._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
+                await service.core.manager._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
         async with real_service(folder) as service:
             sandbox = service.core.registry.find(old.id, OPERATOR)
             assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
@@ -353,7 +353,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
             assert "Hibernate" in refused.value.hint
             assert sorted((each.path, each.moving) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
             assert await shell(service.core, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
-            await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+            await service.core.manager.hibernate(sandbox.id, OPERATOR)
             await detach(service, sandbox, "/srv/other")
             assert await shell(service.core, sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
             await detach(service, sandbox)

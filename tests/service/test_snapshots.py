@@ -70,7 +70,7 @@ async def start(service: Service, snapshot: str, *, limits: Change | None = None
 
 async def end(service: Service, *sandboxes: Sandbox) -> None:
     for sandbox in sandboxes:
-        await service.sandboxes.kill(sandbox.id, OPERATOR)
+        await service.core.manager.kill(sandbox.id, OPERATOR)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_
     service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     sandbox, state = source
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     record = await service.core.snapshots.create(sandbox.id, OPERATOR)
     larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
@@ -163,7 +163,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
                 await careless.core.snapshots.create(sandbox.id, OPERATOR)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
-            assert await careless.store.snapshots.of_node(careless.node) == []
+            assert await careless.store.snapshots.of_node(careless.core.node) == []
             await check(careless.core, sandbox, state)
             filled.unlink()
             record = await careless.core.snapshots.create(sandbox.id, OPERATOR)
@@ -177,7 +177,7 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             sandbox = await make(first)
             state = await fill(first.core, sandbox, size=8 * MIB)
             record = await first.core.snapshots.create(sandbox.id, OPERATOR, name="kept")
-            await first.sandboxes.kill(sandbox.id, OPERATOR)
+            await first.core.manager.kill(sandbox.id, OPERATOR)
         (folder / "saved" / "snap-half").mkdir()
         half = replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False)
         async with real_service(folder) as second:
@@ -185,8 +185,8 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             await second.store.snapshots.save(half)
             copy = await start(second, "kept")
             await check(second.core, copy, state)
-            await second.sandboxes.kill(copy.id, OPERATOR)
+            await second.core.manager.kill(copy.id, OPERATOR)
         async with real_service(folder) as third:
-            assert [each.id for each in await third.store.snapshots.of_node(third.node)] == [record.id], "what was never finished is forgotten"
+            assert [each.id for each in await third.store.snapshots.of_node(third.core.node)] == [record.id], "what was never finished is forgotten"
             await third.core.snapshots.delete("kept", OPERATOR)
             await gone(folder, record.id)

@@ -51,11 +51,11 @@ async def clear(service: Service, *kept: Sandbox) -> None:
     """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
     for sandbox in service.core.registry.list(OPERATOR):
         if sandbox not in kept:
-            await service.sandboxes.kill(sandbox.id, OPERATOR)
+            await service.core.manager.kill(sandbox.id, OPERATOR)
     for sandbox in kept:
         for mount in sandbox.spec.volumes:
             await service.core.mounts.detach(sandbox.id, OPERATOR, mount.path)
-    for record in await service.store.snapshots.of_node(service.node):
+    for record in await service.store.snapshots.of_node(service.core.node):
         await service.core.snapshots.delete(record.id, OPERATOR)
     for volume in await service.core.volumes.list(OPERATOR):
         await until(lambda id_=volume.id: _free(service, id_))  # type: ignore[misc]
@@ -145,7 +145,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
     assert "uid=1000" in await shell(service.core, sandbox, "/data/id")
     assert (await shell(service.core, sandbox, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
     assert (await service.core.volumes.get(OPERATOR, id_)).used_bytes > 0
-    await service.sandboxes.kill(sandbox.id, OPERATOR)
+    await service.core.manager.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
     await service.core.volumes.delete(OPERATOR, id_)
     assert state_dir.joinpath("sandlot.db").is_file()
@@ -188,19 +188,19 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, sta
     sandbox = await make(service, WITH)
     await shell(service.core, sandbox, "echo before > /data/word")
     await cell(service.core, sandbox, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     await all_let_go(state_dir)
     assert (await service.core.volumes.get(OPERATOR, id_)).attached == (sandbox.id,)
     with pytest.raises(ConflictError):
         await service.core.volumes.delete(OPERATOR, id_)
     other = await make(service, WITH)
     assert await shell(service.core, other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
-    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await service.core.manager.resume(sandbox.id, OPERATOR)
     assert await shell(service.core, sandbox, "cat /data/word /data/new") == "after\nnew\n"
     await cell(service.core, sandbox, "file.write('two\\n')\nfile.close()")
     assert await shell(service.core, other, "cat /data/log") == "one\ntwo\n"
-    await service.sandboxes.kill(other.id, OPERATOR)
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.kill(other.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     await all_let_go(state_dir)
     assert await shell(service.core, sandbox, "cat /data/new") == "new\n"
 
@@ -222,8 +222,8 @@ async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_fo
         some = await snapshots.create_sandbox(CreateSandboxParams(snapshot=str(kind), volumes=mounts), OPERATOR)
         assert await shell(service.core, some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
         for each in (none, some):
-            await service.sandboxes.kill(each.id, OPERATOR)
-    await service.sandboxes.kill(sandbox.id, OPERATOR)
+            await service.core.manager.kill(each.id, OPERATOR)
+    await service.core.manager.kill(sandbox.id, OPERATOR)
     await until(lambda: _unused(service))
     await service.core.volumes.delete(OPERATOR, "data")
     assert (

@@ -65,7 +65,7 @@ def cache_in(folder: Path, max_bytes: int) -> PackageCache:
 
 
 async def sandbox_of(service: Service, isolation: str) -> Sandbox:
-    return await service.sandboxes.create(CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
+    return await service.core.manager.create(CreateSandboxParams(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
 
 
 async def install(core: Core, sandbox: Sandbox, manager: Manager, word: str) -> CommandResult:
@@ -81,7 +81,7 @@ async def round_of(service: Service) -> None:
         sandbox = await sandbox_of(service, isolation)
         for manager, word in EACH:
             await install(service.core, sandbox, manager, word)
-        await service.sandboxes.kill(sandbox.id, OPERATOR)
+        await service.core.manager.kill(sandbox.id, OPERATOR)
 
     async with asyncio.TaskGroup() as group:
         for isolation in ISOLATIONS:
@@ -131,7 +131,7 @@ async def test_a_small_cache_keeps_to_its_bound_and_everything_is_installed(tmp_
         sampling = asyncio.create_task(sample())
         sandbox = await sandbox_of(service, "container")
         for word in LARGE:
-            await service.sandboxes.kill(sandbox.id, OPERATOR)
+            await service.core.manager.kill(sandbox.id, OPERATOR)
             sandbox = await sandbox_of(service, "container")
             await install(service.core, sandbox, Manager.PIP, word)
         assert not sampling.done(), "it was looked at all the time, drafts included"

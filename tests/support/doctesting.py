@@ -2,7 +2,7 @@
 
 What a kernel tells is put together as a read-eval-print loop would show it: what the cell wrote, then the value of its last expression. What
 doctest knows beyond comparing (``<BLANKLINE>``, ``...``, white space, True for 1, exceptions without their detail) is taken away from both
-texts first; whether they are equal is for :mod:`sandlot.core.oneshot.comparison` to say.
+texts first; whether they are equal is for :mod:`sandlot.core.oneshot.verdict` to say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot import Execution, Sandbox
-from sandlot.core.oneshot.comparison import Comparison, matches
+from sandlot.core.oneshot.params import Comparison
+from sandlot.core.oneshot.verdict import matches
 
 PYTHON = "/usr/bin/python3"
 EXPLAINED: Mapping[str, str] = {

@@ -88,9 +88,9 @@ def amid(owner: Any, name: str) -> None:  # noqa: ANN401
 STEPS: dict[str, Callable[[], None]] = {
     "intended": lambda: after(SqlSnapshotRepository, "save"),
     "writing": lambda: amid(OciInstance, "snapshot"),
-    "written": lambda: after(writer, "image"),
+    "written": lambda: after(writer, "write_image"),
     "recorded": lambda: after(SqlSnapshotRepository, "update"),
-    "packing": lambda: amid(overlay, "pack_layer"),
+    "packing": lambda: amid(overlay, "pack_overlay"),
     "forgotten": lambda: after(SqlSnapshotRepository, "remove"),
     "conceived": lambda: after(Scheduler, "admit"),
     "restoring": lambda: amid(MemoryImageStart, "start"),
@@ -172,15 +172,15 @@ async def stocked(service: Service) -> None:
 
 async def hibernate(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
     arm()
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     say(hibernated=True)
 
 
 async def wake(service: Service, sandbox: Sandbox, arm: Callable[[], None]) -> None:
-    await service.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await service.core.manager.hibernate(sandbox.id, OPERATOR)
     say(hibernated=True)
     arm()
-    await service.sandboxes.resume(sandbox.id, OPERATOR)
+    await service.core.manager.resume(sandbox.id, OPERATOR)
     say(woken=True)
 
 

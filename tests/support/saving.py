@@ -99,7 +99,7 @@ async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> A
 
 async def make(service: Service, params: CreateSandboxParams = BASE) -> Sandbox:
     """A sandbox of the operator's."""
-    return await service.sandboxes.create(params, OPERATOR)
+    return await service.core.manager.create(params, OPERATOR)
 
 
 async def shell(core: Core, sandbox: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:

@@ -71,7 +71,7 @@ class Bench:
         return SandboxesFacade(self.service.core)
 
     async def sandbox(self) -> Sandbox:
-        return await self.service.sandboxes.create(BASE, OPERATOR)
+        return await self.service.core.manager.create(BASE, OPERATOR)
 
     async def pass_idly(self, clock: ManualClock, seconds: float) -> None:
         """Let time pass in which the sandboxes do nothing, and the idle monitor looks at every one of its moments."""

@@ -17,10 +17,10 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class TaskSet:
-    """Background tasks of one owner: they are not garbage-collected while they run, and their failures are logged.
+    """Background tasks of one object. The tasks are not garbage-collected while they run, and their failures are logged.
 
     Args:
-        event: Name of the log event of an unexpected exception, for example ``snapshot.defect``.
+        event: Name of the log event of an unexpected exception, for example ``snapshot.internal_error``.
         fields: Fields of that log event.
     """
 
@@ -42,16 +42,16 @@ class TaskSet:
         self._start(work).add_done_callback(self._log_failure)
 
     def create_task(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
-        """Start a task that the caller awaits. A `SandlotError` that it raises is not logged, because the caller receives it."""
+        """Start a task that the caller awaits. A ``SandlotError`` of the task is not logged, because the caller gets it."""
         task = self._start(work)
         task.add_done_callback(self._log_defect)
         return task
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until all tasks have ended, those included that are started meanwhile.
+        """Wait until all tasks have ended, including tasks that are started meanwhile.
 
         Args:
-            timeout_s: Wait at most this long; None waits as long as it takes.
+            timeout_s: Seconds to wait at most. None: no limit.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -61,7 +61,7 @@ class TaskSet:
             return
 
     def cancel(self) -> None:
-        """Cancel all tasks; `wait` for their end."""
+        """Cancel all tasks, without waiting for their end."""
         for task in self:
             task.cancel()
 
@@ -81,7 +81,7 @@ class TaskSet:
 
 
 class KeyedLock:
-    """One lock for each key. A key takes memory only while its lock is held or waited for."""
+    """One lock for each key. A key takes memory only while a task holds its lock or waits for it."""
 
     __slots__ = ("_locks",)
 
@@ -90,10 +90,10 @@ class KeyedLock:
 
     @asynccontextmanager
     async def hold(self, *key: Hashable) -> AsyncIterator[None]:
-        """Wait for the lock of a key and hold it. Waiting callers get it in the order in which they came.
+        """Hold the lock of a key while the block runs. Callers that wait for the lock get it in the order of their calls.
 
         Args:
-            key: For example an owner and the name of an operation.
+            key: Parts of the key, for example the name of an operation and an owner.
         """
         lock, holders = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, holders + 1

@@ -51,14 +51,15 @@ class SandboxManager:
         registry: Sandboxes of this service.
         scheduler: Admits sandboxes and reserves their resources.
         lifecycle: Parts of the service that supervisors need.
+        idempotency: Locks of the idempotency keys that are in use.
     """
 
-    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
+    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies, idempotency: Idempotency) -> None:
         self._registry = registry
         self._scheduler = scheduler
         self._lifecycle = lifecycle
         self._recorder = lifecycle.recorder
-        self._idempotency = Idempotency()
+        self._idempotency = idempotency
         self._tasks = TaskSet("service.defect")
         self._close_by_s: float | None = None
 

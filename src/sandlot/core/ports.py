@@ -17,7 +17,7 @@ from sandlot.model.specs import RootFs
 
 
 class Clock(Protocol):
-    """Clock of the service. Injected, so that a test of a deadline does not wait."""
+    """Clock of the service. Tests replace the clock, so that a test of a deadline does not wait."""
 
     def monotonic_s(self) -> float:
         """Return the seconds since a fixed but unspecified moment. Never goes back."""
@@ -107,7 +107,7 @@ class VolumeDisks(Protocol):
     """Filesystems of volumes on the host. All methods block and may raise ``OSError``."""
 
     def takes(self, size_bytes: int) -> int:
-        """Return the most disk space that a volume of a size takes. Pure."""
+        """Return the maximum disk space that a volume of a given size takes. Pure."""
         ...
 
     def make(self, volume: str, size_bytes: int) -> None:
@@ -155,8 +155,8 @@ class PackageIndex(Protocol):
         """Serve one connection from inside a sandbox until the connection ends.
 
         Args:
-            stream: Bytes of the connection in both directions: HTTP/1.1 requests, one after another. Hostile.
+            stream: Connection with HTTP/1.1 requests, one after another. The sandbox is hostile and can send any bytes.
             sandbox: Id of the sandbox; the number of its concurrent requests is limited.
-            allowed: Returns whether the sandbox may use the index now; called for each request.
+            allowed: Returns whether the sandbox may use the package indexes now. Called for each request.
         """
         ...

@@ -47,7 +47,7 @@ class Core:
         processes: Runs processes.
         stdin: Writes to the input of processes.
         packages: Installs packages.
-        oneshot: Runs programs, each in a sandbox of its own.
+        one_shots: Runs programs, each once and in a new sandbox.
         clock: Clock of the service.
         buffers: Memory for client data.
         files: File store.
@@ -75,7 +75,7 @@ class Core:
     processes: ProcessService
     stdin: StdinManager
     packages: PackageInstaller
-    oneshot: OneShotRunner
+    one_shots: OneShotRunner
     clock: Clock
     buffers: BufferBudget
     files: FileStore

@@ -1,12 +1,12 @@
-"""Volumes: file systems of users that outlive sandboxes. Create, get, list and delete them, and mount them for sandboxes.
+"""Volumes: filesystems that outlive sandboxes. Create, get, list and delete volumes, and mount them on the host for sandboxes.
 
 Invariants:
-- A volume is recorded as an intent first. It exists once its file system is made and its record says so. :meth:`VolumeManager.open` removes
-  what a kill leaves in between.
-- A volume is visible to its owner only, and to operators. For all other callers it does not exist, by name or by id.
-- A file system is mounted once on the host, however many sandboxes use it, from before the first sandbox sees it until the last has ended or
-  is hibernated. The sandboxes share it like processes of one machine, and its size limits all of them together.
-- A volume that a sandbox has, also a hibernated one, is not deleted.
+- A volume is recorded before its filesystem is made, with ``ready`` false. When the filesystem is made, ``ready`` is set, and the volume exists.
+  If the service is killed before that, :meth:`VolumeManager.open` removes the record and the filesystem.
+- Only its owner and operators can see a volume. For all other callers it does not exist, neither by name nor by id.
+- A volume is mounted once on the host for all sandboxes that use it: from before the first sandbox sees the volume until the last of them has
+  ended or is hibernated. All these sandboxes share the volume's files and its size.
+- A volume that is attached to a sandbox is not deleted. This includes hibernated sandboxes.
 - The full size of a volume is reserved on the node's disk while the volume exists, however little it contains.
 """
 
@@ -37,9 +37,9 @@ from sandlot.model.specs import GIB, MIB, VolumeMount, placed, slots
 from sandlot.model.storage import VolumeRepository
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-LEAST_BYTES: Final = 16 * MIB
-MOST_BYTES: Final = 16 * 1024 * GIB
-DEFAULT_BYTES: Final = GIB
+MIN_SIZE_BYTES: Final = 16 * MIB
+MAX_SIZE_BYTES: Final = 16 * 1024 * GIB
+DEFAULT_SIZE_BYTES: Final = GIB
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -52,10 +52,10 @@ class Volume:
         id: Id of the volume.
         name: Name that is unique among the owner's volumes.
         owner: Owner of the volume.
-        size_bytes: Maximum size of its content.
-        used_bytes: Current size of its content; of an unmounted volume, the size when it was last mounted.
+        size_bytes: Maximum size of the content.
+        used_bytes: Current size of the content. If the volume is not mounted, the size when it was unmounted.
         created_at: Time of the create request.
-        attached: Ids of the sandboxes that have the volume, hibernated ones included.
+        attached: Ids of the sandboxes to which the volume is attached, hibernated sandboxes included.
     """
 
     id: VolumeId
@@ -71,12 +71,12 @@ def check_name(name: str) -> str:
     """Return the name of a volume if it is valid.
 
     Raises:
-        InvalidRequestError: The name is invalid, or is an id.
+        InvalidRequestError: The name is invalid, or has the form of a volume id.
     """
     if NAME.fullmatch(name) is None or VOLUME_ID.fullmatch(name) is not None:
         raise InvalidRequestError(
             f"The volume name {name[:64]!r} is not valid.",
-            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit.",
+            hint="Use up to 63 lower-case letters, digits, '_' and '-', starting with a letter or a digit, and no volume id.",
             fields={"field": "name"},
         )
     return name
@@ -87,12 +87,15 @@ class VolumeManager:
 
     Args:
         table: Records of the volumes.
-        disks: File systems of the volumes.
+        disks: Filesystems of the volumes.
         node: Id of this node.
         clock: Clock of the service.
-        events: Feed to notify of committed events.
-        reservations: Reservations of this node; each volume reserves its disk space.
-        registry: Live sandboxes, for the volumes that they have.
+        events: Feed whose followers are woken after an event is committed.
+        reservations: Reservations of this node. Each volume reserves its disk space.
+        registry: Sandboxes of this service, and the volumes that are attached to them.
+
+    Attributes:
+        tasks: Unmounts that are in progress. Wait for them when the service stops. Volumes of sandboxes that keep running stay mounted.
     """
 
     def __init__(
@@ -116,14 +119,14 @@ class VolumeManager:
         self._volumes: dict[VolumeId, VolumeRecord] = {}
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
         self._users: dict[VolumeId, set[SandboxId]] = {}
-        """Sandboxes whose processes may see a volume. The volume is mounted while there is one."""
+        """Sandboxes whose processes may see a volume. The volume is mounted while this set is not empty."""
         self._mount_locks = KeyedLock()
-        """By volume id: one task at a time mounts, unmounts or removes a volume."""
+        """Locks by volume id. Mounting, unmounting and removing a volume hold its lock."""
         self._admission_lock = asyncio.Lock()
-        self._tasks = TaskSet("volume.defect")
+        self.tasks = TaskSet("volume.internal_error")
 
     async def open(self) -> None:
-        """Load the volumes of an earlier service and remove unfinished ones. Call this before any other method.
+        """Load the volumes of this node, and remove unfinished volumes. Call this before any other method.
 
         Raises:
             SandlotError: The store cannot be read or written.
@@ -133,43 +136,40 @@ class VolumeManager:
                 self._add(record)
             else:
                 await self._table.remove(record.id)
-                _log.info("volume.forgotten", volume=record.id)
+                _log.info("volume.unfinished_removed", volume=record.id)
         for stray in await asyncio.to_thread(self._disks.ids) - set(self._volumes):
             await self._remove(stray)
 
     def hold(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> None:
-        """Keep volumes mounted for a sandbox that an earlier service left running."""
+        """Count a sandbox that an earlier service left running as a user of its volumes, so that the volumes stay mounted."""
         for mount in mounts:
             self._users.setdefault(VolumeId(mount.volume), set()).add(sandbox)
 
     def unmount_unused(self) -> None:
-        """Unmount volumes of an earlier service that no sandbox sees, in the background. Call this after :meth:`hold` for all sandboxes."""
+        """Unmount all volumes that no sandbox uses, in the background. Call this once, after :meth:`hold` was called for all sandboxes."""
         for volume in self._volumes:
             if not self._users.get(volume):
-                self._tasks.spawn(self._unmount(volume))
+                self.tasks.spawn(self._unmount(volume))
 
-    async def aclose(self) -> None:
-        """Wait for the unmounts in progress. Volumes of sandboxes that keep running stay mounted."""
-        await self._tasks.wait()
-
-    async def create(self, principal: Principal, *, name: str, size_bytes: int = DEFAULT_BYTES) -> Volume:
+    async def create(self, principal: Principal, *, name: str, size_bytes: int = DEFAULT_SIZE_BYTES) -> Volume:
         """Create an empty volume.
 
         Args:
             principal: Owner of the volume.
             name: Name that is unique among the owner's volumes.
-            size_bytes: Maximum size of its content, 16 MiB to 16 TiB.
+            size_bytes: Maximum size of the content, 16 MiB to 16 TiB.
 
         Raises:
             InvalidRequestError: The name or the size is invalid, or the volume can never fit on this node.
             ConflictError: The owner has another volume of that name.
             LimitError: ``quota_exceeded`` or ``disk_full``.
             UnavailableError: ``busy``: the disk has no room for the volume now.
-            HostError: The host cannot make the file system; the message says why.
+            HostError: The host cannot make the filesystem; the message says why.
         """
         check_name(name)
-        if not LEAST_BYTES <= size_bytes <= MOST_BYTES:
-            raise InvalidRequestError(f"size_bytes is {size_bytes}; it must be from {LEAST_BYTES} to {MOST_BYTES}.", fields={"field": "size_bytes"})
+        if not MIN_SIZE_BYTES <= size_bytes <= MAX_SIZE_BYTES:
+            message = f"`size_bytes` is {size_bytes}; it must be from {MIN_SIZE_BYTES} to {MAX_SIZE_BYTES}."
+            raise InvalidRequestError(message, fields={"field": "size_bytes"})
         return await asyncio.shield(asyncio.ensure_future(self._create(principal, name, size_bytes)))
 
     async def get(self, principal: Principal, name_or_id: str) -> Volume:
@@ -184,23 +184,23 @@ class VolumeManager:
         """Return the caller's volumes, oldest first. Operators see the volumes of all owners."""
         return [await self._describe(record) for record in tuple(self._volumes.values()) if principal.sees(record.owner)]
 
-    async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's volumes, unfinished ones included, and their total size in bytes."""
-        return await self._table.totals(owner)
+    async def totals(self, principal: Principal) -> tuple[int, int]:
+        """Return the number of the caller's own volumes, unfinished volumes included, and their total size in bytes."""
+        return await self._table.totals(principal.owner)
 
     async def delete(self, principal: Principal, name_or_id: str) -> None:
         """Delete a volume with its content.
 
         Raises:
             NotFoundError: ``volume_not_found``.
-            ConflictError: A sandbox has the volume.
+            ConflictError: The volume is attached to a sandbox.
         """
         record = self._find(principal, name_or_id)
         if sandboxes := self._sandboxes_with(record.id):
             raise ConflictError(
                 f"Volume {record.name!r} is attached to {len(sandboxes)} sandbox{'es' if len(sandboxes) > 1 else ''}: {', '.join(sandboxes[:3])}.",
                 code=ErrorCode.CONFLICT,
-                hint="Kill these sandboxes first, hibernated ones included.",
+                hint="Detach the volume from these sandboxes, or kill the sandboxes.",
                 fields={"volume": record.id, "sandboxes": list(sandboxes[:100])},
             )
         self._forget(record)
@@ -214,18 +214,22 @@ class VolumeManager:
         await asyncio.shield(asyncio.ensure_future(self._remove(record.id)))
 
     def resolve(self, principal: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-        """Return mounts with the volumes' ids and a slot each.
+        """Return mounts in which each volume is named by its id and has a slot.
 
-        There is no ``await`` here: a volume cannot be deleted if the caller gives the mounts to a sandbox in the same step.
+        This method does not ``await``. A volume is not deleted between this call and the assignment of the mounts to a sandbox if the caller does
+        not ``await`` in between either.
 
         Raises:
             NotFoundError: ``volume_not_found``.
-            InvalidRequestError: A volume is mounted twice.
+            InvalidRequestError: A volume is mounted at two paths.
         """
         ids = [self._find(principal, mount.volume).id for mount in mounts]
         found = placed([replace(mount, volume=id_, asked=mount.asked or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
-        if len({mount.volume for mount in found}) < len(found):
-            raise InvalidRequestError("A volume is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"})
+        for position, mount in enumerate(found):
+            if any(other.volume == mount.volume for other in found[:position]):
+                raise InvalidRequestError(
+                    f"Volume {mount.asked!r} is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"}
+                )
         return found
 
     async def attach(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
@@ -245,31 +249,31 @@ class VolumeManager:
                     raise HostError(
                         f"Volume {self._name(volume)} cannot be mounted: {error.strerror or error}.",
                         code=ErrorCode.HOST_NOT_READY,
-                        hint="Look for errors in the host's kernel log (dmesg), and repair the file system with e2fsck.",
+                        hint="Look for errors in the host's kernel log (dmesg), and repair the filesystem with e2fsck.",
                         fields={"volume": volume},
                     ) from error
             attachments.append(Attachment(slot=slot, source=source, path=mount.path, read_only=mount.read_only))
         return tuple(attachments)
 
     def release(self, sandbox: SandboxId, *only: str) -> None:
-        """Unmount volumes that a sandbox no longer sees, unless another sandbox does. Idempotent.
+        """Unmount volumes that a sandbox no longer uses, unless another sandbox uses them. Returns at once; the unmount goes on. Idempotent.
 
         Args:
-            sandbox: Sandbox whose processes are dead, or whose volumes were detached.
-            only: Ids of the volumes to release; none releases all.
+            sandbox: Sandbox whose processes are dead, or from which the volumes were detached.
+            only: Ids of the volumes. No ids: all volumes of the sandbox.
         """
         for volume, users in tuple(self._users.items()):
             if sandbox in users and (not only or volume in only):
                 users.discard(sandbox)
                 if not users:
-                    self._tasks.spawn(self._unmount(volume))
+                    self.tasks.spawn(self._unmount(volume))
 
     async def _create(self, principal: Principal, name: str, size_bytes: int) -> Volume:
         record = VolumeRecord(
             id=new_volume_id(self._node), node=self._node, owner=principal.owner, name=name, size_bytes=size_bytes, created_at=self._clock.now()
         )
         needed = self._resources(record)
-        async with self._admission_lock:  # no other volume is recorded between the check of the totals and this one
+        async with self._admission_lock:  # until this volume is recorded, no other volume may be: both would pass the check of the quota
             if (other := self._names.get((principal.owner, name))) is not None:
                 raise ConflictError(
                     f"A volume named {name!r} exists already: {other}.",
@@ -295,7 +299,7 @@ class VolumeManager:
                 raise HostError(
                     f"Volume {name!r} cannot be created: {error.strerror or error}.",
                     code=ErrorCode.HOST_NOT_READY,
-                    hint="Check the free space of the state directory.",
+                    hint="Check the free space of the data directory.",
                 ) from error
             raise
         self._add(record)
@@ -304,15 +308,15 @@ class VolumeManager:
         return await self._describe(record)
 
     async def _discard(self, record: VolumeRecord) -> None:
-        """Remove a volume that could not be finished. The next start removes what cannot be removed now."""
+        """Remove the record and the filesystem of a volume that could not be created. If this fails, the next start removes them."""
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
-            _log.warning("volume.not_discarded", volume=record.id, error=str(error))
+            _log.warning("volume.record_not_removed", volume=record.id, error=str(error))
         await self._remove(record.id)
 
     async def _remove(self, volume: str) -> None:
-        """Remove the file system of a volume that has no record any more, and release its reservation."""
+        """Remove the filesystem of a volume whose record is removed, and release its reservation."""
         async with self._mount_locks.hold(volume):
             try:
                 await run_in_own_thread(self._disks.remove, volume)
@@ -359,7 +363,7 @@ class VolumeManager:
             raise NotFoundError(
                 f"There is no volume {name_or_id[:64]!r}.",
                 code=ErrorCode.VOLUME_NOT_FOUND,
-                hint="List the volumes.",
+                hint="List the volumes to find their ids and names.",
                 fields={"volume": name_or_id[:64]},
             )
         return record

@@ -74,7 +74,7 @@ def create_app(serving: Service) -> FastAPI:
         Frame,
         keys=serving.api_keys,
         upload_max_bytes=serving.settings.upload_max_bytes,
-        buffers=serving.budget,
+        buffers=serving.core.buffers,
         metrics=serving.core.metrics,
         tellers=TELLERS,
         signatures=serving.core.url_signer,

@@ -1,21 +1,25 @@
 """Composition root: builds a service from its settings. No other module names concrete drivers and stores.
 
-Each part of the service is built from parts that exist already. One registration follows: the refiller evicts warm sandboxes for the reservations.
+Each function builds one layer from the layers below it, which exist already: storage, records, resources of the node, executions, lifecycle, and
+the features on top. An object gets the objects that it uses as arguments of its constructor. There are three registrations, each with an object
+that must exist before the registered one: the pool refiller evicts warm sandboxes for the reservations, and the metrics count sandboxes and packages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import structlog
 
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
+from sandlot.core.access.idempotency import Idempotency
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.package_access import PackageAccess
@@ -24,6 +28,7 @@ from sandlot.core.execution.processes import ProcessService
 from sandlot.core.execution.stdin import StdinManager
 from sandlot.core.execution.unattended import UnattendedExecutions
 from sandlot.core.files.signed_urls import UrlSigner
+from sandlot.core.files.store import FileStore
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
@@ -42,14 +47,20 @@ from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
-from sandlot.core.ports import Clock, PackageIndex, ResolvedTemplate, SystemClock, Template, TemplateStore
+from sandlot.core.ports import Clock, PackageIndex, SystemClock, TemplateStore
+from sandlot.core.records.events import EventFeed
+from sandlot.core.records.execution_log import ExecutionLog
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.retention import Retention
 from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.scheduler import Scheduler
 from sandlot.core.service import Core
 from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes import VolumeManager
+from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.paths import sandboxes_folder
@@ -61,20 +72,23 @@ from sandlot.host.capacity import Host, own_bounds
 from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.volume_disks import VolumeFiles
-from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ErrorCode, HostError, UnavailableError
-from sandlot.model.ids import NodeId, new_sandbox_id
+from sandlot.model.errors import HostError
+from sandlot.model.ids import NodeId, SandboxId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
-from sandlot.server.records import open_records
+from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
+from sandlot.server.templates import ImageTemplates
 from sandlot.store.blobs import open_blobs
 from sandlot.store.store import open_store
+
+LAST_WRITE_S = 6.0
+"""Seconds for the last writes when the service stops. Records that the store has not accepted by then are lost."""
 
 _log = structlog.get_logger("sandlot.server")
 
@@ -101,82 +115,69 @@ class Service:
     stop: asyncio.Event
     keep: bool
 
-    @property
-    def node(self) -> NodeId:
-        """Id of this node."""
-        return self.core.node
 
-    @property
-    def sandboxes(self) -> SandboxManager:
-        """Creates, changes and ends sandboxes."""
-        return self.core.manager
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Settings, stored state and clock of a service."""
 
-    @property
-    def budget(self) -> BufferBudget:
-        """Memory of the service for buffered client data."""
-        return self.core.buffers
+    settings: Settings
+    node: NodeId
+    store: Store
+    blobs: Blobs
+    clock: Clock
 
 
-class ImageTemplates:
-    """Recipes of the image store as templates of core.
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Objects that write the records of a service."""
 
-    Args:
-        store: Builds and keeps the root filesystem images.
-    """
+    metrics: Metrics
+    api_keys: ApiKeys
+    events: EventFeed
+    recorder: SandboxRecorder
+    execution_log: ExecutionLog
+    execution_counter: MonthlyExecutionCounter
+    files: FileStore
 
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
-        self._recipes = builtin()
-        self._stopping = threading.Event()
-        self._steps: dict[str, str] = {}
 
-    def names(self) -> Collection[str]:
-        """Return the names of all templates."""
-        return self._recipes
+@dataclass(frozen=True, slots=True)
+class _Resources:
+    """Resources of the node that its sandboxes share."""
 
-    def all(self) -> Sequence[Template]:
-        """Return all templates and the state of their builds."""
-        return [
-            Template(
-                name=name,
-                description=recipe.description,
-                digest=None if (image := self._store.find(name)) is None else image.digest,
-                building=self._steps.get(name),
-            )
-            for name, recipe in sorted(self._recipes.items())
-        ]
+    policy: AdmissionPolicy
+    buffers: BufferBudget
+    drivers: Drivers
+    templates: Templates
+    reservations: Reservations
+    registry: SandboxRegistry
+    volumes: VolumeManager
+    memory_images: MemoryImages
 
-    def base(self, name: str) -> ResolvedTemplate:
-        """Return the current build of a template; build the template first if it has none, and report the progress."""
-        try:
-            root = self._store.root(name, functools.partial(self._progress, name))
-        finally:
-            self._steps.pop(name, None)
-        return ResolvedTemplate(root=root, env=self._store.ensure(name).env)
 
-    def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        """Return the build of a template that has a digest. None: the build has been removed."""
-        root = self._store.find_root(digest)
-        return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
+@dataclass(frozen=True, slots=True)
+class _Executions:
+    """Services that run code and processes in sandboxes."""
 
-    def stop(self) -> None:
-        """Stop a build at its next step, so that a service that stops need not wait for minutes."""
-        self._stopping.set()
+    code: CodeService
+    processes: ProcessService
+    stdin: StdinManager
+    package_access: PackageAccess
+    unattended: UnattendedExecutions
 
-    def _progress(self, name: str, line: str) -> None:
-        if self._stopping.is_set():
-            raise UnavailableError(
-                "The service is stopping.",
-                code=ErrorCode.SERVICE_UNAVAILABLE,
-                hint="Retry when the service has restarted.",
-                fields={"retry_after_s": 1},
-            )
-        self._steps[name] = line.removeprefix(f"{name}: ")
-        _log.info("template.build", step=line)
+
+@dataclass(frozen=True, slots=True)
+class _Lifecycle:
+    """Objects that start and end sandboxes."""
+
+    pools: PoolManager
+    refiller: PoolRefiller
+    scheduler: Scheduler
+    manager: SandboxManager
+    idempotency: Idempotency
 
 
 @asynccontextmanager
-async def open_service(  # noqa: PLR0915 - one statement for each part of the service
+async def open_service(
     settings: Settings,
     *,
     drivers: Mapping[str, Driver] | None = None,
@@ -207,214 +208,355 @@ async def open_service(  # noqa: PLR0915 - one statement for each part of the se
         UnavailableError: The database cannot be reached.
     """
     images = ImageTemplates(ImageStore(settings.cache_dir))
-    state.prepare(settings.data_dir)
     async with AsyncExitStack() as opened:
-        opened.enter_context(state.locked(settings.data_dir))
-        state.check_format(settings.data_dir)
-        node = state.node(settings.data_dir)
-        if store is None:
-            store = database = await opened.enter_async_context(open_store(settings.database))
-            state.belongs(settings.data_dir, await database.identity())
-        if blobs is None:
-            blobs = await open_blobs(settings.files)
-        buffers = BufferBudget(settings.buffer_bytes)
-        time = clock or SystemClock()
-
-        reservations = Reservations(read_host or own_host(settings).read, settings.shares, time)
-        records = await opened.enter_async_context(open_records(settings, node, store, blobs, time, reservations))
+        storage = await _open_storage(opened, settings, clock or SystemClock(), store, blobs)
+        reservations = Reservations(read_host or own_host(settings).read, settings.shares, storage.clock)
+        records = await opened.enter_async_context(_open_records(storage, reservations))
         if packages is None:
-            packages = cache = await opened.enter_async_context(_package_cache(settings))
-            records.metrics.count_packages(lambda: asdict(cache.counters()))
-        recorder = SandboxRecorder(
-            store,
-            node,
-            time,
-            records.events,
-            metrics=records.metrics,
+            packages = await opened.enter_async_context(_package_cache(settings, records.metrics))
+        driver_set = Drivers(own_drivers(settings, storage.node) if drivers is None else drivers)
+        resources = _build_resources(storage, records, reservations, driver_set, Templates(templates or images))
+        executions = _build_executions(records, packages)
+        lifecycle = _build_lifecycle(storage, records, resources, executions)
+        core = _build_core(opened, storage, records, resources, executions, lifecycle)
+        await opened.enter_async_context(_running(core, lifecycle.refiller, resources.memory_images, executions.unattended, keep=keep))
+        opened.callback(images.stop)
+        yield Service(settings=settings, core=core, api_keys=core.api_keys, store=storage.store, blobs=storage.blobs, stop=asyncio.Event(), keep=keep)
+
+
+async def _open_storage(opened: AsyncExitStack, settings: Settings, clock: Clock, store: Store | None, blobs: Blobs | None) -> _Storage:
+    """Lock and check the data directory, and open the stores that the caller does not provide."""
+    state.prepare(settings.data_dir)
+    opened.enter_context(state.locked(settings.data_dir))
+    state.check_format(settings.data_dir)
+    node = state.node(settings.data_dir)
+    if store is None:
+        store = database = await opened.enter_async_context(open_store(settings.database))
+        state.belongs(settings.data_dir, await database.identity())
+    return _Storage(settings=settings, node=node, store=store, blobs=blobs or await open_blobs(settings.files), clock=clock)
+
+
+@asynccontextmanager
+async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncIterator[_Records]:
+    """Open the records of a service and run the loops that write them. Leaving the context writes the pending records."""
+    settings, store, clock = storage.settings, storage.store, storage.clock
+    metrics = Metrics()
+    api_keys = ApiKeys(store.keys, clock)
+    if imported := await take_over(store.keys, settings.data_dir):
+        _log.info("keys.imported", count=imported)
+    await api_keys.refresh()
+    execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
+    await execution_counter.refresh()
+    files = FileStore(store.files, storage.blobs, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
+    await files.open()
+    execution_log = ExecutionLog(store.executions, storage.node, clock, metrics)
+    retention = Retention(store, settings.keep, clock, metrics)
+    events = EventFeed(store.events)
+    recorder = SandboxRecorder(store, storage.node, clock, events, metrics=metrics)
+    loops = [
+        asyncio.create_task(_restart_on_defect(work, metrics))
+        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.writer.run)
+    ]
+    try:
+        yield _Records(
+            metrics=metrics,
+            api_keys=api_keys,
+            events=events,
+            recorder=recorder,
+            execution_log=execution_log,
+            execution_counter=execution_counter,
+            files=files,
         )
-        opened.push_async_callback(recorder.aclose)
-        registry = SandboxRegistry(recorder, buffers, time)
-        records.metrics.count_sandboxes(registry.live_states)
-        driver_set = Drivers(own_drivers(settings, node) if drivers is None else drivers)
-        template_set = Templates(templates or images)
-        policy = AdmissionPolicy(
+    finally:
+        await recorder.aclose()
+        events.close()
+        for loop in loops:
+            loop.cancel()
+        # A commit cannot be interrupted, so a store that does not respond can hold each of these tasks for minutes.
+        last_writes = [asyncio.create_task(work) for work in (execution_log.aclose(), execution_counter.writer.close(), files.commits.wait())]
+        _, pending = await asyncio.wait([*loops, *last_writes], timeout=LAST_WRITE_S)
+        if pending:
+            _log.error("records.lost", hint="The store does not respond, so the last records are lost. Check the database.")
+        for task in pending:
+            task.cancel()
+
+
+async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:
+    """Run a loop, and start it again after an unexpected exception, because nothing awaits the loop."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - logged; the work of the loop must continue
+            metrics.store_failed("defect")
+            _log.exception("records.internal_error")
+            await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[PackageCache]:
+    """Run a cache of the package indexes that this machine is configured for."""
+    cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
+    await cache.start()
+    metrics.count_packages(lambda: asdict(cache.counters()))
+    try:
+        yield cache
+    finally:
+        await cache.aclose()
+
+
+def _build_resources(storage: _Storage, records: _Records, reservations: Reservations, drivers: Drivers, templates: Templates) -> _Resources:
+    settings = storage.settings
+    buffers = BufferBudget(settings.buffer_bytes)
+    registry = SandboxRegistry(records.recorder, buffers, storage.clock)
+    records.metrics.count_sandboxes(registry.live_states)
+    return _Resources(
+        policy=AdmissionPolicy(
             isolation_default=settings.isolation_default,
             isolation_allowed=settings.isolation_allowed,
             max_sandboxes=settings.max_sandboxes,
             max_creates=settings.max_creates,
             overcommit=settings.shares,
             max_suspended_s=settings.keep_resting_s,
-        )
-        start_slots = asyncio.Semaphore(policy.max_creates)
-        new_id = functools.partial(new_sandbox_id, node)
-        disposer = Disposer(time)
-        memory_images = MemoryImages(settings.saved)
-        package_access = PackageAccess(packages)
-        code = CodeService(records.executions, records.execution_counter)
-        unattended = UnattendedExecutions(records.executions, code, package_access)
-        stdin = StdinManager()
-        processes = ProcessService(records.executions, records.execution_counter, stdin, unattended)
-        volumes = VolumeManager(
-            store.volumes, VolumeFiles(settings.volumes), node, time, records.events, reservations=reservations, registry=registry
-        )
-        opened.push_async_callback(volumes.aclose)
-        template_snapshots = TemplateSnapshotManager(
-            cache=TemplateSnapshotCache(settings.cache_dir),
-            drivers=driver_set,
-            templates=template_set,
-            reservations=reservations,
-            link_factory=Link.open,
-            clock=time,
-            new_id=new_id,
-            metrics=records.metrics,
-            version=__version__,
-        )
-        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, policy.isolation_default)
-        refiller = PoolRefiller(
-            registry=pool_registry,
-            owners=PoolOwners(records.api_keys.principal_of, registry.live_limits),
-            snapshots=template_snapshots,
-            # An operator who sets no pools wants no template snapshot either.
-            extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, policy.isolation_default, Limits())] if settings.pools else [],
-            drivers=driver_set,
-            templates=template_set,
-            reservations=reservations,
-            disposer=disposer,
-            link_factory=Link.open,
-            clock=time,
-            new_id=new_id,
-            metrics=records.metrics,
-            start_slots=start_slots,
-        )
-        reservations.add_evictor(refiller)
-        pools = PoolManager(
-            registry=pool_registry,
-            refiller=refiller,
-            snapshots=template_snapshots,
-            drivers=driver_set,
-            templates=template_set,
-            reservations=reservations,
-            policy=policy,
-            clock=time,
-            metrics=records.metrics,
-        )
-        scheduler = Scheduler(
-            registry=registry,
-            drivers=driver_set,
-            templates=template_set,
-            reservations=reservations,
-            policy=policy,
-            pools=pools,
-            volumes=volumes,
-            files=records.files,
-            api_keys=records.api_keys,
-            buffers=buffers,
-            clock=time,
-            new_id=new_id,
-        )
-        lifecycle = LifecycleDependencies(
-            drivers=driver_set,
-            templates=template_set,
-            recorder=recorder,
-            reservations=reservations,
-            disposer=disposer,
-            scheduler=scheduler,
-            pools=pools,
-            volumes=volumes,
-            memory_images=memory_images,
-            package_access=package_access,
-            link_factory=Link.open,
-            clock=time,
-            policy=policy,
-            start_slots=start_slots,
-            on_timeout=suspend.expire,
-            on_wake=(unattended.resume,),
-        )
-        manager = SandboxManager(registry=registry, scheduler=scheduler, lifecycle=lifecycle)
-        oneshot = OneShotRunner(manager, processes, records.execution_counter)
-        opened.callback(oneshot.close)
-        await volumes.open()
-        snapshots = SnapshotManager(
-            manager,
-            store,
-            memory_images,
-            node,
-            time,
+        ),
+        buffers=buffers,
+        drivers=drivers,
+        templates=templates,
+        reservations=reservations,
+        registry=registry,
+        volumes=VolumeManager(
+            storage.store.volumes,
+            VolumeFiles(settings.volumes),
+            storage.node,
+            storage.clock,
             records.events,
-            registry=registry,
-            drivers=driver_set,
-            templates=template_set,
             reservations=reservations,
-        )
-        forks = ForkManager(
-            manager, store, memory_images, node, time, records.events, registry=registry, scheduler=scheduler, reservations=reservations
-        )
-        kept = await snapshots.open()
-        await manager.open()
-        refiller.start()
-        volumes.unmount_unused()
-        await memory_images.tidy([*kept, *registry.without_driver, *(sandbox.id for sandbox in registry.live())])
-        await unattended.settle({sandbox.id: sandbox for sandbox in registry.list(OPERATOR)}.get)
-        calls = OutboundHttpClient(settings.webhooks_allow)
-        webhooks = WebhookManager(
-            webhooks=store.webhooks,
-            events=records.events,
-            sender=calls,
-            api_keys=records.api_keys,
-            formats={"sandbase": sandbase.event},
-            node=node,
-            clock=time,
-        )
-        try:
-            snapshots.begin()
-            webhooks.start()
-            core = Core(
-                node=node,
-                registry=registry,
-                manager=manager,
-                drivers=driver_set,
-                templates=template_set,
-                reservations=reservations,
-                pools=pools,
-                code=code,
-                processes=processes,
-                stdin=stdin,
-                packages=PackageInstaller(processes, package_access),
-                oneshot=oneshot,
-                clock=time,
-                buffers=buffers,
-                files=records.files,
-                events=records.events,
-                webhooks=webhooks,
-                executions=records.executions,
-                metrics=records.metrics,
-                api_keys=records.api_keys,
-                execution_counter=records.execution_counter,
-                snapshots=snapshots,
-                forks=forks,
-                volumes=volumes,
-                mounts=MountManager(registry, driver_set, volumes),
-                url_signer=UrlSigner(state.secret(settings.data_dir), time.now, records.api_keys.principal_of),
-            )
-            yield Service(settings=settings, core=core, api_keys=records.api_keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
-        finally:
-            images.stop()
-            await webhooks.aclose()
-            await calls.aclose()
-            await manager.aclose(keep=keep)
-            await snapshots.aclose()
-            await forks.aclose()
+            registry=registry,
+        ),
+        memory_images=MemoryImages(settings.saved),
+    )
+
+
+def _build_executions(records: _Records, packages: PackageIndex) -> _Executions:
+    package_access = PackageAccess(packages)
+    code = CodeService(records.execution_log, records.execution_counter)
+    unattended = UnattendedExecutions(records.execution_log, code, package_access)
+    stdin = StdinManager()
+    return _Executions(
+        code=code,
+        processes=ProcessService(records.execution_log, records.execution_counter, stdin, unattended),
+        stdin=stdin,
+        package_access=package_access,
+        unattended=unattended,
+    )
+
+
+def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources, executions: _Executions) -> _Lifecycle:
+    start_slots = asyncio.Semaphore(resources.policy.max_creates)
+    new_id = functools.partial(new_sandbox_id, storage.node)
+    disposer = Disposer(storage.clock)
+    pools, refiller = _build_pools(storage, records, resources, disposer, start_slots, new_id)
+    scheduler = Scheduler(
+        registry=resources.registry,
+        drivers=resources.drivers,
+        templates=resources.templates,
+        reservations=resources.reservations,
+        policy=resources.policy,
+        pools=pools,
+        volumes=resources.volumes,
+        files=records.files,
+        api_keys=records.api_keys,
+        buffers=resources.buffers,
+        clock=storage.clock,
+        new_id=new_id,
+    )
+    dependencies = LifecycleDependencies(
+        drivers=resources.drivers,
+        templates=resources.templates,
+        recorder=records.recorder,
+        reservations=resources.reservations,
+        disposer=disposer,
+        scheduler=scheduler,
+        pools=pools,
+        volumes=resources.volumes,
+        memory_images=resources.memory_images,
+        package_access=executions.package_access,
+        link_factory=Link.open,
+        clock=storage.clock,
+        policy=resources.policy,
+        start_slots=start_slots,
+        on_timeout=suspend.expire,
+        on_wake=(executions.unattended.resume,),
+    )
+    idempotency = Idempotency()
+    manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies, idempotency=idempotency)
+    return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager, idempotency=idempotency)
+
+
+def _build_pools(
+    storage: _Storage,
+    records: _Records,
+    resources: _Resources,
+    disposer: Disposer,
+    start_slots: asyncio.Semaphore,
+    new_id: Callable[[], SandboxId],
+) -> tuple[PoolManager, PoolRefiller]:
+    settings, isolation = storage.settings, resources.policy.isolation_default
+    registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, isolation)
+    snapshots = TemplateSnapshotManager(
+        cache=TemplateSnapshotCache(settings.cache_dir),
+        drivers=resources.drivers,
+        templates=resources.templates,
+        reservations=resources.reservations,
+        link_factory=Link.open,
+        clock=storage.clock,
+        new_id=new_id,
+        metrics=records.metrics,
+        version=__version__,
+    )
+    refiller = PoolRefiller(
+        registry=registry,
+        owners=PoolOwners(records.api_keys.principal_of, resources.registry.live_limits),
+        snapshots=snapshots,
+        # An operator who sets no pools wants no template snapshot either.
+        extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, isolation, Limits())] if settings.pools else [],
+        drivers=resources.drivers,
+        templates=resources.templates,
+        reservations=resources.reservations,
+        disposer=disposer,
+        link_factory=Link.open,
+        clock=storage.clock,
+        new_id=new_id,
+        metrics=records.metrics,
+        start_slots=start_slots,
+    )
+    resources.reservations.add_evictor(refiller)
+    pools = PoolManager(
+        registry=registry,
+        refiller=refiller,
+        snapshots=snapshots,
+        drivers=resources.drivers,
+        templates=resources.templates,
+        reservations=resources.reservations,
+        policy=resources.policy,
+        clock=storage.clock,
+        metrics=records.metrics,
+    )
+    return pools, refiller
+
+
+def _build_core(
+    opened: AsyncExitStack, storage: _Storage, records: _Records, resources: _Resources, executions: _Executions, lifecycle: _Lifecycle
+) -> Core:
+    """Build the features that use the sandboxes of the manager, and put together what the routes use."""
+    grading = ThreadPoolExecutor(1, "grading")
+    opened.callback(grading.shutdown, wait=False, cancel_futures=True)
+    sender = OutboundHttpClient(storage.settings.webhooks_allow)
+    opened.push_async_callback(sender.aclose)
+    return Core(
+        node=storage.node,
+        clock=storage.clock,
+        api_keys=records.api_keys,
+        events=records.events,
+        executions=records.execution_log,
+        execution_counter=records.execution_counter,
+        files=records.files,
+        metrics=records.metrics,
+        buffers=resources.buffers,
+        drivers=resources.drivers,
+        templates=resources.templates,
+        reservations=resources.reservations,
+        registry=resources.registry,
+        volumes=resources.volumes,
+        code=executions.code,
+        processes=executions.processes,
+        stdin=executions.stdin,
+        packages=PackageInstaller(executions.processes, executions.package_access),
+        pools=lifecycle.pools,
+        manager=lifecycle.manager,
+        mounts=MountManager(resources.registry, resources.drivers, resources.volumes),
+        one_shots=OneShotRunner(lifecycle.manager, executions.processes, records.execution_counter, grading),
+        snapshots=_build_snapshots(storage, records, resources, lifecycle),
+        forks=_build_forks(storage, records, resources, lifecycle),
+        webhooks=_build_webhooks(storage, records, sender),
+        url_signer=UrlSigner(state.secret(storage.settings.data_dir), storage.clock.now, records.api_keys.principal_of),
+    )
+
+
+def _build_snapshots(storage: _Storage, records: _Records, resources: _Resources, lifecycle: _Lifecycle) -> SnapshotManager:
+    return SnapshotManager(
+        manager=lifecycle.manager,
+        registry=resources.registry,
+        store=storage.store,
+        memory_images=resources.memory_images,
+        drivers=resources.drivers,
+        templates=resources.templates,
+        reservations=resources.reservations,
+        events=records.events,
+        idempotency=lifecycle.idempotency,
+        clock=storage.clock,
+        node=storage.node,
+    )
+
+
+def _build_forks(storage: _Storage, records: _Records, resources: _Resources, lifecycle: _Lifecycle) -> ForkManager:
+    return ForkManager(
+        manager=lifecycle.manager,
+        scheduler=lifecycle.scheduler,
+        registry=resources.registry,
+        store=storage.store,
+        memory_images=resources.memory_images,
+        reservations=resources.reservations,
+        events=records.events,
+        idempotency=lifecycle.idempotency,
+        clock=storage.clock,
+        node=storage.node,
+    )
+
+
+def _build_webhooks(storage: _Storage, records: _Records, sender: WebhookSender) -> WebhookManager:
+    webhooks = storage.store.webhooks
+    dispatcher = WebhookDispatcher(
+        webhooks=webhooks,
+        events=records.events,
+        sender=sender,
+        api_keys=records.api_keys,
+        formats={"sandbase": sandbase.event},
+        node=storage.node,
+        clock=storage.clock,
+    )
+    return WebhookManager(webhooks=webhooks, dispatcher=dispatcher, sender=sender, events=records.events, clock=storage.clock)
 
 
 @asynccontextmanager
-async def _package_cache(settings: Settings) -> AsyncIterator[PackageCache]:
-    """Run a cache of the package indexes that this machine is configured for."""
-    cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
-    await cache.start()
+async def _running(
+    core: Core, refiller: PoolRefiller, memory_images: MemoryImages, unattended: UnattendedExecutions, *, keep: bool
+) -> AsyncIterator[None]:
+    """Recover what an earlier service left, and run the background work of the service until the context ends.
+
+    Args:
+        core: The service. Requests are served only inside the context.
+        refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
+        memory_images: Images of hibernated sandboxes and of snapshots; those that belong to no record are removed.
+        unattended: Log entries of executions that the earlier service did not finish.
+        keep: Leave the sandboxes running for the next service.
+    """
+    await core.volumes.open()
+    kept = await core.snapshots.open()
+    await core.manager.open()
+    refiller.start()
+    core.volumes.unmount_unused()
+    await memory_images.tidy([*kept, *core.registry.without_driver, *(sandbox.id for sandbox in core.registry.live())])
+    await unattended.settle({sandbox.id: sandbox for sandbox in core.registry.list(OPERATOR)}.get)
     try:
-        yield cache
+        core.snapshots.begin()
+        core.webhooks.start()
+        yield
     finally:
-        await cache.aclose()
+        await core.webhooks.aclose()
+        await core.manager.aclose(keep=keep)
+        await core.snapshots.aclose()
+        await core.forks.tasks.wait()
+        await core.volumes.tasks.wait()
 
 
 def own_host(settings: Settings) -> Host:
@@ -424,7 +566,7 @@ def own_host(settings: Settings) -> Host:
 
 
 def control_groups() -> Layout | None:
-    """Return the layout of this machine's control groups. None: there are none; then no sandbox starts, and the probes of the drivers say why."""
+    """Return the layout of this machine's control groups. None: the machine has none. Then no sandbox starts, and the drivers' probes say why."""
     try:
         return detect_layout()
     except HostError:
@@ -432,9 +574,10 @@ def control_groups() -> Layout | None:
 
 
 def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
-    """Return all installed drivers.
+    """Return all installed drivers by isolation name.
 
-    Drivers that the operator does not allow are included: they may have to remove leftovers of the time when they were allowed.
+    Drivers that the operator does not allow are included: an earlier service, for which they were allowed, may have left sandboxes that they
+    have to remove.
     """
-    given = DriverSettings(node=node, data_dir=settings.data_dir)
-    return {name: open_driver(name, given) for name in driver_names()}
+    driver_settings = DriverSettings(node=node, data_dir=settings.data_dir)
+    return {name: open_driver(name, driver_settings) for name in driver_names()}

@@ -17,7 +17,7 @@ from sandlot.core.records.events import EventFeed
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import LEAST_BYTES, VolumeManager
+from sandlot.core.volumes import MIN_SIZE_BYTES, VolumeManager
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
@@ -50,7 +50,7 @@ class Disks:
         return size_bytes
 
     def make(self, volume: str, size_bytes: int) -> None:
-        assert size_bytes >= LEAST_BYTES
+        assert size_bytes >= MIN_SIZE_BYTES
         self.made.add(volume)
         self._do("make")
 
@@ -115,16 +115,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_failed_create_leaves_nothing_and_its_name_is_free(rig: Rig) -> None:
     rig.disks.fails = "make"
     with pytest.raises(HostError, match="disk broke"):
-        await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+        await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     assert (rig.disks.made, list(await rig.store.volumes.of_node(NODE)), await rig.reserved(), await rig.event_types()) == (set(), [], 0, [])
     rig.disks.fails = None
-    made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
-    assert (await rig.reserved(), await rig.event_types()) == (LEAST_BYTES, ["volume.created"])
+    made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
+    assert (await rig.reserved(), await rig.event_types()) == (MIN_SIZE_BYTES, ["volume.created"])
     assert (await rig.volumes.get(ALICE, "data")) == made
 
 
 async def test_cancelled_create_leaves_a_complete_volume_or_none(rig: Rig) -> None:
-    work = asyncio.ensure_future(rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES))
+    work = asyncio.ensure_future(rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES))
     await asyncio.sleep(0)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -138,23 +138,23 @@ async def test_cancelled_create_leaves_a_complete_volume_or_none(rig: Rig) -> No
 
 
 async def test_restart_removes_unfinished_volumes(rig: Rig) -> None:
-    made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+    made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     (record,) = await rig.store.volumes.of_node(NODE)
     half, stray = "vol-node-bbbbbbbbbbbbbbbb", "vol-node-cccccccccccccccc"
-    await rig.store.volumes.save(type(record)(half, NODE, ALICE.owner, "half", LEAST_BYTES, record.created_at))  # type: ignore[arg-type] # an id
+    await rig.store.volumes.save(type(record)(half, NODE, ALICE.owner, "half", MIN_SIZE_BYTES, record.created_at))  # type: ignore[arg-type] # an id
     rig.disks.made |= {half, stray}
     rig.disks.mounted = [made.id]
     volumes = rig.restart()
     await volumes.open()
     volumes.unmount_unused()
-    await volumes.aclose()
+    await volumes.tasks.wait()
     assert (rig.disks.made, rig.disks.mounted) == ({made.id}, [])
     assert [each.name for each in await volumes.list(ALICE)] == ["data"]
     assert (await volumes.get(ALICE, "data")).used_bytes == 77  # measured by the unmount
 
 
 async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig) -> None:
-    made = await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+    made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     assert [mount.volume for mount in mounts] == [made.id]
     sandboxes = [rig.add_sandbox(id_, mounts) for id_ in (SANDBOX, OTHER)]
@@ -163,16 +163,16 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
     assert (first.slot, first.source, first.path, first.read_only) == (0, Path("/mounted") / made.id, "/data", False)
     rig.volumes.release(SANDBOX)
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
     assert rig.disks.mounted == [made.id]
     with pytest.raises(ConflictError, match="2 sandboxes"):
         await rig.volumes.delete(ALICE, "data")
     rig.volumes.release(OTHER)
     await rig.volumes.attach(SANDBOX, mounts)  # before the unmount has run
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
     assert rig.disks.mounted == [made.id]
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
     assert rig.disks.mounted == []
     for sandbox in sandboxes:
         sandbox.ended.set()
@@ -181,7 +181,7 @@ async def test_volume_stays_mounted_until_the_last_sandbox_releases_it(rig: Rig)
 
 
 async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) -> None:
-    await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+    await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
     loop, release = asyncio.get_running_loop(), threading.Event()
     busy = [loop.run_in_executor(None, release.wait) for _ in range(64)]  # twice as many as there are threads at most
@@ -193,23 +193,23 @@ async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) ->
         release.set()
         await asyncio.gather(attaching, *busy)
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
 
 
 async def test_failed_mount_names_the_volume(rig: Rig) -> None:
-    await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+    await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     rig.disks.fails = "mount"
     with pytest.raises(HostError, match="'data' cannot be mounted"):
         await rig.volumes.attach(SANDBOX, rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")]))
     rig.volumes.release(SANDBOX)
-    await rig.volumes.aclose()
+    await rig.volumes.tasks.wait()
 
 
 async def test_volume_that_cannot_be_removed_is_not_found_and_stays_reserved(rig: Rig) -> None:
-    await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+    await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     rig.disks.fails = "remove"
     await rig.volumes.delete(ALICE, "data")
-    assert (await rig.volumes.list(ALICE), await rig.reserved()) == ([], LEAST_BYTES)
+    assert (await rig.volumes.list(ALICE), await rig.reserved()) == ([], MIN_SIZE_BYTES)
     rig.disks.fails = None
     await rig.restart().open()
     assert rig.disks.made == set()

@@ -10,15 +10,18 @@ import pytest
 
 from sandlot.drivers.registry import driver_names
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
-from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, HostError, UnavailableError
+from sandlot.model.access import LOCAL, OPERATOR
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId
-from sandlot.server.compose import ImageTemplates, open_service, own_drivers
+from sandlot.server import compose
+from sandlot.server.compose import open_service, own_drivers
 from sandlot.server.keys import with_keys
 from sandlot.server.settings import Settings
+from sandlot.server.templates import ImageTemplates
+from sandlot.store.engine import finish
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.bare import BareDriver
-from tests.support.service import BASE, BOUNDLESS, serving
+from tests.support.service import BASE, BOUNDLESS, bench, serving
 from tests.support.until import until
 
 SETTINGS = Settings(cache_dir=DEFAULT_CACHE)
@@ -29,9 +32,9 @@ async def test_one_service_at_a_time_and_the_same_node_every_time(folder: Path) 
     async with open_service(settings) as first:
         with pytest.raises(ConflictError):
             await open_service(settings).__aenter__()
-        node = first.node
+        node = first.core.node
     async with open_service(settings) as again:
-        assert again.node == node
+        assert again.core.node == node
 
 
 async def test_directory_of_another_format_is_refused_before_anything_is_opened(folder: Path) -> None:
@@ -54,7 +57,7 @@ async def test_another_database_removes_nothing_unless_that_is_meant(folder: Pat
     below.mkdir()
     driver = BareDriver(below)
     async with serving(folder, driver, keep=True) as service:
-        await service.sandboxes.create(BASE, OPERATOR)
+        await service.core.manager.create(BASE, OPERATOR)
         await until(lambda: bool(driver.kept_in_sweeps))
         identity = (data / "store").read_text()
     left, sweeps = driver.leftovers(), len(driver.kept_in_sweeps)
@@ -113,7 +116,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     below = folder / "driver"
     below.mkdir()
     async with open_service(settings, drivers={"gvisor": MemoryDriver()}, read_host=lambda: BOUNDLESS) as service:
-        creating = asyncio.create_task(service.sandboxes.create(BASE, OPERATOR))
+        creating = asyncio.create_task(service.core.manager.create(BASE, OPERATOR))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.
         while not any(each.name == "base" and each.building for each in await service.core.templates.list()):
@@ -123,3 +126,23 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
         await creating
     await asyncio.get_running_loop().shutdown_default_executor()
     assert ImageStore(folder / "cache").find("base") is None
+
+
+async def test_stop_does_not_wait_for_a_store_that_does_not_respond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compose, "LAST_WRITE_S", 0.2)
+    responds, requested = asyncio.Event(), asyncio.Event()
+    before = asyncio.all_tasks()
+
+    async def hang(*_: object) -> None:
+        requested.set()
+        await finish(responds.wait())  # like a transaction that has begun: no cancellation ends it
+        raise UnavailableError("The database does not respond.", code=ErrorCode.SERVICE_UNAVAILABLE)
+
+    async with asyncio.timeout(60):
+        async with bench(tmp_path) as at:
+            monkeypatch.setattr(at.service.store.executions, "count", hang)
+            with at.service.core.execution_counter.count(LOCAL):
+                pass
+            await requested.wait()
+        responds.set()
+        await until(lambda: asyncio.all_tasks() <= before)

@@ -1,12 +1,12 @@
-"""Folders in and out of a sandbox as streamed tar archives.
+"""Copy folders out of a sandbox and into it, as streamed tar archives.
 
-Programs inside the sandbox do the work (``guest/helpers/{pack,unpack}.py``), so it does not depend on the image. Unpacked files take
-space on the sandbox's own disk, which limits them.
+Programs of Sandlot inside the sandbox pack and unpack (``guest/helpers/{pack,unpack}.py``), so the image needs no tar. The disk limit of
+the sandbox limits what can be unpacked.
 
 Invariants:
-- Neither side holds more of an archive than one stream window.
-- A client that disconnects ends the program inside. Files that were unpacked before remain; no file is half written.
-- An archive that cannot be packed completely is cut off without an end marker.
+- Neither the service nor the guest holds more of an archive than one stream window.
+- If the client disconnects, the program inside ends. Files that are unpacked already remain, and no file is half written.
+- If an archive cannot be packed completely, the stream ends without the end marker of a tar archive.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.specs import User, check_path
 
-ENTRIES = 100_000
-"""Maximum number of entries of an archive. Each entry takes an inode of the sandbox's disk, however small the file is."""
+MAX_ENTRIES = 100_000
+"""Maximum number of entries of an archive to unpack. Each entry takes an inode of the sandbox's disk, however small the file is."""
 _MAX_NUMBER = (1 << 63) - 1
 
 
@@ -41,8 +41,8 @@ class Unpacked:
     size_bytes: int
 
 
-class Packed:
-    """A stream of an archive that is being packed. Iterate it, then close it.
+class ArchiveStream:
+    """An archive that is being packed. Iterate over its bytes, then close the stream.
 
     Args:
         helper: Program that packs the archive.
@@ -54,10 +54,10 @@ class Packed:
         self._helper = helper
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the archive in pieces. While nothing is read, at most one stream window is held.
+        """Yield the archive in pieces. While the caller does not read, at most one stream window is held.
 
         Raises:
-            SandlotError: A file could not be read, or the sandbox has ended. The pieces so far are not a complete archive.
+            SandlotError: A file could not be read, or the sandbox has ended. The archive is incomplete.
         """
         async for piece in self._helper:
             if isinstance(piece, bytes):
@@ -68,12 +68,12 @@ class Packed:
         self._helper.close()
 
 
-async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> Packed:
+async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> ArchiveStream:
     """Start to pack a folder or a single file.
 
     Args:
-        sandbox: Sandbox that has the folder.
-        path: Absolute path. A symbolic link at its end is followed.
+        sandbox: Sandbox that has the folder or file.
+        path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
         user: User that reads the files.
         compress: Compress the archive with gzip.
 
@@ -87,11 +87,11 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
     helper = await helpers.start(sandbox, "pack", {"path": path, "gzip": compress}, user=user)
     try:
         async with sandbox.connection():
-            await anext(helper, None)  # the program's first message: the path is open
+            await anext(helper, None)  # the first message of the program says that the path is open; its error is raised here
     except BaseException:
         helper.close()
         raise
-    return Packed(helper)
+    return ArchiveStream(helper)
 
 
 async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User) -> Unpacked:
@@ -99,22 +99,22 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
 
     Args:
         sandbox: Sandbox to unpack in.
-        path: Absolute path of the folder; created with its parents if it is missing.
-        chunks: The archive, read as fast as the sandbox takes it.
+        path: Absolute path of the folder. The folder and its parents are created if they do not exist.
+        chunks: Bytes of the archive, read as fast as the sandbox writes.
         user: User that writes and owns the files.
 
     Raises:
-        InvalidRequestError: The data is no archive, is damaged, or leads out of the folder; the message names the entry.
+        InvalidRequestError: The data is no archive, is damaged, or has an entry outside of the folder; the message names the entry.
         LimitError: ``disk_full``, or ``too_large``: more than 100,000 entries.
         ForbiddenError: ``permission_denied``.
         SandlotError: The sandbox has ended. Exceptions of ``chunks`` are passed on.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "unpack", {"path": path, "entries": ENTRIES}, user=user)
+    helper = await helpers.start(sandbox, "unpack", {"path": path, "entries": MAX_ENTRIES}, user=user)
     result = await helper.feed(chunks)
     return Unpacked(*(_number(result.get(name)) for name in ("files", "folders", "links", "bytes")))
 
 
 def _number(value: object) -> int:
-    """Return a number that the guest sent; 0 if it is not one, because the guest may be hostile."""
+    """Return a number that the guest sent, or 0 if the value is no valid number: the guest may be hostile."""
     return value if type(value) is int and 0 <= value <= _MAX_NUMBER else 0

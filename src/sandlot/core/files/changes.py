@@ -1,10 +1,13 @@
-"""Files that an execution created or changed, found by comparing some folders before and after the execution.
+"""Find the files that an execution created or changed, by comparing folders before and after the execution.
+
+A program of Sandlot inside the sandbox compares the folders (``guest/helpers/changes.py``).
 
 Invariants:
-- A file counts as changed if its inode, size, mtime or ctime differs. So a file that was rewritten with the same content, or whose times were
-  set back, is reported too.
-- At most 20,000 entries below each folder are compared and at most 1,000 files are reported; ``more`` says that there may be others.
-- Only regular files are reported, hidden ones included. No symbolic link below the folders is followed. A missing folder counts as empty.
+- A file counts as changed if its inode, size, mtime or ctime differs. A file that was rewritten with the same content, or whose mtime was set
+  back, is therefore reported too.
+- At most 20,000 entries below each folder are compared, and at most 1,000 files are reported. A result says whether these limits may have hidden
+  other files.
+- Only regular files are reported, hidden files included. Symbolic links below the folders are not followed. A missing folder counts as empty.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
-FOLDERS = 16
-"""Maximum number of folders of one report."""
-REPORTED = 1_000
-"""Maximum number of files of one report."""
+MAX_FOLDERS = 16
+"""Maximum number of folders that are compared for one execution."""
+MAX_FILES = 1_000
+"""Maximum number of reported files."""
 _MAX_NUMBER = (1 << 63) - 1
 
 _log = structlog.get_logger("sandlot.core")
@@ -36,7 +39,7 @@ class ChangedFile:
 
     Args:
         path: Absolute path inside the sandbox. It begins with the folder as the caller named it.
-        created: True if the file is new, False if it existed before.
+        created: True if the file is new, False if the file existed before the execution.
         size_bytes: Size after the execution.
         modified_ns: Modification time after the execution, in nanoseconds since 1970, UTC.
     """
@@ -47,12 +50,12 @@ class ChangedFile:
     modified_ns: int
 
 
-class Mark:
-    """The state of some folders before an execution. Get the changes once, or close the mark.
+class ChangeTracker:
+    """Compares folders with their state before an execution. Call :meth:`changed` or :meth:`report` once, or :meth:`close`.
 
     Args:
         sandbox: Sandbox that has the folders.
-        helper: Program inside the sandbox that remembers the state.
+        helper: Program inside the sandbox that has recorded the state.
     """
 
     __slots__ = ("_helper", "_sandbox")
@@ -62,7 +65,7 @@ class Mark:
         self._helper = helper
 
     async def changed(self) -> tuple[Sequence[ChangedFile], bool]:
-        """Return the files that were created or changed, by path, and whether there may be more. This uses up the mark.
+        """Return the files that were created or changed, sorted by path, and whether there may be more. Closes the tracker.
 
         Raises:
             ConflictError: A process in the sandbox ended the program, or the program's report is invalid or too long.
@@ -76,7 +79,7 @@ class Mark:
                 async for message in self._helper:
                     found += parse_report(message)
                     messages += 1
-                    if max(messages, len(found)) > REPORTED:
+                    if max(messages, len(found)) > MAX_FILES:
                         raise _invalid_report()
                 result = await self._helper.result()
         finally:
@@ -84,42 +87,42 @@ class Mark:
         return found, result.get("more") is not False
 
     async def report(self) -> tuple[Sequence[ChangedFile], bool]:
-        """Return the result of :meth:`changed`. If it fails, return no files and True: nothing is known. Never raises a `SandlotError`."""
+        """Return the result of :meth:`changed`. If the comparison fails, return no files and True instead of raising a ``SandlotError``."""
         try:
             return await self.changed()
         except SandlotError as error:
-            _log.info("changes.lost", sandbox=self._sandbox.id, code=str(error.code))
+            _log.info("changes.not_reported", sandbox=self._sandbox.id, code=str(error.code))
             return (), True
 
     def close(self) -> None:
-        """End the program without a report. Idempotent."""
+        """End the program. Idempotent."""
         self._helper.close()
 
 
-async def mark(sandbox: Sandbox, folders: Sequence[str], user: User) -> Mark:
-    """Record the state of some folders.
+async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeTracker:
+    """Record the state of folders before an execution.
 
     Args:
         sandbox: Sandbox that has the folders.
         folders: 1 to 16 absolute paths.
-        user: User that reads the folders. Files that this user may not see are not reported.
+        user: User that reads the folders. Files in folders that this user may not read are not reported.
 
     Raises:
         InvalidRequestError: There are no folders or too many, or a path is invalid.
         SandlotError: The folders could not be read, or the sandbox has ended or cannot start another process.
     """
-    if not 0 < len(folders) <= FOLDERS:
-        raise InvalidRequestError(f"{len(folders)} folders are given; 1 to {FOLDERS} are allowed.", fields={"field": "folders"})
+    if not 0 < len(folders) <= MAX_FOLDERS:
+        raise InvalidRequestError(f"The request names {len(folders)} folders; 1 to {MAX_FOLDERS} are allowed.", fields={"field": "folders"})
     for folder in folders:
         check_path(folder)
     helper = await helpers.start(sandbox, "changes", {"folders": list(folders)}, user=user)
     try:
         async with sandbox.connection():
-            await anext(helper, None)  # the program's first message: the state is recorded. Its error is raised here
+            await anext(helper, None)  # the first message of the program says that the state is recorded; its error is raised here
     except BaseException:
         helper.close()
         raise
-    return Mark(sandbox, helper)
+    return ChangeTracker(sandbox, helper)
 
 
 def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - sent by a guest, so it can be anything
@@ -129,7 +132,7 @@ def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - sent by a
         ConflictError: The message is invalid.
     """
     files = message.get("files") if isinstance(message, dict) else None
-    if not isinstance(files, list) or len(files) > REPORTED:
+    if not isinstance(files, list) or len(files) > MAX_FILES:
         raise _invalid_report()
     return [_changed_file(file) for file in files]
 
@@ -147,5 +150,7 @@ def _changed_file(file: Any) -> ChangedFile:  # noqa: ANN401 - as above
 
 def _invalid_report() -> ConflictError:
     return ConflictError(
-        "The sandbox's report of changed files cannot be read.", code=ErrorCode.CONFLICT, hint="Check the sandbox for processes that forge it."
+        "The sandbox sent an invalid report of changed files.",
+        code=ErrorCode.CONFLICT,
+        hint="Check the sandbox for a process that forges the report.",
     )

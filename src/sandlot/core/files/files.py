@@ -1,4 +1,4 @@
-"""Files of a sandbox. The guest does the work as the given user; paths are resolved inside the sandbox."""
+"""Read, write, list, move and remove files of a sandbox. The guest does this inside the sandbox, as the given user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_MODE = 0o7777
 
 
 class FileDownload:
-    """A file that is being read: its entry first, then its content.
+    """A file that is being read. Iterate over its content, then close the download.
 
     Args:
         sandbox: Sandbox that has the file.
@@ -31,11 +31,11 @@ class FileDownload:
 
     @property
     def entry(self) -> Entry:
-        """Metadata of the file when it was opened."""
+        """Size, times and permissions of the file when it was opened."""
         return self._reader.entry
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the content in pieces. While nothing is read, at most one stream window is held.
+        """Yield the content in pieces. While the caller does not read, at most one stream window is held.
 
         Raises:
             SandboxEndedError: The sandbox ended during the download; the message says why.
@@ -79,19 +79,19 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
 async def write(
     sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User, mode: int | None = None, parents: bool = True, append: bool = False
 ) -> Entry:
-    """Write a file. Unless ``append`` is set, the old content stays in place until the last chunk is written.
+    """Write a file. Unless ``append`` is set, the old content is replaced in one step, after the last chunk.
 
     Args:
         sandbox: Sandbox to write in.
         path: Absolute path.
-        chunks: The content, read as fast as the sandbox takes it.
+        chunks: The content, read as fast as the sandbox writes.
         user: User that writes the file.
-        mode: Permission bits. None keeps those of an existing file; a new file gets them from the umask.
+        mode: Permission bits. None: the bits of the existing file, or the bits that the umask gives a new file.
         parents: Create missing parent folders.
         append: Append to the existing content.
 
     Raises:
-        SandlotError: As for :func:`read`; also ``disk_full``.
+        SandlotError: As for :func:`read`, or ``disk_full``.
     """
     check_path(path)
     _check_mode(mode)
@@ -108,14 +108,21 @@ async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -
 
 
 async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
-    """Return the metadata of a path."""
+    """Return type, size, times and permissions of a path.
+
+    Args:
+        sandbox: Sandbox that has the path.
+        path: Absolute path.
+        user: User that reads the entry.
+        follow: If the last part of the path is a symbolic link, return the entry that the link points to.
+    """
     check_path(path)
     async with sandbox.connection() as link:
         return await link.files.stat(path, user=user, follow=follow)
 
 
 async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
-    """Return whether a path exists. A dangling symbolic link exists only if it is not followed."""
+    """Return whether a path exists. A symbolic link whose target is missing exists only if ``follow`` is false."""
     try:
         await stat(sandbox, path, user=user, follow=follow)
     except NotFoundError as error:
@@ -126,7 +133,7 @@ async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True
 
 
 async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
-    """Create a folder. With ``parents``, missing parents are created and an existing folder is no error."""
+    """Create a folder. If ``parents`` is set, missing parents are created, and an existing folder is no error."""
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:
@@ -150,9 +157,11 @@ async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
 def _check_mode(mode: int | None) -> None:
     if mode is not None and not 0 <= mode <= MAX_MODE:
-        raise InvalidRequestError(f"{mode} is not a file mode.", hint="Pass permission bits from 0 to 4095 (octal 7777).", fields={"field": "mode"})
+        raise InvalidRequestError(
+            f"`mode` is {mode}; it must be from 0 to {MAX_MODE}.", hint="Pass permission bits, for example 420 (octal 644).", fields={"field": "mode"}
+        )
 
 
 def _check_range(name: str, value: int) -> None:
     if not 0 <= value < 1 << 63:
-        raise InvalidRequestError(f"{name} is {value}; it must be from 0 to 2^63 - 1.", fields={"field": name})
+        raise InvalidRequestError(f"`{name}` is {value}; it must be from 0 to 2^63 - 1.", fields={"field": name})

@@ -1,13 +1,14 @@
-"""Overlays: the files of a sandbox that differ from its image, kept as one file on the host and applied to the same image again.
+"""Overlays of files: pack all files of a sandbox that differ from its root filesystem image, and apply them to a new sandbox.
 
-A program inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). It runs as root on the guest's own interpreter, so it
-does not depend on the image or the isolation. The host only passes its bytes on. The host tells the program which files the image has; the
-sandbox can see these anyway.
+A program of Sandlot inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). It runs as root on the guest's own
+interpreter, so it does not depend on the image or on the isolation. The host stores the bytes that the program sends, and answers the program's
+questions about the files of the image, which the sandbox can read anyway.
 
 Invariants:
-- An overlay appears under its name complete and synced, or not at all.
-- Neither side holds more of an overlay than one stream window. On the host an overlay takes no more space than the sandbox may use.
-- Packing changes nothing in the sandbox. A live sandbox is packed file by file, as each file is found.
+- The file of an overlay gets its final name only when it is complete and synced.
+- Neither side holds more of an overlay in memory than one stream window, and the host in addition ``WRITE_BYTES``.
+- The size of an overlay is limited to the disk and memory limits of the sandbox, plus ``SLACK_BYTES``.
+- Packing changes nothing in the sandbox. Files that a running program writes during the packing are packed as the packing finds them.
 """
 
 from __future__ import annotations
@@ -29,30 +30,32 @@ PROGRAM = "overlay"
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 WRITE_BYTES = 4 * 1024 * 1024
-"""Bytes collected before they are written to the disk."""
+"""Bytes that are collected in memory before they are written to the disk."""
 READ_BYTES = 1024 * 1024
-FOLDERS = 1_000_000
-"""Maximum number of folders that one packing may ask about."""
-ANSWER_NAMES = 5000
-"""Names in one message. With 255 bytes and a number each, the message stays within a program's limit."""
+"""Bytes that are read from the disk at once."""
+MAX_FOLDERS = 1_000_000
+"""Maximum number of folders of the image that one packing may ask for."""
+MAX_NAMES = 5000
+"""Names in one message to the program. Each takes at most 255 bytes and a number, so the message is shorter than a program accepts."""
 SLACK_BYTES = 256 * 1024 * 1024
-"""Size allowed above the sandbox's disk and memory: for names, and for files that are written during the packing."""
+"""Bytes that an overlay may have in addition to the disk and memory limits of the sandbox: for names, and for files that are written during the
+packing."""
 
 
-async def pack_layer(sandbox: Sandbox, into: Path, root: Path) -> int:
+async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
     """Pack the files of a sandbox that differ from its image.
 
     Args:
-        sandbox: Live sandbox; it keeps running.
-        into: File to write; must not exist. Its folder exists.
+        sandbox: Live sandbox. It keeps running.
+        into: File to write. The file must not exist, but its folder must.
         root: Root filesystem image of the sandbox on this host.
 
     Returns:
-        Bytes that the file takes on the disk.
+        Number of bytes that the file takes on the disk.
 
     Raises:
         LimitError: ``limit_exceeded``: the overlay is larger than the sandbox may be; ``disk_full``: the host's disk is full.
-        HostError: The host's disk failed; nothing is left there.
+        HostError: The host's disk failed. The incomplete file is removed.
         SandlotError: A file in the sandbox could not be read, or the sandbox has ended.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
@@ -66,7 +69,7 @@ async def pack_layer(sandbox: Sandbox, into: Path, root: Path) -> int:
                 await draft.write(item)
                 continue
             folders += 1
-            for message in await run_blocking(describe_folder, root, item.get("folder")) if folders <= FOLDERS else [{"missing": True}]:
+            for message in await run_blocking(describe_folder, root, item.get("folder")) if folders <= MAX_FOLDERS else [{"missing": True}]:
                 await helper.tell(message)
         await helper.result()
         return await draft.finish(into)
@@ -75,21 +78,22 @@ async def pack_layer(sandbox: Sandbox, into: Path, root: Path) -> int:
         await draft.close()
 
 
-async def apply_layer(sandbox: Sandbox, layer: Path) -> None:
+async def apply_overlay(sandbox: Sandbox, file: Path) -> None:
     """Apply an overlay to a sandbox.
 
     Args:
-        sandbox: New sandbox of the image that the overlay was packed from, or of a similar image. If this call raises, discard the sandbox.
-        layer: File that :func:`pack_layer` wrote.
+        sandbox: New sandbox of the image from which the overlay was packed, or of a later build of this image. If the call fails, the sandbox
+            has only some of the files and must be ended.
+        file: File that :func:`pack_overlay` wrote.
 
     Raises:
         ConflictError: The overlay is damaged.
-        LimitError: ``disk_full``: the sandbox's disk is smaller than the overlay needs.
-        HostError: The overlay cannot be read.
+        LimitError: ``disk_full``: the overlay needs more space than the sandbox's disk has.
+        HostError: The overlay cannot be read from the host's disk.
         SandlotError: The sandbox has ended, or a file in it could not be written.
     """
     helper = await helpers.start(sandbox, PROGRAM, {"do": "apply"}, user=User.ROOT)
-    await helper.feed(_chunks(layer))
+    await helper.feed(_chunks(file))
 
 
 class OverlayDraft:
@@ -123,15 +127,15 @@ class OverlayDraft:
         """Append bytes.
 
         Raises:
-            LimitError: The file would exceed its maximum size; or ``disk_full``.
+            LimitError: ``limit_exceeded``: the file would exceed its maximum size; ``disk_full``.
             HostError: The disk failed.
         """
         self._size += len(data)
         if self._size > self._max_bytes:
             raise LimitError(
-                f"The sandbox's files take more than {self._max_bytes:,} bytes, the maximum for its limits.",
+                f"The files of the sandbox take more than {self._max_bytes} bytes, the maximum for a sandbox with its limits.",
                 code=ErrorCode.LIMIT_EXCEEDED,
-                hint="Remove files from the sandbox, and try again.",
+                hint="Remove files from the sandbox, and retry.",
             )
         self._pending.append(data)
         self._pending_bytes += len(data)
@@ -139,7 +143,10 @@ class OverlayDraft:
             await self._flush()
 
     async def finish(self, into: Path) -> int:
-        """Sync the file, give it its final name, and return the bytes that it takes on the disk.
+        """Sync the file, rename it to its final name, and return the number of bytes that it takes on the disk.
+
+        Args:
+            into: Final name, in the same folder.
 
         Raises:
             LimitError: ``disk_full``.
@@ -149,7 +156,7 @@ class OverlayDraft:
         return await _on_disk(self._finish, into)
 
     async def close(self) -> None:
-        """Remove the file unless it has its final name. Idempotent."""
+        """Close the file, and remove it if it does not have its final name. Idempotent."""
         await run_blocking(self._close)
 
     async def _flush(self) -> None:
@@ -175,11 +182,12 @@ class OverlayDraft:
 
 
 def describe_folder(root: Path, folder: object) -> Sequence[Mapping[str, object]]:
-    """Return the messages that tell a program inside which entries a folder of the image has.
+    """Return the messages for the packing program that list the entries of one folder of the image.
 
     Args:
         root: Root filesystem image.
-        folder: Absolute path in the image, as bytes. The program may send any value; everything else counts as a missing folder.
+        folder: Absolute path in the image, as bytes. The sandbox sends this value, so it can be anything. If it is not the path of a folder, the
+            folder counts as missing.
     """
     try:
         fd = _open_folder(root, folder if isinstance(folder, bytes) else b"")
@@ -188,11 +196,11 @@ def describe_folder(root: Path, folder: object) -> Sequence[Mapping[str, object]
     try:
         names = os.listdir(fd)  # noqa: PTH208 - pathlib cannot list an open folder
         found = [(os.fsencode(name), os.stat(name, dir_fd=fd, follow_symlinks=False).st_ctime_ns) for name in names]
-    except OSError:  # an image that is being removed
+    except OSError:  # the image is being removed
         return [{"missing": True}]
     finally:
         os.close(fd)
-    parts = [found[at : at + ANSWER_NAMES] for at in range(0, len(found), ANSWER_NAMES)] or [[]]
+    parts = [found[at : at + MAX_NAMES] for at in range(0, len(found), MAX_NAMES)] or [[]]
     return [
         {"names": [name for name, _ in part], "ctimes": [ctime for _, ctime in part], "more": number < len(parts) - 1}
         for number, part in enumerate(parts)
@@ -219,17 +227,17 @@ def _open_folder(root: Path, folder: bytes) -> int:
     return fd
 
 
-async def _chunks(layer: Path) -> AsyncIterator[bytes]:
+async def _chunks(file: Path) -> AsyncIterator[bytes]:
     offset = 0
-    while chunk := await _on_disk(_read, layer, offset):
+    while chunk := await _on_disk(_read, file, offset):
         yield chunk
         offset += len(chunk)
 
 
-def _read(layer: Path, offset: int) -> bytes:
-    with layer.open("rb") as file:
-        file.seek(offset)
-        return file.read(READ_BYTES)
+def _read(file: Path, offset: int) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(READ_BYTES)
 
 
 def _write_all(fd: int, pieces: Sequence[bytes]) -> None:
@@ -240,14 +248,23 @@ def _write_all(fd: int, pieces: Sequence[bytes]) -> None:
 
 
 async def _on_disk(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-    """Call a function in a thread and turn its OSError into an error of Sandlot."""
+    """Call a function in a thread, and replace its OSError by a SandlotError.
+
+    Raises:
+        LimitError: ``disk_full``.
+        HostError: The disk failed.
+    """
     try:
         return await run_blocking(function, *args, **kwargs)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            hint = "Delete snapshots that are no longer needed, or enlarge the disk of the state directory."
-            raise LimitError("The disk of the service's host is full.", code=ErrorCode.DISK_FULL, hint=hint) from None
-        hint = "Check the disk of the service's state directory."
+            raise LimitError(
+                "The disk of the service's host is full.",
+                code=ErrorCode.DISK_FULL,
+                hint="Delete snapshots that are no longer needed, or enlarge the disk of the data directory.",
+            ) from None
         raise HostError(
-            f"The sandbox's files could not be written or read on the host: {error.strerror}.", code=ErrorCode.HOST_NOT_READY, hint=hint
+            f"The host's disk failed while the sandbox's files were copied: {error.strerror}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Check the disk of the service's data directory.",
         ) from None

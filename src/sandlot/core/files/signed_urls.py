@@ -1,10 +1,10 @@
-"""Signed URLs that open one file of one sandbox for a limited time without an API key.
+"""Signed URLs, which give access to one file of one sandbox for a limited time without an API key; and tokens for one sandbox.
 
 Invariants:
-- A signature is HMAC-SHA-256 (RFC 2104) with a secret of the service over everything that the URL allows: the method, the sandbox, the path,
-  the user, the id of the key that signed it, and the expiry. A URL allows exactly that; a changed URL allows nothing.
-- The signature is compared in constant time, and before anything else of the URL is used.
-- A URL allows no more than the key that signed it. A revoked key invalidates its URLs, and the key's quota applies to them.
+- A signature is HMAC-SHA-256 (RFC 2104) with a secret of the service. It covers the method, the sandbox, the path, the user, the id of the API
+  key that signed the URL, and the expiry. If any of them is changed, the URL is refused.
+- The signature is compared in constant time, before any other part of the URL is used.
+- A URL gives no more access than the API key that signed it: the key's quota applies, and revoking the key invalidates the URL.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
 from sandlot.model.specs import User, check_path
 
 METHODS = ("GET", "PUT")
-DEFAULT_S = 3600.0
-MOST_S = 7 * 24 * 3600.0
-"""Longest lifetime of a URL: 7 days, as with S3."""
+DEFAULT_LIFETIME_S = 3600.0
+MAX_LIFETIME_S = 7 * 24 * 3600.0
+"""Longest lifetime of a URL: 7 days, as with presigned URLs of Amazon S3."""
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
 _DOMAIN = "sandlot signed file 1"
-_SANDBOX_DOMAIN = "sandlot sandbox token 1"
-"""Every kind of text that is signed with the same secret begins with a different domain."""
+_TOKEN_DOMAIN = "sandlot sandbox token 1"  # noqa: S105 - not a secret
+"""First value of each signed text. URLs and tokens are signed with the same secret, so that one must never pass for the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Grant:
     """The permission that a signed URL gives.
 
     Args:
-        method: GET reads the file, PUT writes it.
+        method: ``GET`` to read the file, ``PUT`` to write it.
         sandbox: Id of the sandbox.
         path: Absolute path inside the sandbox.
         user: User that reads or writes the file.
-        owner: Id of the key that signed the URL.
-        expires_s: Expiry in whole seconds since 1970, UTC.
+        owner: Id of the API key that signed the URL.
+        expires_s: Time of expiry, in whole seconds since 1970, UTC.
     """
 
     method: str
@@ -59,19 +59,19 @@ class UrlSigner:
     Args:
         secret: 32 random bytes that only the service knows.
         now: Returns the current time, UTC.
-        owners: Returns the principal of a key's id; None if the key was revoked.
+        principal_of: Returns the principal of an API key by the key's id. None: the key was revoked.
     """
 
-    def __init__(self, secret: bytes, now: Callable[[], datetime], owners: Callable[[OwnerId], Principal | None]) -> None:
+    def __init__(self, secret: bytes, now: Callable[[], datetime], principal_of: Callable[[OwnerId], Principal | None]) -> None:
         self._secret = secret
         self._now = now
-        self._owners = owners
+        self._principal_of = principal_of
 
     def sign(self, principal: Principal, *, sandbox: str, method: str, path: str, user: User, expires_in_s: float) -> tuple[str, datetime]:
         """Return the query of a signed URL and its expiry.
 
         Args:
-            principal: Caller that signs the URL. The route has checked that the caller may use the sandbox.
+            principal: Caller that signs the URL. The calling code has checked that the caller may use the sandbox.
             sandbox: Id of the sandbox.
             method: One of ``METHODS``.
             path: Absolute path inside the sandbox.
@@ -84,60 +84,61 @@ class UrlSigner:
         check_path(path)
         if method not in METHODS:
             raise InvalidRequestError(f"A URL cannot be signed for method {method[:20]!r}.", hint="Use GET or PUT.", fields={"field": "method"})
-        if not 1 <= expires_in_s <= MOST_S:
-            raise InvalidRequestError(f"expires_in is {expires_in_s:g}; it must be from 1 to {MOST_S:g}.", fields={"field": "expires_in"})
+        if not 1 <= expires_in_s <= MAX_LIFETIME_S:
+            message = f"`expires_in` is {expires_in_s:g}; it must be from 1 to {MAX_LIFETIME_S:g} seconds."
+            raise InvalidRequestError(message, fields={"field": "expires_in"})
         until = (self._now() + timedelta(seconds=expires_in_s)).replace(microsecond=0)
         grant = Grant(method, sandbox, path, user, principal.owner, int(until.timestamp()))
         values = (grant.sandbox, grant.path, grant.user.value, grant.owner, str(grant.expires_s), self._signature(grant))
         return urlencode(dict(zip(_FIELDS, values, strict=True))), until
 
     def principal(self, method: str, query: bytes) -> Principal:
-        """Return the principal for which a request with a signed URL is made.
+        """Check the signed URL of a request, and return the principal of the API key that signed the URL.
 
         Args:
             method: HTTP method of the request.
             query: Query of the URL, as received.
 
         Raises:
-            ForbiddenError: The URL was not signed for this request, has expired, or its key was revoked.
+            ForbiddenError: The URL was not signed for this method or was changed, has expired, or its API key was revoked.
         """
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         values = dict(pairs)
         if len(pairs) != len(_FIELDS) or values.keys() != set(_FIELDS):
-            raise _refused("The URL is not a signed URL: a parameter is missing, or there are more parameters than were signed.")
+            raise _refused("The URL is not a signed URL: its query must have the six signed parameters and no other parameter.")
         try:
             grant = Grant(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
             expected = self._signature(grant)
-        except ValueError:  # an unknown user, no number, or text that cannot be encoded and so was never signed
+        except ValueError:  # the user is unknown, the expiry is no number, or a text cannot be encoded: no URL with these values was signed
             raise _refused("The URL was not signed by this service, or was changed.") from None
         if str(grant.expires_s) != values["expires"] or not hmac.compare_digest(expected.encode(), values["signature"].encode("utf-8", "replace")):
             raise _refused("The URL was not signed by this service, or was changed.")
         if self._now().timestamp() >= grant.expires_s:
             raise _refused(f"The URL expired at {datetime.fromtimestamp(grant.expires_s, UTC).isoformat()}.")
-        principal = self._owners(grant.owner)
+        principal = self._principal_of(grant.owner)
         if principal is None:
             raise _refused("The API key that signed this URL was revoked.")
         return principal
 
     def token(self, owner: OwnerId, sandbox: str) -> str:
-        """Return the token that stands for a key in requests about one sandbox. The same arguments always give the same token.
+        """Return a token that requests about one sandbox can send instead of an API key. Equal arguments give equal tokens.
 
         Args:
-            owner: Id of the key.
+            owner: Id of the API key.
             sandbox: Id of the sandbox.
         """
-        digest = hmac.digest(self._secret, json.dumps([_SANDBOX_DOMAIN, owner, sandbox]).encode(), hashlib.sha256)
+        digest = hmac.digest(self._secret, json.dumps([_TOKEN_DOMAIN, owner, sandbox]).encode(), hashlib.sha256)
         return f"{owner}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
     def bearer(self, token: str, sandbox: str) -> Principal | None:
-        """Return the principal of a token for a sandbox; None if the token is wrong or its key was revoked.
+        """Return the principal of a token; None if the token is not one of this sandbox, or its API key was revoked.
 
-        The caller may use the principal only for requests about that sandbox.
+        The calling code must use the principal only for requests about this sandbox.
         """
         owner = OwnerId(token.partition(".")[0])
         if not hmac.compare_digest(self.token(owner, sandbox).encode("utf-8", "replace"), token.encode("utf-8", "replace")):
             return None
-        return self._owners(owner)
+        return self._principal_of(owner)
 
     def _signature(self, grant: Grant) -> str:
         values = [_DOMAIN, grant.method, grant.sandbox, grant.path, grant.user.value, grant.owner, grant.expires_s]

@@ -1,10 +1,11 @@
-"""The file store: files that outlive sandboxes, copied into sandboxes and out of them.
+"""File store: files that outlive sandboxes, and that are copied into sandboxes and out of them.
 
 Invariants:
-- Content is streamed as fast as the receiver takes it; no complete file is ever in memory.
-- A file exists once its record is committed, after its content is stored. :meth:`FileStore.open` removes what a kill leaves in between.
-- A file's name is a single printable path component: it names the file and never says where the file goes.
-- A file of another owner is not found.
+- Content is streamed as fast as the receiver reads. No complete file is ever in memory.
+- The content of a file is stored first, then its record. From then on the file exists. If the service is killed between the two steps,
+  :meth:`FileStore.open` removes the content.
+- The name of a file is a single printable path component. It never decides into which folder the file is written.
+- Files of other owners are not found.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from sandlot.model.storage import Blobs, FileRepository
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 FOLDER = "/workspace"
-"""Default folder for injected files."""
+"""Default folder in a sandbox for files that are copied into the sandbox."""
 
 MAX_FILENAME_BYTES = 255
 """NAME_MAX of Linux (limits.h)."""
 MAX_MEDIA_TYPE_CHARS = 127
-"""RFC 6838, 4.2, allows 127 for each half; both halves together are held to the same number here."""
+"""Maximum length of a media type. RFC 6838, section 4.2, allows 127 characters for each of type and subtype; Sandlot allows 127 for the whole."""
 MAX_INJECTED = 100
 """Maximum number of files that one request copies into a sandbox."""
 
@@ -54,12 +55,15 @@ class FileStore:
     """All files of this service.
 
     Args:
-        records: Table of the files.
+        records: Records of the files.
         blobs: Content of the files.
         clock: Clock of the service.
-        max_bytes: Maximum size of a file, for all callers.
-        room: Raises an error while the host is short of disk space; called before a file is stored. None checks nothing.
+        max_bytes: Maximum size of a file. The quota of a caller can be lower.
+        check_room: Called before a file is stored; raises an error while the host is short of disk space. None: no check.
         new_id: Returns a new file id.
+
+    Attributes:
+        commits: Complete uploads whose records are being written. Wait for them when the service stops.
     """
 
     def __init__(
@@ -69,19 +73,23 @@ class FileStore:
         clock: Clock,
         *,
         max_bytes: int,
-        room: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        check_room: Callable[[], Coroutine[Any, Any, None]] | None = None,
         new_id: Callable[[], FileId] = new_file_id,
     ) -> None:
-        self._room = room
+        self._check_room = check_room
         self._records = records
         self._blobs = blobs
         self._clock = clock
         self._max_bytes = max_bytes
         self._new_id = new_id
-        self._commits = TaskSet("file.defect")
+        self.commits = TaskSet("file.internal_error")
 
     async def open(self) -> int:
-        """Remove the content that interrupted uploads and deletions left, and return the number of removed files. Call this first."""
+        """Remove content without a record, which interrupted uploads and deletions have left. Call this before any other method.
+
+        Returns:
+            Number of removed contents.
+        """
         strays = await self._blobs.ids() - await self._records.ids()
         for stray in strays:
             await self._blobs.remove(stray)
@@ -89,18 +97,14 @@ class FileStore:
             _log.info("files.swept", count=len(strays))
         return len(strays)
 
-    async def aclose(self) -> None:
-        """Wait for the commits in progress."""
-        await self._commits.wait()
-
     async def upload(self, principal: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
-        """Store a file. An interrupted upload leaves nothing.
+        """Store a file. If the upload is interrupted, nothing is stored.
 
         Args:
-            principal: Owner of the file; the owner's quota limits its size.
+            principal: Owner of the file. The owner's quota limits the size.
             chunks: The content, read as fast as it is stored.
-            filename: Name of the file: a single path component.
-            media_type: Media type such as ``text/csv``; None is ``application/octet-stream``.
+            filename: Name of the file, a single path component.
+            media_type: Media type such as ``text/csv``. None: ``application/octet-stream``.
 
         Raises:
             InvalidRequestError: The name or the media type is invalid.
@@ -128,12 +132,12 @@ class FileStore:
             sandbox: Sandbox that has the file.
             path: Absolute path.
             user: User that reads the file.
-            filename: Name of the copy. None takes the last part of the path, with ``_`` for characters that a name cannot have.
-            quota: Quota of the caller; limits the size as for an upload.
-            max_bytes: Maximum size, if lower than the service's.
+            filename: Name of the copy. None: the last part of the path, in which ``_`` replaces characters that a name cannot have.
+            quota: Quota of the caller, which limits the size.
+            max_bytes: Maximum size. None: the maximum of the service, which is never exceeded.
 
         Raises:
-            SandlotError: As for :func:`sandlot.core.files.files.read`; also ``too_large``, ``quota_exceeded`` and ``disk_full``.
+            SandlotError: As for :func:`sandlot.core.files.files.read`, or ``too_large``, ``quota_exceeded`` or ``disk_full``.
         """
         if filename is not None:
             check_filename(filename)
@@ -146,7 +150,7 @@ class FileStore:
             await download.aclose()
 
     async def get(self, principal: Principal, id_: str) -> FileRecord:
-        """Return a file's record.
+        """Return the record of a file.
 
         Raises:
             NotFoundError: ``file_not_found``.
@@ -162,7 +166,7 @@ class FileStore:
         return record
 
     async def get_many(self, principal: Principal, ids: Sequence[str]) -> Sequence[FileRecord]:
-        """Return the records of some files that can be injected together, in the order of the ids.
+        """Return the records of files that a request copies into one folder of a sandbox, in the order of the ids.
 
         Raises:
             InvalidRequestError: There are more than ``MAX_INJECTED`` files, or two files have the same name.
@@ -171,7 +175,7 @@ class FileStore:
         if len(ids) > MAX_INJECTED:
             raise InvalidRequestError(
                 f"The request names {len(ids)} files; at most {MAX_INJECTED} can be copied into a sandbox at once.",
-                hint="Use several requests, or one archive.",
+                hint="Send several requests, or upload the files as one archive.",
                 fields={"field": "file_ids"},
             )
         found = [await self.get(principal, id_) for id_ in ids]
@@ -179,7 +183,7 @@ class FileStore:
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
             raise InvalidRequestError(
-                f"Two of the files are called {duplicate!r}.",
+                f"The request names two files with the name {duplicate!r}.",
                 hint="Copy them into different folders, in two requests.",
                 fields={"filename": duplicate},
             )
@@ -196,10 +200,10 @@ class FileStore:
         return await self._records.page(owner=None if principal.operator else principal.owner, offset=offset, limit=limit)
 
     def read(self, record: FileRecord) -> AsyncIterator[bytes]:
-        """Return an iterator of a file's content.
+        """Return an iterator over the content of a file.
 
         Raises:
-            NotFoundError: The file was deleted meanwhile; raised at the first piece.
+            NotFoundError: The file was deleted after its record was read. Raised by the iterator, before the first piece.
         """
         return self._blobs.read(record.id)
 
@@ -214,7 +218,7 @@ class FileStore:
             await self._blobs.remove(record.id)
 
     async def inject(self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> Sequence[Entry]:
-        """Copy files into a sandbox, one after the other, under their names. Existing files are replaced.
+        """Copy files into a folder of a sandbox, one after another. Each copy has the name of its file and replaces an existing file.
 
         Args:
             sandbox: Sandbox to copy into.
@@ -223,13 +227,13 @@ class FileStore:
             user: Owner of the copies.
 
         Raises:
-            SandlotError: As for :func:`sandlot.core.files.files.write`. The files before the failed one stay.
+            SandlotError: As for :func:`sandlot.core.files.files.write`. Files that are already copied remain.
         """
         check_path(folder)
         return [await files.write(sandbox, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
 
     async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
-        """Look up files now, and return a function that copies them into a sandbox later.
+        """Find files, and return a function that copies these files into a sandbox. This is a ``SetupStep`` of a create.
 
         Raises:
             SandlotError: As for :meth:`get_many`.
@@ -238,8 +242,8 @@ class FileStore:
         return lambda sandbox: self.inject(sandbox, records)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
-        if self._room is not None:
-            await self._room()
+        if self._check_room is not None:
+            await self._check_room()
         id_ = self._new_id()
         size = await self._blobs.write(id_, content)
         record = FileRecord(
@@ -252,8 +256,8 @@ class FileStore:
             created_at=self._clock.now(),
             sandbox=sandbox,
         )
-        # The client has sent everything. If it disconnects now, the commit and the cleanup after a failed commit still finish.
-        await asyncio.shield(self._commits.create_task(self._commit(record)))
+        # The content is complete. If the client disconnects now, the record is still committed, or the content removed after a failed commit.
+        await asyncio.shield(self.commits.create_task(self._commit(record)))
         return record
 
     async def _commit(self, record: FileRecord) -> None:
@@ -265,7 +269,7 @@ class FileStore:
 
 
 def check_filename(name: str) -> str:
-    """Return the name of a file if it is a path component without control characters, of at most 255 bytes of UTF-8.
+    """Return a file name if it is valid: a single path component of printable characters, at most 255 bytes of UTF-8.
 
     Raises:
         InvalidRequestError: The name is invalid; the message says why.
@@ -278,7 +282,7 @@ def check_filename(name: str) -> str:
 
 
 def tidy_filename(path: str) -> str:
-    """Return the last part of a path as a name that :func:`check_filename` accepts; ``file`` if nothing usable is left."""
+    """Return the last part of a path, changed so that :func:`check_filename` accepts it; ``file`` if no valid name results."""
     last = path.rstrip("/").rpartition("/")[2]
     name = "".join("_" if _unprintable(char) else char for char in last)
     while len(name.encode("utf-8", "replace")) > MAX_FILENAME_BYTES:
@@ -300,7 +304,7 @@ def check_media_type(media_type: str) -> str:
 
 
 def media_type_of(filename: str) -> str:
-    """Return the media type for a file name by Python's own table. The host's registered types do not matter."""
+    """Return the media type for a file name. Python's built-in table decides, not the types that are registered on the host."""
     return mimetypes.MimeTypes().guess_type(f"./{filename}")[0] or DEFAULT_MEDIA_TYPE
 
 
@@ -319,20 +323,23 @@ def _filename_problem(name: str) -> str:
 
 
 def _unprintable(char: str) -> bool:
-    """Return whether a character could make a shown name look like another one: control, line break, direction change, lone surrogate."""
+    """Return whether a character could make a displayed name look like another name.
+
+    Such characters are control characters, line breaks, changes of the writing direction, and lone surrogates.
+    """
     return unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 class _Content:
-    """The content of a file in transit. Iterating counts and hashes it.
+    """The content of a file while it is stored. Iteration limits its size and computes its hash.
 
     Args:
         chunks: The content.
         max_bytes: Maximum size.
-        quota: Quota of the caller; limits the size as well.
+        quota: Quota of the caller, which also limits the size.
 
     Attributes:
-        sha256: Hash of the content that was iterated so far.
+        sha256: Hash of all chunks that were iterated so far.
     """
 
     def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, quota: Quota) -> None:

@@ -1,18 +1,20 @@
-"""Watches on folders of a sandbox: entries that are created, modified, removed or moved.
+"""Watches on folders of a sandbox, which report entries that are created, modified, removed or moved.
 
-A program inside the sandbox watches (``guest/helpers/watch.py``): with inotify where the sandbox has it, as both isolations do, otherwise
-by scanning. :class:`FolderWatch` streams the events to one client. :class:`BufferedFolderWatch`, a watcher of the HTTP API, keeps them until a
-client asks.
+A program of Sandlot inside the sandbox watches the folder (``guest/helpers/watch.py``): with inotify, or by scanning if the sandbox has no
+inotify. There are two kinds of watches:
+
+- :class:`FolderWatch` streams the events to one client.
+- :class:`BufferedFolderWatch` keeps the events until a client fetches them. The HTTP API calls it a watcher.
 
 Invariants:
-- Everything that happens after the start of a watch is reported, in order. ``overflow`` marks a place where events may be missing.
-- A client that reads slowly eventually gets an ``overflow``. The service holds no memory for events that a client of a stream has not read.
-- The last event is ``gone``: the folder was removed or moved. A watch that ends without it was closed, or its sandbox has ended.
-- A watcher belongs to its sandbox and ends with it. Watchers do not keep a sandbox from being idle.
-- Events that a watcher keeps are limited in number, and their bytes count in the buffer budget (``core/node/buffer_budget.py``). ``overflow``
+- All changes after the start of a watch are reported, in order. An ``overflow`` event says that events may be missing at this place.
+- The service keeps no events for the client of a stream. If the client reads too slowly, the program drops events and reports ``overflow``.
+- If the folder is removed or moved, the last event is ``gone``. A watch that ends without ``gone`` was closed, or its sandbox has ended.
+- A watcher ends with its sandbox. Watchers do not count as activity of the sandbox.
+- The number of events that a watcher keeps is limited, and their bytes count in the buffer budget (``core/node/buffer_budget.py``). ``overflow``
   replaces the events that were dropped.
-- A watcher whose program ended, because the sandbox was suspended or a process inside ended the program, starts again at the next request and
-  then reports ``overflow`` first.
+- The program of a watcher ends if the sandbox is suspended or a process inside kills the program. The next request starts the program again and
+  gets an ``overflow`` event.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
-FOLDERS = 1_000
+MAX_FOLDERS = 1_000
 """Maximum number of folders of one recursive watch."""
 CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW, GONE = "created", "modified", "removed", "moved", "overflow", "gone"
 _KINDS = frozenset({CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW})
-_EVENTS = 1_000
+_MAX_MESSAGE_EVENTS = 1_000
 """Maximum number of events in one message of the program."""
-MOST: Final = 32
-"""Maximum number of watchers of one sandbox. Each is a process inside."""
-EVENTS: Final = 4096
+MAX_WATCHERS: Final = 32
+"""Maximum number of watchers of one sandbox. Each watcher is a process inside the sandbox."""
+MAX_EVENTS: Final = 4096
 """Maximum number of events that one watcher keeps."""
 _EVENT_BYTES = 200
 """Memory of an event without its paths."""
@@ -49,8 +51,9 @@ class FileEvent:
     """A change in a watched folder.
 
     Args:
-        kind: created, modified, removed or moved; overflow: events may be missing; gone: the folder itself was removed or moved.
-        path: Absolute path inside the sandbox; empty for overflow.
+        kind: ``created``, ``modified``, ``removed`` or ``moved``: the change of the entry. ``overflow``: events may be missing. ``gone``: the
+            watched folder itself was removed or moved.
+        path: Absolute path of the entry inside the sandbox; empty for ``overflow``.
         folder: True if the entry is a folder.
         source: Previous path of a moved entry.
     """
@@ -62,13 +65,13 @@ class FileEvent:
 
 
 class FolderWatch:
-    """A stream of the events of one folder. Iterate it, then close it.
+    """A stream of the events of one folder. Iterate over the events, then close the watch.
 
     Args:
         helper: Program inside the sandbox that watches.
         path: Folder as the caller named it.
-        by: Method: ``inotify`` or ``scan``.
-        root: Path of the folder without symbolic links. The paths of all events begin with it.
+        by: Method that the program uses, ``inotify`` or ``scan``.
+        root: Path of the folder with all symbolic links resolved. The paths of all events begin with this path.
     """
 
     __slots__ = ("_helper", "by", "path", "root")
@@ -97,15 +100,15 @@ class FolderWatch:
 
 
 async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> FolderWatch:
-    """Watch a folder. Changes after the return of this function are reported.
+    """Watch a folder. All changes after the return of this function are reported.
 
     Args:
         sandbox: Sandbox that has the folder.
-        path: Absolute path. A symbolic link at its end is followed.
+        path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
         user: User that watches. Folders that this user may not read are not watched.
-        recursive: Watch the folders below it as well, later ones included.
-        by: ``scan`` scans the folder instead of using inotify; an empty string chooses automatically.
-        holds: Count the watch as activity of the sandbox, so that the sandbox is not idle.
+        recursive: Also watch all folders below this folder, including folders that are created later.
+        by: ``scan``: scan the folder even if inotify is available. Empty: choose automatically.
+        holds: Count the watch as activity of the sandbox.
 
     Raises:
         NotFoundError: ``path_not_found``.
@@ -114,7 +117,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
         SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "watch", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
+    helper = await helpers.start(sandbox, "watch", {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": by}, user=user, holds=holds)
     try:
         async with sandbox.connection():
             message = await anext(helper, None)
@@ -134,7 +137,7 @@ def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - sent by a guest,
         ConflictError: The message is invalid.
     """
     events = message.get("events") if isinstance(message, Mapping) else None
-    if not isinstance(events, list) or len(events) > _EVENTS:
+    if not isinstance(events, list) or len(events) > _MAX_MESSAGE_EVENTS:
         raise _invalid_message()
     return [_event(event) for event in events]
 
@@ -152,18 +155,20 @@ def _event(event: Any) -> FileEvent:  # noqa: ANN401 - as above
 
 def _invalid_message() -> ConflictError:
     return ConflictError(
-        "The sandbox's report of the watched folder cannot be read.", code=ErrorCode.CONFLICT, hint="Check the sandbox for processes that forge it."
+        "The sandbox sent an invalid report about the watched folder.",
+        code=ErrorCode.CONFLICT,
+        hint="Check the sandbox for a process that forges the report.",
     )
 
 
 class BufferedFolderWatch:
-    """A watcher: a watched folder and its events since the last request.
+    """A watcher: a watched folder, and its events since the last request for them.
 
     Args:
         sandbox: Sandbox that has the folder.
         path: Absolute path of the folder.
         user: User that watches.
-        recursive: Watch the folders below it as well.
+        recursive: Also watch all folders below this folder.
     """
 
     __slots__ = ("_events", "_lock", "_reserved_bytes", "_sandbox", "_task", "by", "id", "path", "recursive", "root", "user")
@@ -177,14 +182,14 @@ class BufferedFolderWatch:
         self.id = f"w{secrets.token_hex(8)}"
         self.path = path
         self.root = path
-        """Path of the folder without symbolic links. The paths of all events begin with it."""
+        """Path of the folder with all symbolic links resolved. The paths of all events begin with this path."""
         self.by = ""
         self.user = user
         self.recursive = recursive
 
     @property
     def full(self) -> bool:
-        """True after events were dropped, until the events are taken."""
+        """True after events were dropped, until a client takes the events."""
         return bool(self._events) and self._events[-1].kind == OVERFLOW
 
     async def begin(self) -> None:
@@ -199,10 +204,10 @@ class BufferedFolderWatch:
         self._task.add_done_callback(lambda _: self._free_if_ended())
 
     async def take(self) -> Sequence[FileEvent]:
-        """Return and drop the events since the last call, oldest first. No event follows ``gone``.
+        """Return the events since the last call, oldest first, and forget them. If ``gone`` is among the events, it is the last.
 
         Raises:
-            SandlotError: The watch was interrupted and could not be started again.
+            SandlotError: The program of the watch ended and could not be started again.
         """
         async with self._lock:
             if self._task is None or not self._task.done() or (self._events and self._events[-1].kind == GONE):
@@ -226,17 +231,21 @@ class BufferedFolderWatch:
             async for event in watch:
                 self._keep(event)
         except SandlotError:
-            return  # the next request reports `overflow`, or why the folder cannot be watched
+            return  # the next request for events starts the program again, or gets the reason why this is not possible
         finally:
             await watch.aclose()
 
     def _keep(self, event: FileEvent) -> None:
         if self.full and event.kind != GONE:
             return
-        if event.kind == GONE or len(self._events) >= EVENTS or not self._sandbox.buffers.try_take(_size(event)):
-            event = event if event.kind == GONE else FileEvent(OVERFLOW, "")
-            self._sandbox.buffers.take_anyway(_size(event))
-        self._reserved_bytes += _size(event)
+        size = _size(event)
+        if event.kind == GONE:
+            self._sandbox.buffers.take_anyway(size)
+        elif len(self._events) >= MAX_EVENTS or not self._sandbox.buffers.try_take(size):
+            event = FileEvent(OVERFLOW, "")
+            size = _size(event)
+            self._sandbox.buffers.take_anyway(size)
+        self._reserved_bytes += size
         self._events.append(event)
 
     def _drain(self) -> list[FileEvent]:
@@ -247,7 +256,7 @@ class BufferedFolderWatch:
         return events
 
     def _free_if_ended(self) -> None:
-        """Free the memory of the events if the sandbox ended: no client can ask for them then."""
+        """Free the memory of the events if the sandbox ends, because no client can take these events any more."""
         if self._sandbox.end_requested.is_set():
             self._drain()
 
@@ -258,17 +267,17 @@ def _close_all(watchers: dict[str, BufferedFolderWatch]) -> None:
 
 
 WATCHERS: Final[SandboxLocal[dict[str, BufferedFolderWatch]]] = SandboxLocal(lambda _: {}, _close_all)
-"""Watches of a sandbox, by id."""
+"""Watchers of a sandbox, by id."""
 
 
 async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
-    """Create a watcher. Changes after the return of this function are kept.
+    """Create a watcher. It keeps all changes after the return of this function.
 
     Args:
         sandbox: Sandbox that has the folder.
-        path: Absolute path. A symbolic link at its end is followed.
+        path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
         user: User that watches.
-        recursive: Watch the folders below it as well.
+        recursive: Also watch all folders below this folder.
 
     Raises:
         LimitError: ``limit_exceeded``: the sandbox has 32 watchers, or more than 1,000 folders are below the folder.
@@ -276,12 +285,12 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
     """
     _check_live(sandbox)
     watchers = WATCHERS.of(sandbox)
-    if len(watchers) >= MOST:
+    if len(watchers) >= MAX_WATCHERS:
         raise LimitError(
-            f"The sandbox has {MOST} watchers, the maximum.",
+            f"The sandbox has {MAX_WATCHERS} watchers, the maximum.",
             code=ErrorCode.LIMIT_EXCEEDED,
             hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
-            fields={"watchers": MOST},
+            fields={"watchers": MAX_WATCHERS},
         )
     watcher = BufferedFolderWatch(sandbox, path, user, recursive=recursive)
     watchers[watcher.id] = watcher
@@ -306,7 +315,7 @@ def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
             code=ErrorCode.NOT_FOUND,
-            hint="Create a new watcher: a watcher ends when its folder is removed or the service restarts.",
+            hint="Create a new watcher. A watcher ends when its folder is removed or the service restarts.",
         )
     return watcher
 
@@ -322,11 +331,11 @@ def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
 
 
 async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
-    """Return and drop the events of a watcher since the last call, oldest first. After ``gone``, the watcher is removed.
+    """Return the events of a watcher since the last call, oldest first, and forget them. After ``gone``, the watcher is removed.
 
     Raises:
         NotFoundError: ``not_found``.
-        SandlotError: The watch was interrupted and could not be started again.
+        SandlotError: The program of the watch ended and could not be started again.
     """
     watcher = find(sandbox, id_)
     events = await watcher.take()

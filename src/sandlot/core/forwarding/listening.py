@@ -1,9 +1,11 @@
-"""Listening ports inside a sandbox, read from its kernel's tables (``/proc/net/tcp``, ``/proc/net/tcp6``; proc_net(5)).
+"""Find the ports on which programs inside a sandbox listen.
+
+The ports are in the tables of the sandbox's kernel: ``/proc/net/tcp`` and ``/proc/net/tcp6`` (proc_net(5)).
 
 Invariants:
-- No program is started inside the sandbox: the guest reads two files.
-- The tables come from the guest, so at most 1 MiB of each is read and invalid lines are skipped.
-- The service's own listener inside the sandbox is not listed.
+- No program is started inside the sandbox: the guest reads the two files.
+- A sandbox can forge its tables, so at most 1 MiB of each table is read, and invalid lines are skipped.
+- Sandlot's own listener inside the sandbox, the access to the package indexes, is not listed.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from sandlot.protocol.schema import PACKAGES_PORT
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAX_BYTES = 1 * MIB
-"""Maximum size read of one table. A line has 150 bytes."""
+"""Bytes that are read of one table. Each line has 150 bytes."""
 
 _LISTEN = "0A"
-"""TCP_LISTEN (include/net/tcp_states.h of Linux)."""
+"""State TCP_LISTEN (include/net/tcp_states.h of Linux)."""
 _FIELDS = 4
-_V4, _V6 = 8, 32
-"""Hexadecimal digits of an IPv4 and of an IPv6 address."""
-_OWN = ("127.0.0.1", PACKAGES_PORT)
+"""Fields of a line up to the state, which is the fourth."""
+_V4_DIGITS, _V6_DIGITS = 8, 32
+"""Hexadecimal digits of an IPv4 address and of an IPv6 address."""
+_SANDLOT_LISTENER = ("127.0.0.1", PACKAGES_PORT)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,7 +41,7 @@ class Listening:
 
     Args:
         port: Port number.
-        address: Address that the socket is bound to; ``0.0.0.0`` and ``::`` mean all addresses.
+        address: Address to which the socket is bound. ``0.0.0.0`` and ``::`` stand for all addresses.
     """
 
     port: int
@@ -55,14 +58,14 @@ async def ports(sandbox: Sandbox) -> list[Listening]:
     for table in TABLES:
         try:
             download = await files.read(sandbox, table, user=User.ROOT, length=MAX_BYTES)
-        except NotFoundError:  # a kernel without IPv6
+        except NotFoundError:  # the sandbox's kernel has no IPv6
             continue
         try:
             content = b"".join([piece async for piece in download])
         finally:
             await download.aclose()
         found |= set(parse_table(content.decode("ascii", "replace").splitlines()))
-    return sorted(each for each in found if (each.address, each.port) != _OWN)
+    return sorted(each for each in found if (each.address, each.port) != _SANDLOT_LISTENER)
 
 
 def parse_table(lines: Iterable[str]) -> list[Listening]:
@@ -87,14 +90,14 @@ def parse_table(lines: Iterable[str]) -> list[Listening]:
 
 
 def parse_address(digits: str) -> str:
-    """Return the address of a table's entry, which has 32-bit words in the byte order of the machine.
+    """Parse an address of a table: hexadecimal 32-bit words in the byte order of the machine.
 
     Raises:
-        ValueError: The digits are not an address.
+        ValueError: The digits are no address.
     """
-    if len(digits) not in {_V4, _V6}:
-        raise ValueError(digits[:_V6])
-    words = [struct.unpack(">I", binascii.unhexlify(digits[at : at + _V4]))[0] for at in range(0, len(digits), _V4)]
+    if len(digits) not in {_V4_DIGITS, _V6_DIGITS}:
+        raise ValueError(digits[:_V6_DIGITS])
+    words = [struct.unpack(">I", binascii.unhexlify(digits[at : at + _V4_DIGITS]))[0] for at in range(0, len(digits), _V4_DIGITS)]
     packed = struct.pack(f"={len(words)}I", *words)
     address = ipaddress.ip_address(packed)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -1,14 +1,14 @@
-"""Tunnels: connections between clients outside and ports inside a sandbox.
+"""Tunnels: connections from clients of the service to ports inside a sandbox.
 
-A tunnel goes through the link to the guest, which connects to the sandbox's own loopback. So no network of the sandbox is opened, sandboxes
-without a network have tunnels too, and a tunnel reaches only programs that listen in that sandbox.
+The bytes of a tunnel go over the link to the guest, and the guest connects to the port on the loopback interface of the sandbox. A tunnel therefore
+works without a network of the sandbox, and reaches only programs that listen inside the sandbox.
 
 Invariants:
-- Data that passes through a tunnel counts as activity of the sandbox; an idle tunnel does not.
-- Neither side is sent more than it takes. At most one stream window of the program's data waits here, and one message of the client, which
-  counts in the buffer budget (``core/node/buffer_budget.py``).
-- A half that one side ends is ended on the other side. If the client disconnects without that, the service stops or the sandbox is suspended,
-  the program sees a connection reset.
+- Data in a tunnel counts as activity of the sandbox; an idle tunnel does not.
+- Both directions have backpressure. At most one stream window of the program's data is buffered here, and one message of the client, which counts
+  in the buffer budget (``core/node/buffer_budget.py``).
+- If one side ends its half of the connection, the other side sees the end of the stream. If the client disconnects without ending its half, the
+  service stops, or the sandbox is suspended, the program sees a connection reset.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import Any, Protocol, Self
 import structlog
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.tunnels import Tunnel as Call
+from sandlot.link.tunnels import Tunnel as TunnelCall
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.protocol.schema import MOST_PORT
 
-LAST_S = 10.0
-"""Seconds that a program has to read the last data after both halves have ended and the client has left."""
+CLOSE_TIMEOUT_S = 10.0
+"""Seconds for the program to read the last data, after both sides have ended their halves."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class Peer(Protocol):
-    """The client's end of a tunnel."""
+    """Connection of the service to the client of a tunnel."""
 
     gone: asyncio.Event
     """Set when the client has disconnected."""
 
     async def receive(self) -> bytes | None:
-        """Return the next data of the client: b"" when the client ends its half, None when it has disconnected."""
+        """Return the next data of the client. ``b""``: the client has ended its half. None: the client has disconnected."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send data to the client. Waits while the client reads nothing."""
+        """Send data to the client. Waits while the client does not read."""
         ...
 
     async def ended(self) -> None:
-        """Tell the client that the program has ended its half."""
+        """Report to the client that the program has ended its half."""
         ...
 
 
 class Tunnel:
-    """A connection to a port. Iterate it for the program's data until the program ends its half.
+    """A connection to a port inside a sandbox. Iterate over the program's data, which ends when the program ends its half.
 
     Args:
         sandbox: Sandbox that has the port.
@@ -63,14 +63,14 @@ class Tunnel:
         received_bytes: Bytes received from the program.
     """
 
-    __slots__ = ("_began_s", "_call", "_closed", "_ended", "_sandbox", "port", "received_bytes", "sent_bytes")
+    __slots__ = ("_call", "_closed", "_ended", "_sandbox", "_started_s", "port", "received_bytes", "sent_bytes")
 
-    def __init__(self, sandbox: Sandbox, port: int, call: Call) -> None:
+    def __init__(self, sandbox: Sandbox, port: int, call: TunnelCall) -> None:
         self._sandbox = sandbox
         self._call = call
         self._closed = False
         self._ended = False
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
         self.port = port
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -79,7 +79,7 @@ class Tunnel:
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the program's next data.
+        """Return the next data of the program.
 
         Raises:
             ConflictError: The program reset the connection, or the sandbox was suspended.
@@ -94,7 +94,7 @@ class Tunnel:
         return piece
 
     async def send(self, data: bytes) -> None:
-        """Send data to the program. Waits while the program reads nothing.
+        """Send data to the program. Waits while the program does not read.
 
         Raises:
             ConflictError: The tunnel has ended.
@@ -112,12 +112,12 @@ class Tunnel:
         self._sandbox.activity.touch()
 
     def end(self) -> None:
-        """End the client's half: the program reads the rest and then the end of the stream. Idempotent."""
+        """End the client's half: the program reads the remaining data and then sees the end of the stream. Idempotent."""
         self._ended = True
         self._call.end()
 
     async def wait_ended(self) -> None:
-        """Wait until both halves have ended, or the program has ended its half and reads no more.
+        """Wait until both halves have ended, or until the program has closed the connection.
 
         Raises:
             SandlotError: The connection was interrupted.
@@ -128,50 +128,50 @@ class Tunnel:
             raise await self._sandbox.explain(error) from None
 
     async def aclose(self) -> None:
-        """Close the connection. If a half has not ended, the program sees a reset. Idempotent."""
+        """Close the connection. If a half has not ended, the program sees a connection reset. Idempotent."""
         if self._ended and self._call.program_ended:
             with suppress(SandlotError, TimeoutError):
-                async with asyncio.timeout(LAST_S):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._call.wait()
         await self._call.aclose()
         if not self._closed:
             self._closed = True
             _log.info(
-                "tunnel",
+                "tunnel.closed",
                 sandbox=self._sandbox.id,
                 port=self.port,
-                sent=self.sent_bytes,
-                received=self.received_bytes,
-                s=round(time.monotonic() - self._began_s, 3),
+                sent_bytes=self.sent_bytes,
+                received_bytes=self.received_bytes,
+                duration_s=round(time.monotonic() - self._started_s, 3),
             )
 
 
 async def connect(sandbox: Sandbox, port: int) -> Tunnel:
-    """Connect to a port inside a sandbox. A suspended sandbox is resumed if it may be.
+    """Connect to a port inside a sandbox. A suspended sandbox is resumed first, if the sandbox allows this.
 
     Args:
         sandbox: Sandbox that has the port.
-        port: Port on 127.0.0.1; if no program listens there, on ::1.
+        port: Port number. The guest connects to 127.0.0.1, or to ::1 if no program listens on 127.0.0.1.
 
     Raises:
         InvalidRequestError: The port number is out of range.
         NotFoundError: ``port_not_found``: no program listens on the port.
         LimitError: ``limit_exceeded``: the sandbox has the maximum number of tunnels.
         TimeoutExceededError: The program on the port does not accept the connection.
-        SandlotError: The sandbox has ended, or is suspended and must not be resumed.
+        SandlotError: The sandbox has ended, or is suspended and does not resume automatically.
     """
     if not 0 < port <= MOST_PORT:
-        raise InvalidRequestError(f"port is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
+        raise InvalidRequestError(f"`port` is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
     async with sandbox.connection() as link:
         return Tunnel(sandbox, port, await link.connect_port(port))
 
 
 async def carry(tunnel: Tunnel, peer: Peer) -> bool:
-    """Move data both ways until the tunnel has ended or its client has disconnected.
+    """Forward data in both directions until the tunnel has ended or the client has disconnected.
 
     Args:
-        tunnel: Connection to a port.
-        peer: The client.
+        tunnel: Connection to the port.
+        peer: Connection to the client.
 
     Returns:
         True if the tunnel has ended and the client is still connected.
@@ -200,7 +200,7 @@ async def _send(tunnel: Tunnel, peer: Peer) -> None:
         if not piece:
             tunnel.end()
             continue
-        with suppress(ConflictError):  # the tunnel has ended or was interrupted; the other direction reports it
+        with suppress(ConflictError):  # the tunnel has ended or was interrupted; `_receive` reports this
             await tunnel.send(piece)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
 from sandlot.core.admission import AUTO
-from sandlot.core.oneshot.comparison import DEFAULT_TOLERANCE, Comparison, check_tolerance
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
 from sandlot.model.specs import (
     DEFAULT_COMMAND_TIMEOUT_S,
@@ -22,11 +23,25 @@ from sandlot.model.specs import (
     check_text,
 )
 
+MIN_TIMEOUT_S = 0.001
 MAX_TIMEOUT_S = 3600.0
-"""Longest timeout. The result of a run is one response, so a longer program is better run as a command whose output is followed."""
+"""Longest timeout. The client of a run waits for a single response, so a program that takes longer is better run as a background command."""
 DEFAULT_OUTPUT_BYTES = 1 * MIB
 MAX_OUTPUT_BYTES = 8 * MIB
 MAX_FILES = 100
+DEFAULT_TOLERANCE = 1e-6
+
+
+class Comparison(StrEnum):
+    """Comparison of a program's output with the expected output. ``exact`` is the strictest, ``numeric`` the laxest."""
+
+    TRIMMED = "trimmed"
+    """The texts differ at most in white space at the end of lines and in empty lines at the end. A line ends with LF or CR LF."""
+    EXACT = "exact"
+    """The texts have the same characters."""
+    NUMERIC = "numeric"
+    """The texts have the same number of words, and their words are equal in pairs. Two numbers are equal if they differ at most by the
+    tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +78,13 @@ class OneShotParams:
         code: Code of the program, at most 4 MiB.
         stdin: Complete standard input.
         timeout_s: Seconds until the program and all its processes are killed, at most 3600.
-        files: Path -> content of files to write first; relative paths start in the working directory.
+        files: Path -> content of files to write before the program starts. Relative paths start in the working directory.
         env: Environment variables, in addition to those of the template.
-        expected_output: Expected standard output; None grades nothing.
-        comparison: Kind of comparison with the expected output.
-        tolerance: Largest difference of two numbers in a numeric comparison.
-        output_bytes: Bytes that the program may write to each stream before it is killed, at most 8 MiB.
+        expected_output: Expected standard output. None: the output is not graded.
+        comparison: Comparison of the standard output with the expected output.
+        tolerance: Largest difference of two equal numbers in a numeric comparison; relative if the expected number is above 1.
+        output_bytes: Bytes that the program may write to each of standard output and standard error, at most 8 MiB. A program that writes
+            more is killed.
         limits: Limits of the sandbox.
         template: Template of the sandbox.
         isolation: ``auto`` or an isolation that the operator allows.
@@ -105,8 +121,8 @@ class OneShotParams:
             )
         check_env(self.env)
         check_tolerance(self.tolerance)
-        _bounded("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
-        _bounded("output_bytes", self.output_bytes, 1, MAX_OUTPUT_BYTES)
+        _check_range("timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+        _check_range("output_bytes", self.output_bytes, 1, MAX_OUTPUT_BYTES)
         _check_files(self.files, self.program)
 
     @property
@@ -119,17 +135,27 @@ def language_of(name: str) -> Language:
     """Return the language with a name or alias.
 
     Raises:
-        InvalidRequestError: There is no such language; the hint lists all.
+        InvalidRequestError: The language is not supported; the hint lists all languages.
     """
     known = _BY_NAME.get(name.lower())
     if known is None:
         languages = "; ".join(f"{language.name} ({', '.join(language.aliases)})" for language in LANGUAGES)
         raise InvalidRequestError(
-            f"There is no language {name[:50]!r}.",
+            f"The language {name[:50]!r} is not supported.",
             hint=f"Use one of: {languages}.",
             fields={"field": "language", "languages": [each.name for each in LANGUAGES]},
         )
     return known
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Refuse a tolerance that is negative or not finite.
+
+    Raises:
+        InvalidRequestError: The tolerance is invalid.
+    """
+    if not (math.isfinite(tolerance) and tolerance >= 0):
+        raise InvalidRequestError(f"`tolerance` is {tolerance:g}; it must be a finite number, at least 0.", fields={"field": "tolerance"})
 
 
 def _check_files(files: Mapping[str, bytes], program: str) -> None:
@@ -144,6 +170,6 @@ def _check_files(files: Mapping[str, bytes], program: str) -> None:
             )
 
 
-def _bounded(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:  # false for NaN as well
-        raise InvalidRequestError(f"`{name}` is {value:g}; it must be from {least:g} to {most:g}.", fields={"field": name})
+def _check_range(name: str, value: float, smallest: float, largest: float) -> None:
+    if not smallest <= value <= largest:  # NaN is refused too, because no comparison with NaN is true
+        raise InvalidRequestError(f"`{name}` is {value:g}; it must be from {smallest:g} to {largest:g}.", fields={"field": name})

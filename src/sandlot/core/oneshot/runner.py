@@ -1,4 +1,4 @@
-"""One-shot runs: run a program in a sandbox of its own, or a batch of programs, a few at a time.
+"""One-shot runs: run one program in a new sandbox, or a batch of programs, a few at a time.
 
 Invariants of a run:
 - A run is a process with a program file in the working directory, not a cell. It finds nothing of an earlier run and leaves nothing behind.
@@ -9,7 +9,7 @@ Invariants of a run:
 Invariants of a batch:
 - Each item has its own result or error, and does not affect other items.
 - At most ``concurrency`` programs run at once. If there is no room for a sandbox, its item waits for a limited time.
-- A result is passed on as soon as it is known. A reader that stops reading stops the runs, and a reader that disconnects ends them.
+- A result is passed on as soon as it is known. A client that reads nothing delays the runs, and a client that disconnects ends them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncio
 import posixpath
 import signal as signals
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,9 +31,8 @@ from sandlot.core.files import files
 from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import RETRY_AFTER_S
-from sandlot.core.oneshot.comparison import Comparison
-from sandlot.core.oneshot.params import OneShotParams, language_of
-from sandlot.core.oneshot.verdict import Observation, Result, graded
+from sandlot.core.oneshot.params import Comparison, OneShotParams, language_of
+from sandlot.core.oneshot.verdict import Observation, Result, grade
 from sandlot.core.records.execution_log import ExecutionDescription
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
@@ -44,25 +43,26 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
 from sandlot.protocol.schema import STDERR, STDOUT
 
-PATIENCE_S = 5.0
-"""Time that a run waits for room: the sandbox of the previous run may still be being removed."""
-_DEADLINE_S = 60.0
-"""Time that the sandbox may outlive the run, in case the service is killed before it removes the sandbox."""
-_KILL_PATIENCE_S = 5.0
-_RETRYABLE = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
-"""Errors of a create that may succeed a moment later."""
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
-"""Pauses between two attempts to create a sandbox double from the first to the last."""
-_GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
-"""Length of both texts up to which they are compared at once. Longer texts take more than a few milliseconds (numbers about 3 us a
-word), so they are compared in a thread."""
-
-
 MAX_ITEMS = 1000
 DEFAULT_CONCURRENCY = 4
 MAX_CONCURRENCY = 32
-BATCH_PATIENCE_S = 120.0
+ROOM_TIMEOUT_S = 5.0
+"""Time that a run waits for room: the sandbox of the previous run may still be being removed."""
+BATCH_ROOM_TIMEOUT_S = 120.0
 """Time that an item of a batch waits for room, which other items of the batch may have taken."""
+
+_SPARE_LIFETIME_S = 60.0
+"""Time that the sandbox may outlive its program, in case the service is killed before it removes the sandbox."""
+_KILL_TIMEOUT_S = 5.0
+"""Time until the program must have ended after it was killed."""
+_RETRYABLE = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
+"""Errors of a create that may succeed a moment later."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+"""First and longest pause between two attempts to create a sandbox. Each pause is twice as long as the one before."""
+_GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
+"""Length of both texts up to which they are compared without a thread. Comparing longer texts takes more than a few milliseconds (numbers: about
+3 us for each word)."""
+
 _log = structlog.get_logger("sandlot.core")
 
 
@@ -79,69 +79,52 @@ class BatchItem:
     outcome: Result | SandlotError
 
 
-def check(items: int, concurrency: int) -> None:
-    """Refuse a batch that is too large.
-
-    Args:
-        items: Number of items.
-        concurrency: Number of runs at once.
-
-    Raises:
-        InvalidRequestError: One of the numbers is out of bounds.
-    """
-    for field, value, most in (("items", items, MAX_ITEMS), ("concurrency", concurrency, MAX_CONCURRENCY)):
-        if not 1 <= value <= most:
-            raise InvalidRequestError(
-                f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint="Send several batches.", fields={"field": field}
-            )
-
-
 class OneShotRunner:
-    """Runs programs, each in a sandbox of its own.
+    """Runs programs, each once and in a new sandbox, and grades their output.
 
     Args:
         manager: Creates the sandboxes.
         processes: Runs the programs.
-        execution_counter: Counts executions against the quotas of their owners.
+        execution_counter: Executions of each owner in the current month.
+        grading: Executor that compares long outputs, which can take seconds. Not the default executor of the event loop: creates wait for its
+            threads.
     """
 
-    def __init__(self, manager: SandboxManager, processes: ProcessService, execution_counter: MonthlyExecutionCounter) -> None:
+    def __init__(self, manager: SandboxManager, processes: ProcessService, execution_counter: MonthlyExecutionCounter, grading: Executor) -> None:
         self._manager = manager
         self._processes = processes
         self._execution_counter = execution_counter
-        self._grading_thread = ThreadPoolExecutor(1, "grading")
-        """Compares outputs: outputs of megabytes take seconds, and creates wait for the default threads."""
+        self._grading = grading
 
-    def close(self) -> None:
-        """Cancel the comparisons that wait for the thread. Idempotent."""
-        self._grading_thread.shutdown(wait=False, cancel_futures=True)
-
-    async def execute(self, principal: Principal, params: OneShotParams, *, patience_s: float = PATIENCE_S) -> Result:
-        """Run a program in a sandbox of its own and return the result. Cancelling ends the program and the sandbox.
+    async def run(self, principal: Principal, params: OneShotParams, *, room_timeout_s: float = ROOM_TIMEOUT_S) -> Result:
+        """Run a program in a new sandbox and return the result. Cancelling ends the program and the sandbox.
 
         Args:
             principal: Owner of the sandbox.
             params: Program to run.
-            patience_s: Seconds to wait if there is no room for the sandbox.
+            room_timeout_s: Seconds to wait if there is no room for the sandbox.
 
         Raises:
             SandlotError: The program could not be run. A program that fails has a result instead.
         """
         self._execution_counter.check(principal.owner)  # before the create: a sandbox is expensive if the quota then refuses the run
-        sandbox = await _create_with_patience(self._manager, _create_params(params, principal), principal, patience_s)
+        sandbox = await self._create_sandbox(principal, params, room_timeout_s)
         sandbox.single_use = True
         try:
-            await _write_files(sandbox, params)
-            seen = await _run(self._processes, sandbox, params)
-            if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
-                raise seen.ended  # killed by a request or by the stop of the service, so the program has no verdict
+            for path, content in {params.program: params.code.encode(), **params.files}.items():
+                await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
+            observation = await self._run_program(sandbox, params)
         finally:
             sandbox.request_end(Exit(ExitReason.KILLED, "its run has ended"))
-        if params.expected_output is not None and len(seen.stdout) + len(params.expected_output) > _GRADED_INLINE_CHARS[params.comparison]:
-            return await asyncio.get_running_loop().run_in_executor(self._grading_thread, graded, params, seen)
-        return graded(params, seen)
+        if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") == ExitReason.KILLED:
+            raise observation.sandbox_error  # killed by a request or by the stop of the service, so the program has no verdict
+        if params.expected_output is not None:
+            chars = len(observation.stdout) + len(params.expected_output)
+            if chars > _GRADED_INLINE_CHARS[params.comparison]:
+                return await asyncio.get_running_loop().run_in_executor(self._grading, grade, params, observation)
+        return grade(params, observation)
 
-    async def execute_batch(
+    async def run_batch(
         self, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
     ) -> AsyncGenerator[BatchItem]:
         """Run a batch of programs and yield each result as soon as it is known. Closing the generator ends all running programs.
@@ -154,13 +137,13 @@ class OneShotRunner:
         Raises:
             InvalidRequestError: The batch is too large.
         """
-        check(len(items), concurrency)
+        check_batch(len(items), concurrency)
         done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
         todo = iter(enumerate(items))
 
         async def work() -> None:
             for index, item in todo:
-                await done.put(BatchItem(index, await self._outcome(principal, item)))
+                await done.put(BatchItem(index, await self._run_item(principal, item)))
 
         workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(items)))]
         try:
@@ -171,94 +154,105 @@ class OneShotRunner:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _outcome(self, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
+    async def _run_item(self, principal: Principal, item: OneShotParams | SandlotError) -> Result | SandlotError:
         if isinstance(item, SandlotError):
             return item
         try:
-            return await self.execute(principal, item, patience_s=BATCH_PATIENCE_S)
+            return await self.run(principal, item, room_timeout_s=BATCH_ROOM_TIMEOUT_S)
         except SandlotError as error:
             return error
         except Exception:  # noqa: BLE001 - logged; the other items must not be affected
-            _log.exception("batch.defect")
+            _log.exception("one_shot.internal_error")
             return InternalError(
-                "Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that say batch.defect."
+                "Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that contain one_shot.internal_error."
             )
 
+    async def _create_sandbox(self, principal: Principal, params: OneShotParams, room_timeout_s: float) -> Sandbox:
+        """Create the sandbox of a run. If there is no room, retry until ``room_timeout_s`` seconds have passed."""
+        create_params = _create_params(params, principal)
+        loop = asyncio.get_running_loop()
+        give_up_s, pause_s = loop.time() + room_timeout_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._manager.create(create_params, principal)
+            except SandlotError as error:
+                if error.code not in _RETRYABLE or "retry_after_s" not in error.fields or loop.time() + pause_s > give_up_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-async def _create_with_patience(manager: SandboxManager, params: CreateSandboxParams, principal: Principal, patience_s: float) -> Sandbox:
-    """Create a sandbox. If there is no room, retry until ``patience_s`` has passed."""
-    loop = asyncio.get_running_loop()
-    give_up_s, wait_s = loop.time() + patience_s, _FIRST_PAUSE_S
-    while True:
+    async def _run_program(self, sandbox: Sandbox, params: OneShotParams) -> Observation:
+        language = language_of(params.language)
+        spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
+        description = ExecutionDescription(origin=params.origin, language=language.name, code=params.code)
+        loop = asyncio.get_running_loop()
+        process = await self._processes.start(sandbox, spec, stdin=params.stdin, description=description)
+        started_s = loop.time()
+        output = OutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
+        observation = Observation(execution=process.id)
         try:
-            return await manager.create(params, principal)
-        except SandlotError as error:
-            if error.code not in _RETRYABLE or "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
-                raise
-        await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LAST_PAUSE_S)
+            # The guest enforces the timeout. This limit applies if the guest does not.
+            async with sandbox.connection(params.timeout_s + GRACE_S):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None) as until_killed:
+                        async for event in process:
+                            if not observation.output_exceeded and not _keep(output, event, params.output_bytes):
+                                observation.output_exceeded = True
+                                until_killed.reschedule(loop.time() + _KILL_TIMEOUT_S)
+                                await self._processes.signal(sandbox, process.id, int(signals.SIGKILL))
+                        observation.outcome = await process.outcome()
+            if observation.outcome is not None and observation.outcome.exit_code and sandbox.instance is not None:
+                observation.oom_kills = (await sandbox.instance.usage()).oom_kills
+        except SandboxEndedError as error:
+            observation.sandbox_error = error
+        finally:
+            observation.duration_s = loop.time() - started_s
+            output.close()
+            await process.close()
+        observation.stdout, observation.stderr = (output.captures[channel].text() for channel in (STDOUT, STDERR))
+        return observation
+
+
+def check_batch(items: int, concurrency: int) -> None:
+    """Refuse a batch that is empty or too large.
+
+    Args:
+        items: Number of items, 1 to ``MAX_ITEMS``.
+        concurrency: Number of runs at once, 1 to ``MAX_CONCURRENCY``.
+
+    Raises:
+        InvalidRequestError: One of the numbers is out of bounds.
+    """
+    for field, value, most in (("items", items, MAX_ITEMS), ("concurrency", concurrency, MAX_CONCURRENCY)):
+        if not 1 <= value <= most:
+            raise InvalidRequestError(
+                f"`{field}` of the batch is {value}; it must be from 1 to {most}.", hint="Send several batches.", fields={"field": field}
+            )
 
 
 def _create_params(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
     longest_s = principal.quota.lifetime_s
-    deadline_s = params.timeout_s + _DEADLINE_S
+    lifetime_s = params.timeout_s + _SPARE_LIFETIME_S
     return CreateSandboxParams(
         template=params.template,
         metadata={**params.metadata, USE_WORD: ONE_RUN},
         limits=params.limits,
-        timeout_s=deadline_s if longest_s is None else max(1.0, params.timeout_s, min(deadline_s, longest_s)),
+        timeout_s=lifetime_s if longest_s is None else max(1.0, params.timeout_s, min(lifetime_s, longest_s)),
         isolation=params.isolation,
         network=Network.NONE,
     )
 
 
-async def _write_files(sandbox: Sandbox, params: OneShotParams) -> None:
-    for path, content in {params.program: params.code.encode(), **params.files}.items():
-        await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
-
-
-async def _run(processes: ProcessService, sandbox: Sandbox, params: OneShotParams) -> Observation:
-    language = language_of(params.language)
-    spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
-    description = ExecutionDescription(origin=params.origin, language=language.name, code=params.code)
-    loop = asyncio.get_running_loop()
-    process = await processes.start(sandbox, spec, stdin=params.stdin, description=description)
-    began_s = loop.time()
-    output = OutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
-    seen = Observation(execution=process.id)
-    try:
-        # The guest enforces the timeout. This limit applies if the guest does not.
-        async with sandbox.connection(params.timeout_s + GRACE_S):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None) as patience:
-                    async for event in process:
-                        if not seen.flooded and not _kept(output, event, params.output_bytes):
-                            seen.flooded = True
-                            patience.reschedule(loop.time() + _KILL_PATIENCE_S)
-                            await processes.signal(sandbox, process.id, int(signals.SIGKILL))
-                    seen.outcome = await process.outcome()
-        if seen.outcome is not None and seen.outcome.exit_code and sandbox.instance is not None:
-            seen.oom_kills = (await sandbox.instance.usage()).oom_kills
-    except SandboxEndedError as error:
-        seen.ended = error
-    finally:
-        seen.duration_s = loop.time() - began_s
-        output.close()
-        await process.close()
-    seen.stdout, seen.stderr = (output.captures[channel].text() for channel in (STDOUT, STDERR))
-    return seen
-
-
-def _kept(output: OutputCollector, event: Output | OutputGap, most_bytes: int) -> bool:
+def _keep(output: OutputCollector, event: Output | OutputGap, max_bytes: int) -> bool:
     """Keep the output of an event. Return False if the process has written more than it may.
 
     Raises:
         UnavailableError: ``busy``: the memory for client data is used up.
     """
-    if isinstance(event, OutputGap):  # output that is read all the time has no gaps, unless the guest reports one
+    if isinstance(event, OutputGap):  # a gap in the output: the program writes faster than its output can be read
         return False
     capture = output.captures[event.channel]
-    room = most_bytes - capture.held_bytes
+    room = max_bytes - capture.held_bytes
     output.add(Output(event.channel, event.offset, event.data[:room]))
     if capture.omitted:
         raise UnavailableError(

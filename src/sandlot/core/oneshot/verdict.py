@@ -1,17 +1,26 @@
-"""Verdict of a one-shot run: its status and result, derived from an observation. Pure.
+"""Verdict of a one-shot run: grade what was observed of the program, and compare its output with the expected output. Pure.
 
-Invariant: The status is the first one that applies of output limit, timeout, memory exceeded, runtime error, wrong answer.
+Invariants of the status:
+- If several statuses apply, the run gets the first of: output limit, timeout, memory exceeded, runtime error, wrong answer.
+
+Invariants of a comparison:
+- Every comparison is reflexive. Exchanging the two texts changes the result at most through the tolerance, which is relative to the *expected*
+  number.
+- Nothing is computed in binary floating point. Numbers are compared as they are written, with forty digits more than both have together.
+- The time is proportional to the length of both texts. Numbers with very many digits would take longer, so they are compared as words.
 """
 
 from __future__ import annotations
 
+import decimal
+import re
 import signal as signals
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 
 from sandlot.core.execution.output import ProcessOutcome
-from sandlot.core.oneshot.comparison import matches
-from sandlot.core.oneshot.params import OneShotParams, language_of
+from sandlot.core.oneshot.params import DEFAULT_TOLERANCE, Comparison, OneShotParams, language_of
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ids import ProcessId
 from sandlot.model.ports import ExitReason
@@ -19,20 +28,31 @@ from sandlot.model.specs import KIB
 
 KILLED = 128 + signals.SIGKILL
 """Exit code of a killed program, as in a shell."""
+MAX_NUMBER_CHARS = 1000
+"""Largest length of a word that is compared as a number; longer words are compared as text."""
+
+_SPARE_DIGITS = 40
+"""Digits of precision beyond the digits of both numbers: more than any tolerance that a float can express."""
+_WORDS_AT_ONCE = 1000
+"""Words that are first compared as a list. Most words are equal, and comparing lists is a hundred times as fast as comparing numbers."""
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
+_WHITE_SPACE = " \t\r\n\v\f"
 
 
 class Status(StrEnum):
     """Outcome of a run."""
 
     COMPLETED = "completed"
+    """The program exited with 0. Its output is the expected output, if one was given."""
     WRONG_ANSWER = "wrong_answer"
-    """The program exited with 0, and its output is not the expected one."""
+    """The program exited with 0, and its output is not the expected output."""
     RUNTIME_ERROR = "runtime_error"
-    """The program exited with another code than 0, or was ended by a signal."""
+    """The program exited with another code than 0, or a signal ended it."""
     TIMEOUT = "timeout"
+    """The program was killed at its timeout."""
     MEMORY_EXCEEDED = "memory_exceeded"
-    """The program, a process of the program, or the whole sandbox was killed because of memory, and the program failed. A program that
-    exits with 0 although one of its processes was killed has handled this, and is graded like any other."""
+    """The program, one of its processes or the whole sandbox was killed at the memory limit, and the program failed. If a process was killed
+    but the program exited with 0, the program has handled the loss and is graded like any other."""
     OUTPUT_LIMIT = "output_limit"
     """The program was killed because it wrote more than ``output_bytes``."""
 
@@ -50,8 +70,8 @@ class Result:
         signal: Number of the signal that ended the program; None if it exited.
         duration_s: Seconds from the start to the end of the program.
         cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of one of these processes; None if unknown.
-        detail: Explanation for people: the limit that was exceeded, or why the program failed. Empty if the status says everything.
+        peak_bytes: Largest resident memory of the program or of one of these children; None if unknown.
+        detail: Explanation for people: the exceeded limit, or the cause of a failure. Empty if the status needs no explanation.
         execution: Id in the execution log; None if the program did not start.
     """
 
@@ -75,75 +95,121 @@ class Result:
 
 @dataclass(slots=True)
 class Observation:
-    """Observed behaviour of a run.
+    """Behaviour of a program as the service observed it. Filled in while the program runs.
 
     Args:
         stdout: Standard output, up to the output limit.
         stderr: Standard error, up to the output limit.
-        flooded: True if the program wrote more than the output limit.
-        outcome: End of the process; None if the service did not learn it.
+        output_exceeded: True if the program wrote more than the output limit.
+        outcome: End of the process; None if the sandbox ended before the process was known to have ended.
         execution: Id in the execution log.
-        ended: Error of the end of the sandbox, if the sandbox ended first.
-        oom_kills: Number of processes of the sandbox that were killed because of memory.
-        duration_s: Duration that the service measured.
+        sandbox_error: Error that the end of the sandbox caused; None if the sandbox did not end during the run.
+        oom_kills: Number of processes in the sandbox that the kernel killed at the memory limit.
+        duration_s: Seconds from the start to the end of the program, as the service measured them.
     """
 
     stdout: str = ""
     stderr: str = ""
-    flooded: bool = False
+    output_exceeded: bool = False
     outcome: ProcessOutcome | None = None
     execution: ProcessId | None = None
-    ended: SandboxEndedError | None = None
+    sandbox_error: SandboxEndedError | None = None
     oom_kills: int = 0
     duration_s: float = 0.0
 
 
-def graded(params: OneShotParams, seen: Observation) -> Result:
+def grade(params: OneShotParams, observation: Observation) -> Result:
     """Return the result of a run.
 
     Args:
         params: Parameters of the run.
-        seen: Observed behaviour of the run.
+        observation: Behaviour of the program.
     """
-    outcome = seen.outcome
-    status, detail = _limit_exceeded(params, seen) or _end_of_program(params, outcome, seen)
+    outcome = observation.outcome
+    status, detail = _exceeded_limit(params, observation) or _status_at_end(params, observation)
     return Result(
         status=status,
         language=language_of(params.language).name,
-        stdout=seen.stdout,
-        stderr=seen.stderr,
+        stdout=observation.stdout,
+        stderr=observation.stderr,
         exit_code=KILLED if outcome is None else outcome.exit_code,
         signal=int(signals.SIGKILL) if outcome is None else outcome.signal,
-        duration_s=seen.duration_s if outcome is None else outcome.duration_s,
+        duration_s=observation.duration_s if outcome is None else outcome.duration_s,
         cpu_s=None if outcome is None else outcome.cpu_s,
         peak_bytes=None if outcome is None else outcome.peak_bytes,
         detail=detail,
-        execution=seen.execution,
+        execution=observation.execution,
     )
 
 
-def _limit_exceeded(params: OneShotParams, seen: Observation) -> tuple[Status, str] | None:
-    """Return the limit that ended the program, or None."""
-    reason, code = ("", 0) if seen.outcome is None else (seen.outcome.reason, seen.outcome.exit_code)
-    ended = "" if seen.ended is None else seen.ended.fields.get("reason")
-    if seen.flooded:
+def matches(written: str, expected: str, comparison: Comparison = Comparison.TRIMMED, tolerance: float = DEFAULT_TOLERANCE) -> bool:
+    """Return whether the output of a program is the expected output.
+
+    Args:
+        written: Output of the program.
+        expected: Expected output.
+        comparison: Kind of comparison.
+        tolerance: Largest difference of two numbers in a numeric comparison, relative if the expected number is above 1:
+            ``abs(written - expected) <= tolerance * max(1, abs(expected))``.
+    """
+    if written == expected:
+        return True
+    match comparison:
+        case Comparison.EXACT:
+            return False
+        case Comparison.TRIMMED:
+            return _trimmed(written) == _trimmed(expected)
+        case Comparison.NUMERIC:
+            return _same_words(written.split(), expected.split(), tolerance)
+
+
+def _exceeded_limit(params: OneShotParams, observation: Observation) -> tuple[Status, str] | None:
+    """Return the status and the explanation of the limit that ended the program, or None."""
+    outcome, sandbox_error = observation.outcome, observation.sandbox_error
+    reason, code = ("", 0) if outcome is None else (outcome.reason, outcome.exit_code)
+    sandbox_was_killed = sandbox_error is not None and sandbox_error.fields.get("reason") == ExitReason.OOM
+    if observation.output_exceeded:
         return Status.OUTPUT_LIMIT, f"The program wrote more than {params.output_bytes} bytes to one stream and was killed."
     if reason == "timeout":
         return Status.TIMEOUT, f"The program was killed after {params.timeout_s:g} s."
-    if ended == ExitReason.OOM or reason == "oom" or (seen.oom_kills and code):
-        killed = "the sandbox" if ended == ExitReason.OOM else "a process"
+    if sandbox_was_killed or reason == "oom" or (observation.oom_kills and code):
+        killed = "the sandbox" if sandbox_was_killed else "a process"
         return Status.MEMORY_EXCEEDED, f"The memory limit of {params.limits.memory_bytes} bytes was reached, and {killed} was killed."
     return None
 
 
-def _end_of_program(params: OneShotParams, outcome: ProcessOutcome | None, seen: Observation) -> tuple[Status, str]:
+def _status_at_end(params: OneShotParams, observation: Observation) -> tuple[Status, str]:
+    outcome, sandbox_error = observation.outcome, observation.sandbox_error
     if outcome is None:
-        return Status.RUNTIME_ERROR, "The program ended its sandbox" + ("." if seen.ended is None else f": {seen.ended.message}")
+        return Status.RUNTIME_ERROR, "The program ended its sandbox" + ("." if sandbox_error is None else f": {sandbox_error.message}")
     if outcome.exit_code:
-        return (
-            Status.RUNTIME_ERROR,
-            f"The program was killed, because the sandbox may have {params.limits.pids} processes." if outcome.reason == "pids" else "",
-        )
-    if params.expected_output is not None and not matches(seen.stdout, params.expected_output, params.comparison, params.tolerance):
+        limit = f"The program was killed at the sandbox's limit of {params.limits.pids} processes."
+        return Status.RUNTIME_ERROR, limit if outcome.reason == "pids" else ""
+    if params.expected_output is not None and not matches(observation.stdout, params.expected_output, params.comparison, params.tolerance):
         return Status.WRONG_ANSWER, ""
     return Status.COMPLETED, ""
+
+
+def _trimmed(text: str) -> str:
+    """Return a text without white space at the end of its lines and without empty lines at its end."""
+    return "\n".join(line.rstrip(_WHITE_SPACE) for line in text.split("\n")).rstrip("\n")
+
+
+def _same_words(written: list[str], expected: list[str], tolerance: float) -> bool:
+    if len(written) != len(expected):
+        return False
+    for start in range(0, len(written), _WORDS_AT_ONCE):
+        ours, theirs = written[start : start + _WORDS_AT_ONCE], expected[start : start + _WORDS_AT_ONCE]
+        if ours != theirs and not all(one == other or _equal_numbers(one, other, tolerance) for one, other in zip(ours, theirs, strict=True)):
+            return False
+    return True
+
+
+def _equal_numbers(written: str, expected: str, tolerance: float) -> bool:
+    """Return whether two words are numbers and differ at most by the tolerance."""
+    if max(len(written), len(expected)) > MAX_NUMBER_CHARS or not (_NUMBER.fullmatch(written) and _NUMBER.fullmatch(expected)):
+        return False
+    # Exponents have at most six digits, far below the limits of Decimal, so no operation overflows or raises.
+    with decimal.localcontext(prec=len(written) + len(expected) + _SPARE_DIGITS, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN):
+        number, right = Decimal(written), Decimal(expected)
+        return abs(number - right) <= Decimal(repr(tolerance)) * max(Decimal(1), abs(right))

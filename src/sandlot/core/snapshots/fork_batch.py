@@ -1,9 +1,9 @@
-"""The children of one fork, on their way to their first response.
+"""Fork batch: the children of one fork, from their admission until all of them are ready.
 
 Invariants:
-- All children are admitted before the parent is touched.
-- Before the parent's image is written, a child waits; a few children meanwhile prepare an empty sandbox.
-- All children are announced or none. A failure of a child or of the image fails all children that have not been announced.
+- All children are admitted before the image of the parent is written.
+- While the image is written, the children wait. The first ``ahead`` children use this time to prepare a sandbox.
+- Either all children are announced or none. If a child or the image fails, all children fail.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError, Unsu
 
 
 class ForkBatch:
-    """Starts the children of one fork and holds them back until all are ready.
+    """Starts the children of one fork, and delays their announcement until all are ready.
 
     Args:
-        image: Image of the parent; written while the children wait.
+        image: Path of the parent's image, which is written while the children wait.
         count: Number of children.
-        ahead: Number of children that prepare a sandbox while the image is written. Each needs a processor while the parent stands still.
+        ahead: Number of children that prepare a sandbox while the image is written. Preparing keeps one processor busy for each child.
 
     Attributes:
-        admitted: Set when all children are admitted, so that their resources are reserved; also set when the fork has failed.
+        admitted: Set when all children are admitted, which includes their reservations; also set when the fork has failed.
     """
 
     def __init__(self, image: Path, count: int, ahead: int) -> None:
         self._image = image
-        self._missing = count
-        self._unready = count
+        self._not_admitted = count
+        self._not_ready = count
         self._ahead = ahead
         self._written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
@@ -48,16 +48,16 @@ class ForkBatch:
         return self._failure is not None
 
     def is_own(self, error: SandlotError) -> bool:
-        """Return whether an error only says that another child failed."""
+        """Return whether an error is the one that :meth:`wait_all_ready` raises because another child failed."""
         return error is self._failure
 
     def image_written(self) -> None:
-        """Let the children start from the image, which is complete."""
+        """Report that the image is complete: the children now start from it."""
         if not self._written.done():
             self._written.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Fail all children, unless all are ready.
+        """Report a failure: no child is announced. Has no effect once all children are ready.
 
         Args:
             error: Failure of a child or of the image.
@@ -67,20 +67,20 @@ class ForkBatch:
             self._failure = UnavailableError(
                 f"Another child of this fork failed, so no child is kept: {reason}",
                 code=ErrorCode.BUSY,
-                hint="Fork again.",
+                hint="Retry the fork.",
                 fields={"retry_after_s": 5},
             )
             self._settled.set()
         if not self._written.done():
-            cancelled = UnavailableError("The fork was cancelled.", code=ErrorCode.BUSY, hint="Fork again.", fields={"retry_after_s": 5})
+            cancelled = UnavailableError("The fork was cancelled.", code=ErrorCode.BUSY, hint="Retry the fork.", fields={"retry_after_s": 5})
             self._written.set_exception(error if isinstance(error, SandlotError) else cancelled)
-            self._written.exception()  # no child may wait for the image, and asyncio would log an exception that nobody retrieved
+            self._written.exception()  # if no child waits for the image, asyncio would log the exception as never retrieved
         self.admitted.set()
 
     async def start(self, supervisor: SandboxSupervisor) -> bool:
-        """Start a child from the image, as its start strategy (``StartStrategy.start``). The child is admitted when this is called."""
-        self._missing -= 1
-        if self._missing == 0:
+        """Start a child from the image. This is ``StartStrategy.start``, which is called when the child is admitted."""
+        self._not_admitted -= 1
+        if self._not_admitted == 0:
             self.admitted.set()
         if self._ahead > 0:
             self._ahead -= 1
@@ -90,13 +90,13 @@ class ForkBatch:
         return await MemoryImageStart(self._image).start(supervisor)
 
     async def wait_all_ready(self, _sandbox: Sandbox) -> None:
-        """Wait until all children are ready, as the last step before a child is announced.
+        """Report that a child is ready, and wait until all are. This is a ``SetupStep``, the last step before the child is announced.
 
         Raises:
             SandlotError: Another child failed.
         """
-        self._unready -= 1
-        if self._unready == 0:
+        self._not_ready -= 1
+        if self._not_ready == 0:
             self._settled.set()
         await self._settled.wait()
         if self._failure is not None:
@@ -114,9 +114,9 @@ class ForkBatch:
             volumes = await supervisor.mount_volumes()
             with contextlib.suppress(UnsupportedError):
                 await driver_step("start", prepared.warm())
-        await self._wait_image(supervisor)  # without a start slot: the parent may need one to be written, if it is being woken or recovered
+        await self._wait_image(supervisor)  # without a start slot: a parent that is woken or recovered needs a slot before its image is written
         async with supervisor.start_slot():
-            # If the parent runs on an older build of the runtime than the prepared sandbox, another sandbox is prepared instead.
+            # If the parent's runtime build differs from that of the prepared sandbox, restore_image prepares another sandbox.
             instance = await restore_image(supervisor, driver, self._image, shape, sandbox.spec, volumes, prepared=prepared)
             await connect_and_wake(supervisor, instance, template)
 

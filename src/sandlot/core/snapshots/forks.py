@@ -1,15 +1,15 @@
-"""Forks of a live sandbox: children that continue from its current state, and the trees that forks form.
+"""Forks of a live sandbox: children that continue from the current state of their parent, and the trees of parents and children.
 
 Invariants:
-- All children are admitted before the parent stands still. The parent stands still only while its one image is written. The image belongs to
-  no sandbox and is removed when the last child has started.
-- All children exist or none: no child is announced before all respond. If the service is killed in the middle, a repeated request with the
-  same idempotency key ends the children of the first request.
-- Each child has the parent's spec with an id, randomness and a full timeout of its own.
-- A promote keeps one child and ends the other forks of its parent with everything forked from them, never the parent. A repeated promote
-  finishes an interrupted one.
-- The parent of a sandbox is in its spec and never changes, so a tree is found from any of its members.
-- A tree is followed upwards to the last sandbox that is still known; all sandboxes below it stay in one tree.
+- All children are admitted before the parent is frozen. The parent is frozen only while its image is written. All children start from this one
+  image, which is removed when the last child has started.
+- Either all children exist or none: no child is announced before all children respond. If the service is killed during a fork, a repeated
+  request with the same idempotency key first ends the children that the first request has left.
+- Each child has the spec of its parent, but its own id, its own randomness and its own timeout.
+- A promote keeps one child and ends the other children of the same parent, with all their descendants. The parent keeps running. If a promote is
+  interrupted, a repeated promote ends the rest.
+- The spec of a child names its parent and never changes. A tree is found from any of its sandboxes.
+- The root of a tree is the first ancestor that is no fork, or whose record was removed. All descendants of the root stay in one tree.
 """
 
 from __future__ import annotations
@@ -51,26 +51,27 @@ from sandlot.model.records import NewEvent
 from sandlot.model.specs import SnapshotKind
 from sandlot.model.storage import Store
 
-MOST: Final = 100
+MAX_CHILDREN: Final = 100
 """Maximum number of children of one request."""
-DEEPEST: Final = 10_000
-"""Maximum number of generations that are followed upwards to find the root of a tree."""
+MAX_DEPTH: Final = 10_000
+"""Maximum number of generations between a sandbox and the root of its tree; older ancestors are not looked up."""
 SAME: Final = suspend.SAME
-"""Value of ``timeout_s`` for the parent's timeout."""
+"""Value of ``timeout_s`` that stands for the parent's timeout."""
 _ROUNDS: Final = 3
-"""Times that a promote looks for siblings that were created meanwhile."""
+"""Times that a promote searches for sandboxes to end: while it ends some, others can be forked from them."""
+
 _log = structlog.get_logger("sandlot.core")
 
 
 def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> SandboxId:
-    """Return the root of a sandbox's tree: the first ancestor that is not a fork, or that is not known.
+    """Return the root of a sandbox's tree: the first ancestor that is no fork or is not in ``parents``.
 
     Args:
         id_: Id of the sandbox.
         parents: Parent of each known sandbox; None for a sandbox that is not a fork.
     """
     seen = {id_}
-    while (parent := parents.get(id_)) is not None and parent not in seen:  # damaged records could form a ring
+    while (parent := parents.get(id_)) is not None and parent not in seen:  # damaged records could form a cycle
         seen.add(parent)
         id_ = parent
     return id_
@@ -80,7 +81,7 @@ def below(roots: Collection[SandboxId], sandboxes: Iterable[Sandbox]) -> list[Sa
     """Return some sandboxes and all their descendants, in the given order.
 
     Args:
-        roots: Ids of the sandboxes at the top. A root itself need not be known.
+        roots: Ids of the sandboxes. A sandbox that is not among ``sandboxes`` is left out; its descendants are not.
         sandboxes: All known sandboxes.
     """
     known = list(sandboxes)
@@ -99,7 +100,7 @@ def below(roots: Collection[SandboxId], sandboxes: Iterable[Sandbox]) -> list[Sa
 
 
 def siblings(sandbox: Sandbox, sandboxes: Iterable[Sandbox], among: Mapping[str, str]) -> Sequence[Sandbox]:
-    """Return the other forks of a sandbox's parent.
+    """Return the other children of a sandbox's parent.
 
     Args:
         sandbox: The sandbox.
@@ -121,11 +122,11 @@ class ForkParams:
 
     Args:
         count: Number of children, 1 to 100.
-        name: Name of the child. Several children get the suffixes ``-1``, ``-2`` and so on.
-        metadata: Metadata that replaces the parent's. None copies the parent's without the service's own entries.
+        name: Name of the child. If there are several children, ``-1``, ``-2`` and so on are appended.
+        metadata: Metadata of the children. None: the parent's metadata without the entries that the service adds.
         env: Environment variables that are added to the parent's.
-        timeout_s: Seconds until the children end; None for no timeout, :data:`SAME` for the parent's timeout.
-        share_volumes: Let the children use the parent's writable volumes too.
+        timeout_s: Seconds until the children end. None: no timeout. :data:`SAME`: the parent's timeout.
+        share_volumes: Let the children write to the parent's writable volumes.
     """
 
     count: int = 1
@@ -137,8 +138,8 @@ class ForkParams:
 
     def __post_init__(self) -> None:
         """Refuse an invalid number of children."""
-        if not 1 <= self.count <= MOST:
-            raise InvalidRequestError(f"count is {self.count}; it must be from 1 to {MOST}.", fields={"field": "count"})
+        if not 1 <= self.count <= MAX_CHILDREN:
+            raise InvalidRequestError(f"`count` is {self.count}; it must be from 1 to {MAX_CHILDREN}.", fields={"field": "count"})
 
     def name_of(self, number: int) -> str | None:
         """Return the name of a child. The first child has number 1."""
@@ -150,8 +151,8 @@ class Tree:
     """A tree of forks.
 
     Args:
-        root: Id of the sandbox at the top. Long after its end the sandbox itself may be forgotten.
-        sandboxes: Known sandboxes of the tree, oldest first. ``spec.parent`` is the parent of each.
+        root: Id of the sandbox at the top. The record of a sandbox that ended long ago may be removed already.
+        sandboxes: Recorded sandboxes of the tree, oldest first. ``spec.parent`` of each is the id of its parent.
     """
 
     root: SandboxId
@@ -174,57 +175,58 @@ class Promoted:
 
 
 class ForkManager:
-    """All forks of this node.
+    """Forks sandboxes, and finds and prunes the trees of forks.
 
     Args:
         manager: Creates the children.
-        store: Records of the sandboxes.
-        images: Folders for the images of parents.
-        node: Id of this node.
-        clock: Clock of the service.
-        events: Feed for the events of forks.
-        registry: Sandboxes of this service.
         scheduler: Reserves the resources of all children together.
+        registry: Sandboxes of this service.
+        store: Records of the sandboxes.
+        memory_images: Folders for the images of parents.
         reservations: Reservations of this node.
+        events: Feed for the events of forks.
+        idempotency: Locks of the idempotency keys that are in use.
+        clock: Clock of the service.
+        node: Id of this node.
+
+    Attributes:
+        tasks: Events of finished requests that are being recorded, and images that are being removed. Wait for them when the service stops.
     """
 
     def __init__(
         self,
-        manager: SandboxManager,
-        store: Store,
-        images: MemoryImages,
-        node: NodeId,
-        clock: Clock,
-        events: EventFeed,
         *,
-        registry: SandboxRegistry,
+        manager: SandboxManager,
         scheduler: Scheduler,
+        registry: SandboxRegistry,
+        store: Store,
+        memory_images: MemoryImages,
         reservations: Reservations,
+        events: EventFeed,
+        idempotency: Idempotency,
+        clock: Clock,
+        node: NodeId,
     ) -> None:
         self._manager = manager
-        self._sandboxes = store.sandboxes
-        self._images = images
-        self._node = node
-        self._clock = clock
-        self._events = events
-        self._registry = registry
         self._scheduler = scheduler
+        self._registry = registry
+        self._sandboxes = store.sandboxes
+        self._images = memory_images
         self._reservations = reservations
-        self._idempotency = Idempotency()
-        self._tasks = TaskSet("fork.defect")
-
-    async def aclose(self) -> None:
-        """Wait for the background work of finished requests."""
-        await self._tasks.wait()
+        self._events = events
+        self._idempotency = idempotency
+        self._clock = clock
+        self._node = node
+        self.tasks = TaskSet("fork.internal_error")
 
     async def create(self, sandbox_id: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
-        """Fork a sandbox and wait until all children run. If the caller is cancelled, no child remains.
+        """Fork a sandbox and wait until all children run. Cancelling ends all children.
 
         Args:
             sandbox_id: Id of the parent.
             principal: Caller, whose quota applies. The children belong to the parent's owner.
             params: Parameters of the fork.
-            key: Idempotency key. A repeated request returns the first request's children, ended ones included.
+            key: Idempotency key. A repeated request returns the first request's children, even if they have ended.
 
         Raises:
             InvalidRequestError: A parameter or the key is invalid, or the children can never fit on this node.
@@ -251,7 +253,7 @@ class ForkManager:
                 if len(earlier) == params.count:
                     return earlier
                 await _end(earlier, "the service ended while the sandbox was forked")
-        raise AssertionError
+        raise AssertionError  # the loop has no end
 
     async def get_tree(self, sandbox_id: str, principal: Principal) -> Tree:
         """Return the tree of a sandbox.
@@ -262,7 +264,7 @@ class ForkManager:
         sandbox = await self._registry.load(sandbox_id, principal)
         known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
         top = sandbox
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH):
             parent = top.spec.parent
             found = None if parent is None else known.get(parent) or await self._load_forgotten(parent, principal)
             if found is None:
@@ -272,7 +274,7 @@ class ForkManager:
         return Tree(root, sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id)))
 
     async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
-        """Keep one child: end the other forks of its parent and their descendants. Idempotent.
+        """Keep one child: end the other children of its parent, and all their descendants. Idempotent.
 
         Args:
             sandbox_id: Id of the child to keep.
@@ -297,7 +299,7 @@ class ForkManager:
         ended: dict[SandboxId, None] = {}
         failed: dict[SandboxId, str] = {}
         for _ in range(_ROUNDS):
-            # Ended siblings are included, because their descendants may still run.
+            # Siblings that have ended are listed too, because their descendants may still run.
             known = self._registry.list(principal, ended=True)
             roots = [other.id for other in siblings(sandbox, known, among or {})]
             to_end = [other for other in below(roots, known) if not other.ended.is_set() and other.id not in failed]
@@ -312,7 +314,7 @@ class ForkManager:
                 else:
                     ended[other.id] = None
         if ended:
-            self._tasks.spawn(self._publish("sandbox.promoted", sandbox, ended=list(ended)))
+            self.tasks.spawn(self._publish("sandbox.promoted", sandbox, ended=list(ended)))
         return Promoted(sandbox.id, tuple(ended), failed)
 
     async def _fork(self, parent: Sandbox, owner: Principal, params: ForkParams, attempt: _Attempt | None) -> Sequence[Sandbox]:
@@ -327,8 +329,8 @@ class ForkManager:
             try:
                 created = await self._start_children(parent, owner, children, image, key, attempt)
             finally:
-                self._reservations.release(key)  # the part that no child has drawn
-        self._tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
+                self._reservations.release(key)  # what no child has taken over from the reservation of the batch
+        self.tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
         _log.info("sandbox.forked", sandbox=parent.id, children=len(created))
         return created
 
@@ -346,15 +348,15 @@ class ForkManager:
         try:
             await batch.admitted.wait()
             if not batch.has_failed:
-                async with writer.room(self._reservations, parent, image, SnapshotKind.MEMORY):
-                    await writer.image(parent, self._images.image(image), durable=False)
+                async with writer.reserve_disk(self._reservations, parent, image, SnapshotKind.MEMORY):
+                    await writer.write_image(parent, self._images.image(image), durable=False)
                 batch.image_written()
             return await asyncio.gather(*tasks)
         except BaseException as error:
             await asyncio.shield(_end_batch(tasks, batch, error))
             raise
         finally:
-            self._tasks.spawn(self._images.remove(image))
+            self.tasks.spawn(self._images.remove(image))
 
     def _create_children(
         self,
@@ -392,14 +394,14 @@ class ForkManager:
         return [await self._registry.load(record.id, owner) for record in records]
 
     async def _load_forgotten(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
-        """Return a sandbox that ended so long ago that only its record is left; None if the record is gone too."""
+        """Return a sandbox that only the store still knows; None if its record was removed."""
         try:
             return await self._registry.load(id_, principal)
         except SandlotError:
             return None
 
     async def _publish(self, type_: str, sandbox: Sandbox, **data: object) -> None:
-        """Publish an event. A failure is only logged, because the request has succeeded without the event."""
+        """Publish an event. A failure is only logged, because the fork or promote itself has succeeded."""
         try:
             await self._events.publish(NewEvent(type_, self._clock.now(), sandbox.owner, sandbox.id, data))
         except SandlotError as error:
@@ -408,18 +410,18 @@ class ForkManager:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """An attempt to answer a request that has an idempotency key.
+    """One attempt to carry out a fork request that has an idempotency key.
 
     Args:
         request: Idempotency key of the request.
-        number: Number of earlier attempts that a kill of the service interrupted.
+        number: Number of earlier attempts. Each was interrupted by a kill of the service.
     """
 
     request: IdempotencyKey
     number: int
 
     def key_of(self, child: int) -> str:
-        """Return the idempotency key of a child. The hash keeps it apart from the keys that clients choose."""
+        """Return the idempotency key for the creation of one child. The hash makes the key differ from keys that clients choose."""
         return "fork-" + hashlib.sha256(json.dumps([self.request.key, self.number, child]).encode()).hexdigest()
 
 
@@ -446,12 +448,12 @@ def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParam
 
 
 def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
-    """Refuse a fork whose children would write to the parent's volumes without ``share_volumes``."""
+    """Refuse a fork whose children would write to volumes of the parent, unless ``share_volumes`` is set."""
     written = [mount for mount in parent.spec.volumes if not mount.read_only]
     if written and not params.share_volumes:
         raise ConflictError(
-            f"Sandbox {parent.id} has {len(written)} writable volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}: "
-            "its forks would write to the same files.",
+            f"Sandbox {parent.id} has {len(written)} writable volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}. "
+            "Its forks would write to the same files.",
             code=ErrorCode.CONFLICT,
             hint="Set `share_volumes`, or attach the volumes read-only.",
             fields={"sandbox": parent.id, "volumes": [mount.volume for mount in written]},
@@ -462,12 +464,12 @@ async def _end_batch(tasks: Sequence[asyncio.Task[Sandbox]], batch: ForkBatch, e
     """End all children of a fork.
 
     Args:
-        tasks: Creates of the children.
-        batch: The fork.
-        error: Error that failed the fork.
+        tasks: Tasks that create the children.
+        batch: The children.
+        error: Error that made the fork fail.
 
     Raises:
-        SandlotError: The first error of a child, if ``error`` only says that another child failed.
+        SandlotError: If ``error`` only says that another child failed: the error of that child.
     """
     batch.fail(error)
     for task in tasks:

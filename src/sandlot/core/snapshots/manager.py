@@ -1,11 +1,12 @@
-"""Named snapshots of sandboxes: create, list, get and delete them, and create sandboxes from them.
+"""Snapshots of sandboxes: create, list, get and delete them, and create sandboxes from them.
 
 Invariants:
-- A snapshot is recorded as an intent first. It exists once its bytes are synced and in place and its record says so, in one commit with its
-  event. :meth:`SnapshotManager.open` removes what a kill leaves in between.
+- A snapshot is recorded before its files are written, with ``ready`` false. When the files are synced and in place, one commit sets ``ready`` and
+  adds the event. From then on the snapshot exists. If the service is killed before that, :meth:`SnapshotManager.open` removes the record and the
+  files.
 - A snapshot is independent of its sandbox, which may change or end.
-- A memory snapshot is verified once, after the response (:mod:`sandlot.core.snapshots.verify`), so that a damaged snapshot is known early.
-- A delete is answered at once. The folder is removed when no sandbox is starting from the snapshot any more.
+- A memory snapshot is verified once, after the response to its creation (:mod:`sandlot.core.snapshots.verify`).
+- A delete removes the record at once. The folder is removed when no sandbox is starting from the snapshot any more.
 - A snapshot belongs to the owner of its sandbox. The quota of the caller limits its creation.
 - A snapshot is finished even if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
 """
@@ -14,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import StartSourceConstraints
 from sandlot.core.snapshots import restore, writer
+from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.verify import SnapshotVerifier
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
@@ -49,55 +50,9 @@ from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.storage import Position, Store
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""Seconds that a stop of the service waits for snapshots that are being recorded."""
+"""Seconds that a stop of the service waits for snapshots that are being created."""
+
 _log = structlog.get_logger("sandlot.core")
-
-
-class FolderLeases:
-    """Leases on the folders of snapshots: a deleted snapshot's folder is removed with its last lease.
-
-    Invariant: Between finding a snapshot and leasing it there is no ``await``, so a folder is never removed in between.
-
-    Args:
-        images: Folders of the snapshots.
-        tasks: Runs the removals.
-    """
-
-    def __init__(self, images: MemoryImages, tasks: TaskSet) -> None:
-        self._images = images
-        self._tasks = tasks
-        self._leases: Counter[SnapshotId] = Counter()
-        self._deleted: set[SnapshotId] = set()
-
-    def is_deleted(self, id_: SnapshotId) -> bool:
-        """Return whether a snapshot was deleted and its folder is not removed yet."""
-        return id_ in self._deleted
-
-    @contextmanager
-    def lease(self, id_: SnapshotId) -> Iterator[None]:
-        """Keep the folder of a snapshot while the block runs."""
-        self._leases[id_] += 1
-        try:
-            yield
-        finally:
-            self._leases[id_] -= 1
-            self._settle(id_)
-
-    def delete(self, id_: SnapshotId) -> None:
-        """Remove the folder of a snapshot once the last lease ends. Idempotent."""
-        self._deleted.add(id_)
-        self._settle(id_)
-
-    def _settle(self, id_: SnapshotId) -> None:
-        if self._leases[id_] > 0:
-            return
-        del self._leases[id_]
-        if id_ in self._deleted:
-            self._tasks.spawn(self._remove(id_))
-
-    async def _remove(self, id_: SnapshotId) -> None:
-        await self._images.remove(id_)
-        self._deleted.discard(id_)
 
 
 class SnapshotManager:
@@ -105,56 +60,67 @@ class SnapshotManager:
 
     Args:
         manager: Creates sandboxes from snapshots.
-        store: Records of the snapshots.
-        images: Folders of the snapshots.
-        node: Id of this node.
-        clock: Clock of the service.
-        events: Feed to notify of committed events.
         registry: Sandboxes of this service.
+        store: Records of snapshots and sandboxes.
+        memory_images: Folders of the snapshots.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of this node.
+        events: Feed whose followers are woken after an event is committed.
+        idempotency: Locks of the idempotency keys that are in use.
+        clock: Clock of the service.
+        node: Id of this node.
 
     Attributes:
         verifier: Verifies new snapshots in the background.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the service, passed by name
         self,
-        manager: SandboxManager,
-        store: Store,
-        images: MemoryImages,
-        node: NodeId,
-        clock: Clock,
-        events: EventFeed,
         *,
+        manager: SandboxManager,
         registry: SandboxRegistry,
+        store: Store,
+        memory_images: MemoryImages,
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
+        events: EventFeed,
+        idempotency: Idempotency,
+        clock: Clock,
+        node: NodeId,
     ) -> None:
         self._manager = manager
+        self._registry = registry
         self._store = store
         self._table = store.snapshots
-        self._images = images
-        self._node = node
-        self._clock = clock
-        self._events = events
-        self._registry = registry
+        self._images = memory_images
         self._drivers = drivers
         self._templates = templates
         self._reservations = reservations
-        self._idempotency = Idempotency()
+        self._events = events
+        self._idempotency = idempotency
+        self._clock = clock
+        self._node = node
         self._admission_lock = asyncio.Lock()
-        self._tasks = TaskSet("snapshot.defect")
-        self._verification = TaskSet("snapshot.defect")
-        self._leases = FolderLeases(images, self._tasks)
-        self.verifier = SnapshotVerifier(manager, images, self, drivers=drivers, templates=templates, reservations=reservations)
+        self._tasks = TaskSet("snapshot.internal_error")
+        self._verification = TaskSet("snapshot.internal_error")
+        self._leases = FolderLeases(memory_images, self._tasks)
+        self.verifier = SnapshotVerifier(
+            manager=manager,
+            memory_images=memory_images,
+            leases=self._leases,
+            snapshots=self,
+            drivers=drivers,
+            templates=templates,
+            reservations=reservations,
+        )
 
     async def open(self) -> Collection[str]:
-        """Remove the records of unfinished snapshots, queue unverified ones, and return the ids whose folders must stay.
+        """Remove the records of unfinished snapshots, and queue the snapshots that are not verified yet. Call this before any other method.
 
-        Call this before any other method.
+        Returns:
+            Ids of the snapshots that exist. The caller removes the folders of all others.
 
         Raises:
             SandlotError: The store cannot be read or written.
@@ -167,15 +133,15 @@ class SnapshotManager:
                     self.verifier.submit(record.id)
             else:
                 await self._table.remove(record.id)
-                _log.info("snapshot.forgotten", snapshot=record.id)
+                _log.info("snapshot.unfinished_removed", snapshot=record.id)
         return kept
 
     def begin(self) -> None:
-        """Start to verify snapshots."""
+        """Start to verify the queued snapshots, in the background."""
         self._verification.spawn(self.verifier.run())
 
     async def aclose(self) -> None:
-        """Wait at most ``CLOSE_TIMEOUT_S`` for snapshots that are being recorded. The next start removes unfinished ones."""
+        """Wait at most ``CLOSE_TIMEOUT_S`` seconds for snapshots that are being created. The next start removes unfinished snapshots."""
         await self._tasks.wait(CLOSE_TIMEOUT_S)
         for tasks in (self._tasks, self._verification):
             tasks.cancel()
@@ -184,13 +150,13 @@ class SnapshotManager:
     async def create(
         self, sandbox_id: str, principal: Principal, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
     ) -> SnapshotRecord:
-        """Create a snapshot of a sandbox. The sandbox stands still while its memory is written and then continues.
+        """Create a snapshot of a sandbox. The sandbox is frozen while its memory is written, and then continues.
 
         Args:
             sandbox_id: Id of the sandbox.
-            principal: Caller; the caller's quota limits the snapshot.
-            name: Name that is unique among the owner's snapshots. None gives the snapshot no name.
-            kind: Memory and files, or files only.
+            principal: Caller; the caller's quota limits number and size of the snapshots.
+            name: Name that is unique among the owner's snapshots. None: the snapshot has no name.
+            kind: ``memory`` saves memory and files, ``files`` only the files.
             key: Idempotency key. A repeated request returns the first request's snapshot.
 
         Raises:
@@ -218,9 +184,9 @@ class SnapshotManager:
             params: Parameters of the sandbox. ``snapshot`` is the snapshot's id or name; template, isolation, limits and network are taken
                 from the snapshot.
             principal: Owner of the new sandbox.
-            limits: Limits that replace the snapshot's, as far as the isolation can restore the snapshot with them.
-            network: Network that replaces the snapshot's.
-            key: Idempotency key. A repeated request returns the first request's sandbox, also after the snapshot was deleted.
+            limits: Limits that replace those of the snapshot. None: the limits of the snapshot.
+            network: Network that replaces the snapshot's. None: the network of the snapshot.
+            key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
@@ -235,7 +201,7 @@ class SnapshotManager:
             earlier = None if request is None else await self._store.sandboxes.by_idempotency_key(principal.owner, request.key)
             if request is None or earlier is None:
                 raise
-            request.check(earlier.request_digest)  # the sandbox was created, and the snapshot was deleted since
+            request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
             return await self._registry.load(earlier.id, principal)
         async with self._source_of(record.id, principal) as found:
             source, spec = replace(found, digest=digest), found.constraints.spec
@@ -262,7 +228,7 @@ class SnapshotManager:
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
                 code=ErrorCode.SNAPSHOT_NOT_FOUND,
-                hint="List the snapshots.",
+                hint="List the snapshots to find their ids and names.",
                 fields={"snapshot": id_or_name[:64]},
             )
         return record
@@ -278,12 +244,12 @@ class SnapshotManager:
         found = await self._table.page(owner=None if principal.operator else principal.owner, after=after, limit=limit + 1)
         return found[:limit], len(found) > limit
 
-    async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's snapshots, unfinished ones included, and their total size in bytes."""
-        return await self._table.totals(owner)
+    async def totals(self, principal: Principal) -> tuple[int, int]:
+        """Return the number of the caller's own snapshots, unfinished snapshots included, and their total size in bytes."""
+        return await self._table.totals(principal.owner)
 
     async def delete(self, id_or_name: str, principal: Principal) -> None:
-        """Delete a snapshot. Sandboxes that were started from it keep running.
+        """Delete a snapshot. Sandboxes that were created from the snapshot keep running.
 
         Raises:
             NotFoundError: ``snapshot_not_found``.
@@ -295,10 +261,6 @@ class SnapshotManager:
         self._leases.delete(record.id)
         _log.info("snapshot.deleted", snapshot=record.id)
 
-    def lease(self, id_: SnapshotId) -> AbstractContextManager[None]:
-        """Keep the folder of a snapshot while the block runs, also if the snapshot is deleted."""
-        return self._leases.lease(id_)
-
     async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
         """Return the record of a snapshot; None if the snapshot was deleted."""
         return None if self._leases.is_deleted(id_) else await self._table.get(id_)
@@ -307,7 +269,7 @@ class SnapshotManager:
         """Return the source for a sandbox that starts from a snapshot. The caller holds a lease on the snapshot.
 
         Raises:
-            ConflictError: ``snapshot_unusable``: neither memory nor files can be used here; the message says why.
+            ConflictError: ``snapshot_unusable``: neither the memory nor the files can be restored on this host; the message says why.
         """
         plan = restore.choose(record, await self._restore_facts(record))
         if plan.restored == restore.MEMORY:
@@ -315,7 +277,7 @@ class SnapshotManager:
             return StartSource([strategy], StartSourceConstraints(plan.spec, restored=plan.restored, volumes=plan.spec.volumes))
         if record.kind is SnapshotKind.MEMORY:
             _log.warning("snapshot.files_only", snapshot=record.id, reason=plan.reason)
-        setup = [functools.partial(overlay.apply_layer, layer=self._images.layer(record.id))]
+        setup = [functools.partial(overlay.apply_overlay, file=self._images.layer(record.id))]
         return StartSource([BootStart()], StartSourceConstraints(plan.spec, restored=plan.restored), setup=setup)
 
     async def save_verified(self, record: SnapshotRecord) -> None:
@@ -330,7 +292,7 @@ class SnapshotManager:
         record = await self.get(id_, principal)
         if record.node != self._node:
             raise restore.unusable(record, f"it is on another node ({record.node})")
-        with self.lease(record.id):  # no await since the record was found: see FolderLeases
+        with self._leases.lease(record.id):  # no await since the record was found: see core/snapshots/leases.py
             yield await self.start_source(record)
 
     async def _restore_facts(self, record: SnapshotRecord) -> restore.RestoreFacts:
@@ -360,7 +322,7 @@ class SnapshotManager:
             if earlier is None:
                 return await self._create(sandbox, principal, name, kind, request)
             request.check(earlier.request_digest)
-            return earlier  # ready: the first request held the lock until the snapshot was finished or removed
+            return earlier  # complete, because the first request held the lock until the snapshot was complete or removed
 
     async def _create(
         self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
@@ -378,12 +340,12 @@ class SnapshotManager:
             idempotency_key=None if request is None else request.key,
             request_digest=None if request is None else request.digest,
         )
-        async with self._admission_lock:  # no other snapshot is recorded between the check of the totals and this one
+        async with self._admission_lock:  # until this snapshot is recorded, no other snapshot may be: both would pass the check of the quota
             quotas.check_snapshots(principal.quota, *await self._table.totals(sandbox.owner))
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
-            async with writer.room(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
+            async with writer.reserve_disk(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             count, total_bytes = await self._table.totals(sandbox.owner)
             quotas.check_snapshots(principal.quota, count - 1, total_bytes, size_bytes)
@@ -402,11 +364,11 @@ class SnapshotManager:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
             base = await self._templates.resolve_for(sandbox.spec)
-            return await overlay.pack_layer(sandbox, self._images.layer(record.id), base.root.path)
-        return await writer.image(sandbox, into, durable=True)
+            return await overlay.pack_overlay(sandbox, self._images.layer(record.id), base.root.path)
+        return await writer.write_image(sandbox, into, durable=True)
 
     async def _check_name_is_free(self, owner: OwnerId, name: str | None) -> None:
-        """Refuse a name that is taken. The table would refuse it too, without naming the other snapshot."""
+        """Refuse a name that another snapshot of the owner has. The table refuses the name too, but cannot name the other snapshot."""
         other = None if name is None else await self._table.named(owner, name)
         if other is not None:
             raise ConflictError(
@@ -417,11 +379,11 @@ class SnapshotManager:
             )
 
     async def _discard(self, record: SnapshotRecord) -> None:
-        """Remove a snapshot that could not be finished. The next start removes what cannot be removed now."""
+        """Remove the record and the folder of a snapshot that could not be completed. If this fails, the next start removes them."""
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
-            _log.warning("snapshot.not_discarded", snapshot=record.id, error=str(error))
+            _log.warning("snapshot.record_not_removed", snapshot=record.id, error=str(error))
         await self._images.remove(record.id)
 
     def _event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
@@ -438,7 +400,7 @@ def check_name(name: str) -> str:
     """Return the name of a snapshot if it is valid.
 
     Raises:
-        InvalidRequestError: The name is invalid, or could be an id.
+        InvalidRequestError: The name is invalid, or begins like a snapshot id.
     """
     if NAME.fullmatch(name) is None or name.startswith("snap-"):
         raise InvalidRequestError(

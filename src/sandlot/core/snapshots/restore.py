@@ -1,9 +1,10 @@
-"""Decide how a sandbox starts from a snapshot: from its memory, or from its files. Everything here is pure.
+"""Choice between the memory and the files of a snapshot, when a sandbox starts from the snapshot. Pure.
 
 Invariants:
-- The decision is made before anything is started, and clients see it: ``restored`` of the sandbox is ``memory`` or ``files``.
-- A snapshot whose memory cannot be restored here is started from its files, if it has an overlay of them.
-- Files are applied to the root filesystem image that they were taken from; if that image was removed, to the template's current image.
+- The choice is made before the start. Clients see the choice in ``restored`` of the sandbox: ``memory`` or ``files``.
+- If the memory cannot be restored on this host, the sandbox boots from its template and the snapshot's overlay of files is applied.
+- An overlay is applied to the root filesystem image from which it was packed. If that image was removed, the overlay is applied to the current
+  image of the template.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from sandlot.model.specs import SandboxSpec, SnapshotKind
 
 MEMORY: Final = "memory"
 FILES: Final = "files"
-"""The part of a snapshot that a sandbox starts from: values of ``SandboxSpec.restored``."""
+"""Values of ``SandboxSpec.restored``: the part of a snapshot from which the sandbox started."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFacts:
-    """The state of the host that decides how a snapshot is restored.
+    """Facts about this host that decide how a sandbox starts from a snapshot.
 
     Args:
-        memory: Result of the driver's check of the memory image; None if the service has no driver for the snapshot's isolation, or if the
-            snapshot's memory is not to be used (:func:`uses_memory`).
-        has_root: The root filesystem image that the snapshot needs exists, or the snapshot needs no specific one.
-        has_overlay: The snapshot's overlay of files exists.
+        memory: Result of the driver's check of the memory image. None if the service has no driver for the snapshot's isolation, or if
+            :func:`uses_memory` is false for the snapshot.
+        has_root: True if the root filesystem image that the snapshot names exists, or if the snapshot names none.
+        has_overlay: True if the snapshot's overlay of files exists.
     """
 
     memory: ProbeResult | None
@@ -39,12 +40,12 @@ class RestoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A decision how to start from a snapshot.
+    """Part of a snapshot from which a sandbox starts.
 
     Args:
         restored: ``memory`` or ``files``.
-        spec: Spec that the new sandbox continues. Its root is empty if the template's current image is to be used.
-        reason: Reason why the memory is not restored; empty if it is.
+        spec: Spec of the snapshot. Its root is empty if the current image of the template is used.
+        reason: Reason why the memory is not restored; empty if the memory is restored.
     """
 
     restored: Literal["memory", "files"]
@@ -53,7 +54,7 @@ class RestorePlan:
 
 
 def uses_memory(record: SnapshotRecord) -> bool:
-    """Return whether a snapshot has memory that is not known to be damaged."""
+    """Return whether a snapshot has memory, and the verification has not found the memory to be damaged."""
     return record.kind is SnapshotKind.MEMORY and not record.problem
 
 
@@ -61,7 +62,7 @@ def choose(record: SnapshotRecord, facts: RestoreFacts) -> RestorePlan:
     """Choose between a snapshot's memory and its files.
 
     Raises:
-        ConflictError: ``snapshot_unusable``: neither can be used here; the message says why.
+        ConflictError: ``snapshot_unusable``: neither can be restored on this host; the message says why.
     """
     spec = replace(record.spec, snapshot=record.id, parent=None)
     reason = _memory_problem(record, facts)
@@ -77,7 +78,7 @@ def unusable(record: SnapshotRecord, reason: str) -> ConflictError:
 
     Args:
         record: The snapshot.
-        reason: Clause that says why.
+        reason: Reason, as a clause of the error message.
     """
     return ConflictError(
         f"No sandbox can be started from snapshot {record.name or record.id}: {reason.rstrip('.')}.",
@@ -88,7 +89,7 @@ def unusable(record: SnapshotRecord, reason: str) -> ConflictError:
 
 
 def _memory_problem(record: SnapshotRecord, facts: RestoreFacts) -> str:
-    """Return why the memory cannot be restored here; empty if it probably can."""
+    """Return why the memory cannot be restored on this host; empty if nothing is known against a restore."""
     if record.problem:
         return record.problem
     if record.kind is SnapshotKind.FILES:
@@ -96,7 +97,7 @@ def _memory_problem(record: SnapshotRecord, facts: RestoreFacts) -> str:
     if facts.memory is None:
         return f"this service has no driver for isolation {record.spec.isolation!r}"
     if not facts.memory.ok:
-        return facts.memory.reason or "its memory cannot be restored here"
+        return facts.memory.reason or "its memory cannot be restored on this host"
     if not facts.has_root:
         return f"the root filesystem image of its template {record.spec.template!r} was removed"
     return ""

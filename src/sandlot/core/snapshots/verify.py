@@ -1,20 +1,20 @@
-"""Verification of memory snapshots in the background: restore each once, and pack its files separately.
+"""Verification of memory snapshots in the background: restore each snapshot once, and pack its files separately.
 
-A copy of the sandbox is started from the snapshot for this purpose only: without a network, unknown to clients, and ended afterwards. A
-snapshot that was restored once on this host can be restored again. A snapshot that could not be restored is marked, so that its owner learns
-of it while the source may still exist. The packed files replace the memory if it can no longer be restored, for example because the build of
-the runtime that wrote it was removed.
+The verifier starts a sandbox from the snapshot, without a network and invisible to clients, and ends the sandbox afterwards. A snapshot that was
+restored once on this host can be restored again. A snapshot whose restore fails is marked as unusable, so that its owner can create another one
+while the source may still exist. From the packed files a sandbox can start if the memory cannot be restored any more, for example because the
+runtime build that wrote the memory was removed.
 
 Invariants:
-- One snapshot is verified at a time, and never with memory that is kept for clients: without free room, verification is tried again later.
-- The verification of a snapshot that is deleted stops at once.
+- One snapshot is verified at a time.
+- No warm sandbox is evicted for a verification. If there is no room, the verification is tried again after ``PAUSE_S`` seconds.
+- If a snapshot is deleted, its verification ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -29,6 +29,7 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.node.drivers import Drivers, Templates
 from sandlot.core.node.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError
@@ -40,9 +41,9 @@ from sandlot.model.specs import Network
 PAUSE_S: Final = 10.0
 """Seconds until a verification is tried again."""
 TRIES: Final = 3
-"""Failed restores after which a snapshot is marked. A single failure may come from an overloaded host."""
+"""Failed restores after which a snapshot is marked as unusable. A single failure can have another cause, such as an overloaded host."""
 TIMEOUT_S: Final = 600.0
-"""Lifetime of a copy in seconds. Packing takes as long as reading all of its files."""
+"""Lifetime in seconds of the sandbox that verifies a snapshot. Packing takes as long as reading all of its files."""
 
 _TEMPORARY: Final = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.LIMIT_EXCEEDED, ErrorCode.DISK_FULL})
 _DAMAGED: Final = frozenset(
@@ -55,18 +56,14 @@ _DAMAGED: Final = frozenset(
         ErrorCode.INTERNAL,
     }
 )
-"""Errors with which the restore of a damaged snapshot may fail."""
+"""Errors that the restore of a damaged snapshot can raise."""
 _STOPPING: Final = frozenset({ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING})
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class VerifiableSnapshots(Protocol):
-    """Access of the verifier to the snapshots. Implemented by the snapshot manager."""
-
-    def lease(self, id_: SnapshotId) -> AbstractContextManager[None]:
-        """Keep the folder of a snapshot while the block runs."""
-        ...
+    """Access of the verifier to the snapshots. Implemented by ``SnapshotManager``."""
 
     async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
         """Return the record of a snapshot; None if the snapshot was deleted."""
@@ -89,9 +86,10 @@ class SnapshotVerifier:
     """Verifies the snapshots of a queue, one after the other.
 
     Args:
-        manager: Starts the copies.
-        images: Folders of the snapshots.
-        snapshots: Records and leases of the snapshots.
+        manager: Starts sandboxes from the snapshots.
+        memory_images: Folders of the snapshots.
+        leases: Leases on these folders.
+        snapshots: Records of the snapshots.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of this node.
@@ -102,16 +100,18 @@ class SnapshotVerifier:
 
     def __init__(
         self,
-        manager: SandboxManager,
-        images: MemoryImages,
-        snapshots: VerifiableSnapshots,
         *,
+        manager: SandboxManager,
+        memory_images: MemoryImages,
+        leases: FolderLeases,
+        snapshots: VerifiableSnapshots,
         drivers: Drivers,
         templates: Templates,
         reservations: Reservations,
     ) -> None:
         self._manager = manager
-        self._images = images
+        self._images = memory_images
+        self._leases = leases
         self._snapshots = snapshots
         self._drivers = drivers
         self._templates = templates
@@ -127,14 +127,14 @@ class SnapshotVerifier:
 
         Args:
             snapshot: Id of the snapshot.
-            tries: Failed restores after which the snapshot is marked.
+            tries: Failed restores after which the snapshot is marked as unusable.
         """
         self._queue.append((snapshot, tries))
         self.idle.clear()
         self._submitted.set()
 
     def cancel(self, snapshot: SnapshotId) -> None:
-        """Stop the verification of a snapshot that is deleted."""
+        """End the verification of a snapshot, because the snapshot was deleted."""
         if self._running is not None and self._running[0] == snapshot:
             self._running[1].request_end(Exit(ExitReason.KILLED, "the snapshot was deleted"))
 
@@ -152,7 +152,7 @@ class SnapshotVerifier:
                 self.idle.set()
 
     async def _handle(self, snapshot: SnapshotId, tries: int) -> None:
-        with self._snapshots.lease(snapshot):
+        with self._leases.lease(snapshot):
             record = await self._snapshots.current(snapshot)
             if record is None:
                 return
@@ -163,7 +163,7 @@ class SnapshotVerifier:
                     return  # the next service verifies the snapshot, or the snapshot was deleted
                 if error.code not in _TEMPORARY | _DAMAGED:
                     _log.warning("snapshot.not_verified", snapshot=snapshot, error=str(error))
-                    return  # the error says nothing about the snapshot: the isolation may not be allowed at the moment, for example
+                    return  # the snapshot is not the cause: for example, the operator does not allow its isolation any more
                 is_temporary = error.code in _TEMPORARY
                 if is_temporary or tries > 1:
                     _log.warning("snapshot.not_verified_yet", snapshot=snapshot, error=str(error), next_try_s=PAUSE_S)
@@ -183,7 +183,7 @@ class SnapshotVerifier:
         try:
             source = await self._snapshots.start_source(record)
         except ConflictError:
-            return record  # known without a restore, and reported to every client that uses the snapshot
+            return record  # no restore is needed to see that the snapshot is unusable; requests that use the snapshot get this error
         if source.constraints.restored != MEMORY:
             return record
         await self._check_room(record)
@@ -200,12 +200,12 @@ class SnapshotVerifier:
         try:
             layer = self._images.layer(record.id)
             base = await self._templates.resolve_for(sandbox.spec)
-            size_bytes = await overlay.pack_layer(sandbox, layer, base.root.path)
+            size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.path)
         except SandlotError as error:
-            # The memory was restored. A failure to pack the files makes the snapshot no worse.
+            # The memory was restored, so the snapshot is usable. Only the files could not be packed.
             if error.code in _TEMPORARY | _STOPPING:
                 raise
-            _log.warning("snapshot.no_layer", snapshot=record.id, error=str(error))
+            _log.warning("snapshot.files_not_packed", snapshot=record.id, error=str(error))
             return record
         finally:
             self._running = None
@@ -213,7 +213,7 @@ class SnapshotVerifier:
         return replace(record, layer=True, size_bytes=record.size_bytes + size_bytes)
 
     async def _check_room(self, record: SnapshotRecord) -> None:
-        """Refuse a copy for which warm sandboxes would have to be evicted.
+        """Refuse a verification for which warm sandboxes would have to be evicted.
 
         Raises:
             UnavailableError: ``busy``.

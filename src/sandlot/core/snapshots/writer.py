@@ -1,7 +1,8 @@
-"""Write a sandbox's memory or files to the host's disk: reserve the space, write, and report a full disk as such.
+"""Write the memory or the files of a sandbox to the host's disk: reserve the disk space, write, and report a full disk.
 
-Invariant: Whatever fails, the sandbox keeps running. The reservation is released when the bytes are written, because they then count as used
-disk space.
+Invariants:
+- If a write fails, the sandbox keeps running.
+- The reservation is released when the files are written, because their size then counts as used disk space.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from sandlot.model.ports import Resources, Usage
 from sandlot.model.specs import SnapshotKind
 
 _FULL = "no space left on device"
-"""Text of ENOSPC (strerror(3)) in the messages of runtimes, which report errors as text only."""
+"""Text of ENOSPC (strerror(3)). A runtime reports its errors only as text, which contains this one."""
 
 
 def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
     """Return the most disk space that a snapshot of a sandbox can take.
 
     Args:
-        usage: Current usage of the sandbox. None if nothing of the sandbox runs: its image exists already and is shared.
-        kind: Kind of the snapshot. An image of the memory contains the files as well.
+        usage: Current usage of the sandbox. None if the sandbox is hibernated: its image exists already, and the snapshot shares its files.
+        kind: Kind of the snapshot. A memory snapshot contains the files as well.
     """
     if usage is None:
         return 0
@@ -37,13 +38,13 @@ def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
 
 
 @asynccontextmanager
-async def room(reservations: Reservations, sandbox: Sandbox, key: str, kind: SnapshotKind) -> AsyncIterator[None]:
-    """Reserve the disk space for writing a sandbox while the block runs, and report a full disk as `disk_full`.
+async def reserve_disk(reservations: Reservations, sandbox: Sandbox, key: str, kind: SnapshotKind) -> AsyncIterator[None]:
+    """Reserve the disk space for a snapshot while the block writes it, and report a full disk as ``disk_full``.
 
     Args:
         reservations: Reservations of this node.
         sandbox: Sandbox that is written.
-        key: Key of the reservation.
+        key: Reservation key.
         kind: Kind of the snapshot.
 
     Raises:
@@ -55,16 +56,16 @@ async def room(reservations: Reservations, sandbox: Sandbox, key: str, kind: Sna
     needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
     reservations.reserve(key, needed, await reservations.make_room(needed))
     try:
-        with disk_full_explained():
+        with explain_full_disk():
             yield
     finally:
         reservations.release(key)
 
 
-async def image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
+async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
     """Write an image of a sandbox's memory and files, and return its size in bytes. The sandbox then continues as before.
 
-    A cancelled call returns only when nothing writes to the folder any more.
+    If the call is cancelled, it still waits until the driver has stopped writing to the folder.
 
     Args:
         sandbox: Running, paused or hibernated sandbox.
@@ -84,8 +85,8 @@ async def image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
 
 
 @contextmanager
-def disk_full_explained() -> Iterator[None]:
-    """Turn every error that a full disk caused into the same one.
+def explain_full_disk() -> Iterator[None]:
+    """Replace errors that a full disk caused in the block by one error.
 
     Raises:
         LimitError: ``disk_full``.
@@ -103,7 +104,7 @@ def disk_full_explained() -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether a full disk caused an error."""
+    """Return whether a full disk caused an error, directly or as a cause of its cause."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:

@@ -4,9 +4,9 @@ Each enabled webhook has one task. The task reads its owner's events from the st
 and posts them one at a time. A failed attempt is retried with growing pauses; after ten attempts the event is given up.
 
 Invariants:
-- Nothing is queued in memory. Progress is saved after each attempt. A service that dies therefore loses no event, and the
-  next service may send the last event twice.
-- Only the node that holds a webhook's lease calls it. The lease is renewed before each attempt.
+- Nothing is queued in memory, and progress is saved after each attempt. If the service is killed, no event is lost; the next
+  service may send the last event a second time.
+- Only the node that holds the lease of a webhook calls its URL. The lease is renewed before each attempt.
 - The stored webhook is read again after each page of events, before each attempt, and every ``POLL_S`` while a retry is
   pending: another node may have changed it.
 - A slow or failing webhook delays only its own events.
@@ -38,7 +38,7 @@ from sandlot.model.webhooks import WebhookRecord, WebhookRepository
 MAX_CONCURRENT_CALLS: Final = 256
 """Calls in progress at once, over all webhooks."""
 LEASE_S: Final = 60.0
-"""Length of a lease: four times the longest call."""
+"""Duration of a lease: four times the longest call."""
 POLL_S: Final = 5.0
 """Interval at which the store is read for changes by other processes: new events, and changes of a webhook that waits for a retry."""
 RESCAN_S: Final = 60.0

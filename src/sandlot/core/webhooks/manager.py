@@ -2,10 +2,10 @@
 
 Invariants:
 - A webhook gets the events that are committed after its creation.
-- A disabled webhook gets nothing. After it is enabled, it gets the events that were committed meanwhile, as far as they are still stored.
+- A disabled webhook gets nothing. When the webhook is enabled again, it gets the events that were committed meanwhile and are still stored.
 - An update applies to every event that is not delivered yet. A new URL is checked like the URL of a new webhook.
-- The secret is returned only by the create. It is stored in the clear, because every request is signed with it.
-- The service itself calls the URL, so the egress policy of the service decides which URLs are allowed, for every owner.
+- Only :meth:`WebhookManager.create` returns the secret. The secret is stored unencrypted, because every request is signed with it.
+- The service itself calls the URL. The egress policy of the service therefore decides which URLs are allowed, for all owners.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
-from sandlot.core.webhooks.payload import PayloadFormat
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
-from sandlot.model.ids import NodeId, WebhookId, new_webhook_id
+from sandlot.model.ids import WebhookId, new_webhook_id
 from sandlot.model.specs import check_text
-from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookRepository
+from sandlot.model.storage import WebhookRepository
+from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord
 
 MAX_WEBHOOKS: Final = 10
-"""Webhooks of one owner."""
+"""Maximum number of webhooks of one owner."""
 SECRET_LENGTH: Final = (8, 256)
 """Smallest and largest number of characters of a secret that the client chooses."""
 MAX_NAME_BYTES: Final = 128
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - not a secret
-"""Prefix of a generated secret. Lets people and secret scanners recognize it."""
+"""Prefix of a generated secret, by which people and secret scanners recognize the secret."""
 
 
 class WebhookManager:
@@ -42,36 +41,22 @@ class WebhookManager:
 
     Args:
         webhooks: Stored webhooks and their progress.
-        events: Events to deliver.
-        sender: Makes the calls.
-        api_keys: Resolves an owner to its principal.
-        formats: Payload format by name, for webhooks that are not in the native format.
-        node: This node.
+        dispatcher: Delivers the events.
+        sender: Checks the URLs.
+        events: Events of the service, for the sequence number from which a new webhook gets events.
         clock: Clock of the service.
     """
 
-    def __init__(
-        self,
-        *,
-        webhooks: WebhookRepository,
-        events: EventFeed,
-        sender: WebhookSender,
-        api_keys: ApiKeys,
-        formats: Mapping[str, PayloadFormat],
-        node: NodeId,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, *, webhooks: WebhookRepository, dispatcher: WebhookDispatcher, sender: WebhookSender, events: EventFeed, clock: Clock) -> None:
         self._webhooks = webhooks
-        self._events = events
+        self._dispatcher = dispatcher
         self._sender = sender
+        self._events = events
         self._clock = clock
-        self._dispatcher = WebhookDispatcher(
-            webhooks=webhooks, events=events, sender=sender, api_keys=api_keys, formats=formats, node=node, clock=clock
-        )
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to deliver, beginning with events that were committed since the last service stopped."""
+        """Start to deliver to all enabled webhooks, beginning with the events that the last service has not delivered."""
         self._running = asyncio.create_task(self._dispatcher.run(), name="webhooks")
 
     async def aclose(self) -> None:
@@ -96,11 +81,11 @@ class WebhookManager:
         Args:
             principal: Owner of the webhook. The webhook gets the owner's events; an operator's gets the events of all owners.
             url: URL to call.
-            events: Event types to deliver; empty delivers all.
-            secret: Key of the signatures, 8 to 256 characters. None generates one.
-            name: Label for people, 1 to 128 bytes.
+            events: Event types to deliver. Empty: all.
+            secret: Key of the signatures, 8 to 256 characters. None: a generated secret.
+            name: Label for people, 1 to 128 bytes of UTF-8.
             shape: Name of the payload format.
-            enabled: False delivers nothing until an update enables the webhook.
+            enabled: False: nothing is delivered until an update enables the webhook.
 
         Raises:
             InvalidRequestError: The URL is forbidden, an event type is unknown, or the secret or the name has a wrong length.
@@ -162,7 +147,7 @@ class WebhookManager:
             change = replace(change, events=tuple(dict.fromkeys(change.events)))
         after: WebhookRecord | None = before
         try:
-            # A delivery in progress would save its own progress over the one that the change resets.
+            # The change may reset the progress of the webhook. A delivery that continued would overwrite the new progress with its own.
             await self._dispatcher.pause(before.id)
             after = await self._webhooks.change(before.id, change)
         finally:

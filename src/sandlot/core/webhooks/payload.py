@@ -1,8 +1,8 @@
-"""Body, signature and retries of the requests that webhooks get. Pure.
+"""Body, signature and retries of the requests that are sent to webhooks. Pure.
 
 Invariants:
-- Every attempt to deliver an event sends the same bytes, so a receiver that knows the event's id may drop the request unread.
-- The signature covers the bytes of the body as they are sent.
+- Every attempt to deliver an event sends the same bytes. A receiver that has processed the event's id may ignore the request.
+- The signature is computed over the bytes of the body as they are sent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import Progress, WebhookRecord
 
 MAX_ATTEMPTS: Final = 10
-"""Attempts to deliver one event. The pauses between them add up to eight and a half minutes; ten calls that take the longest
-possible time add a minute and a half."""
+"""Attempts to deliver one event. The pauses between the attempts add up to eight and a half minutes. If every call takes as long
+as it may, the calls add one and a half minutes."""
 FIRST_PAUSE_S: Final = 1.0
 """Pause before the second attempt. Each later pause is twice as long as the one before."""
 
@@ -29,16 +29,16 @@ SIGNATURE_HEADER, EVENT_ID_HEADER = "X-Signature", "X-Event-ID"
 _MIN_ACCEPTED_STATUS, _MAX_ACCEPTED_STATUS = 200, 299
 
 PayloadFormat = Callable[[EventRecord], Mapping[str, Any]]
-"""Returns the JSON-representable body for an event."""
+"""Function that returns the body for an event, as values that JSON can represent."""
 
 
 def event_id(event: EventRecord) -> str:
-    """Return the id of an event that receivers see. All attempts have the same id, and no other event has it."""
+    """Return the id by which receivers recognize an event: unique, and the same in all attempts."""
     return f"evt-{event.sequence}"
 
 
 def native(event: EventRecord) -> Mapping[str, Any]:
-    """Return the body of the native format: the event as the API shows it, and its id."""
+    """Return the body in the native format: the event as the API returns it, and the event's id."""
     content = event.event
     return {
         "id": event_id(event),
@@ -63,7 +63,7 @@ def encode(webhook: WebhookRecord, event: EventRecord, format_: PayloadFormat) -
 
 
 def matches(webhook: WebhookRecord, event: EventRecord) -> bool:
-    """Return whether a webhook is subscribed to an event. A webhook without event types is subscribed to all."""
+    """Return whether a webhook is subscribed to an event. A webhook without event types is subscribed to all events."""
     return not webhook.events or event.event.type in webhook.events
 
 
@@ -85,7 +85,7 @@ def next_progress(progress: Progress, sequence: int, failure: str, now: datetime
 
 
 def failure_of(status: int) -> str:
-    """Return why a response with this status is a failure, or an empty string for a success."""
+    """Return why a response with a status is a failure; an empty string if the response is a success."""
     if _MIN_ACCEPTED_STATUS <= status <= _MAX_ACCEPTED_STATUS:
         return ""
     return f"The URL responded with status {status}; only 200 to 299 accepts an event, and redirects are not followed."

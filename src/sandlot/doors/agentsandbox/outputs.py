@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.files import changes, files
-from sandlot.core.files.changes import Mark
+from sandlot.core.files.changes import ChangeTracker
 from sandlot.core.files.store import FileStore
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Entry
@@ -76,15 +76,15 @@ class Before:
     Args:
         sandbox: Where.
         seen: The files, where the tree is small.
-        mark: Who knows them, where it is large.
+        tracker: Finds what has changed, where the tree is large.
     """
 
-    __slots__ = ("_mark", "_sandbox", "_seen")
+    __slots__ = ("_sandbox", "_seen", "_tracker")
 
-    def __init__(self, sandbox: Sandbox, seen: Seen, mark: Mark | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, seen: Seen, tracker: ChangeTracker | None = None) -> None:
         self._sandbox = sandbox
         self._seen = seen
-        self._mark = mark
+        self._tracker = tracker
 
     @classmethod
     async def look(cls, sandbox: Sandbox) -> Before:
@@ -94,7 +94,7 @@ class Before:
             SandlotError: It could not be looked, or the sandbox has ended.
         """
         seen, whole = await _look(sandbox, FEW_FOLDERS)
-        return cls(sandbox, seen) if whole else cls(sandbox, {}, await changes.mark(sandbox, FOLDERS, User.USER))
+        return cls(sandbox, seen) if whole else cls(sandbox, {}, await changes.track(sandbox, FOLDERS, User.USER))
 
     async def made(self) -> tuple[Sequence[Found], bool]:
         """What was made since, the most wanted first, and whether there may be more.
@@ -102,16 +102,16 @@ class Before:
         Raises:
             SandlotError: It could not be looked, or the sandbox has ended.
         """
-        if self._mark is not None:
-            told, more = await self._mark.changed()
+        if self._tracker is not None:
+            told, more = await self._tracker.changed()
             return ordered(Found(change.path, change.size_bytes) for change in told if not is_hidden(change.path)), more
         seen, whole = await _look(self._sandbox, MANY_FOLDERS)
         return ordered(Found(path, now[0]) for path, now in seen.items() if self._seen.get(path) != now), not whole
 
     def close(self) -> None:
         """Nobody asks any more. Idempotent."""
-        if self._mark is not None:
-            self._mark.close()
+        if self._tracker is not None:
+            self._tracker.close()
 
 
 def empty(sandbox: Sandbox, put: Iterable[Entry]) -> Before:

@@ -112,4 +112,4 @@ async def run(core: Core, principal: Principal, body: ExecuteBody) -> ExecuteAns
         SandlotError: It could not be run. A program that fails is no error.
     """
     spoken = translate.language(body.language)
-    return translate.answer(await core.oneshot.execute(principal, translate.shot(body)), spoken)
+    return translate.answer(await core.one_shots.run(principal, translate.shot(body)), spoken)

@@ -45,7 +45,7 @@ async def who_am_i(request: Request) -> Response:
     """Tell who sends this request, what they may take, and what of it is taken."""
     principal, core = principal_of(request), core_of(request)
     live = [sandbox.spec.limits for sandbox in core.registry.list(principal) if sandbox.owner == principal.owner]
-    snapshots, volumes = await core.snapshots.totals(principal.owner), await core.volumes.totals(principal.owner)
+    snapshots, volumes = await core.snapshots.totals(principal), await core.volumes.totals(principal)
     pools = core.pools.count(pool_owner(principal))
     return reply(SelfAnswer.of(principal, taken(live), core.execution_counter.used(principal.owner), snapshots, volumes, pools))
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.execution.processes import ProcessExecution, signal_number
 from sandlot.core.files import changes
-from sandlot.core.files.changes import Mark
+from sandlot.core.files.changes import ChangeTracker
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.model.errors import InvalidRequestError
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -60,20 +60,20 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
             hint="Ask for events (Accept: text/event-stream) or use background.",
             fields={"field": "stdin_open"},
         )
-    mark = None if body.track is None else await unless_gone(request, changes.mark(box, body.track, spec.user))
+    tracker = None if body.track is None else await unless_gone(request, changes.track(box, body.track, spec.user))
     try:
         if streams.wanted(request):
             run = await unless_gone(request, core.processes.start(box, spec, stdin=stdin))
-            marked, mark = mark, None
-            return streams.events(request, told_of(run, mark=marked, execution_log=core.executions), lambda: _closed(run, marked))
+            streamed, tracker = tracker, None
+            return streams.events(request, told_of(run, tracker=streamed, execution_log=core.executions), lambda: _closed(run, streamed))
         done = await unless_gone(request, core.processes.run(box, spec, stdin=stdin))
-        changed = None if mark is None else await unless_gone(request, mark.report())
+        changed = None if tracker is None else await unless_gone(request, tracker.report())
         if changed is not None:
             core.executions.set_files(done.outcome.process, len(changed[0]))
         return reply(FinishedAnswer.finished(done, changed))
     finally:
-        if mark is not None:
-            mark.close()
+        if tracker is not None:
+            tracker.close()
 
 
 @router.get("", responses=also(ProcessesAnswer, "Running ones, and the last ones that ended."))
@@ -150,7 +150,11 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
 
 
 async def told_of(
-    run: ProcessExecution, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None, execution_log: ExecutionLog | None = None
+    run: ProcessExecution,
+    offsets: Mapping[int, int] | None = None,
+    *,
+    tracker: ChangeTracker | None = None,
+    execution_log: ExecutionLog | None = None,
 ) -> AsyncIterator[streams.Event]:
     """The events that tell of a process, to its end."""
     yield streams.event("started", {"process": run.id, "pid": run.pid})
@@ -162,14 +166,14 @@ async def told_of(
         yield told
     if not run.is_running:
         outcome = await run.outcome()
-        changed = None if mark is None else await mark.report()
+        changed = None if tracker is None else await tracker.report()
         if changed is not None and execution_log is not None:
             execution_log.set_files(outcome.process, len(changed[0]))
         ended = ExitedAnswer.of(outcome) if changed is None else EndedAnswer.with_files(outcome, changed)
         yield streams.event("exit", ended.model_dump(mode="json"))
 
 
-async def _closed(run: ProcessExecution, mark: Mark | None) -> None:
-    if mark is not None:
-        mark.close()
+async def _closed(run: ProcessExecution, tracker: ChangeTracker | None) -> None:
+    if tracker is not None:
+        tracker.close()
     await run.close()

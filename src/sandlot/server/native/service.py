@@ -55,7 +55,7 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/version", responses=also(VersionAnswer, "Who answers."))
 async def version(request: Request) -> Response:
     """Which service this is."""
-    return reply(VersionAnswer(version=__version__, generation=GENERATION, node=service_of(request).node, pid=os.getpid()))
+    return reply(VersionAnswer(version=__version__, generation=GENERATION, node=service_of(request).core.node, pid=os.getpid()))
 
 
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))

@@ -56,7 +56,7 @@ async def begun(core: Core, sandbox: Sandbox, cell: CellSpec, description: Execu
 @pytest.mark.real_guest
 async def test_inherited_cell_without_clients_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        sandbox = await first.core.manager.create(BASE, OPERATOR)
         left = await begun(first.core, sandbox, ENDLESS)
         kept = await first.core.code.launch(
             sandbox, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done")
@@ -82,7 +82,7 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
 async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        sandbox = await first.core.manager.create(BASE, OPERATOR)
         await begun(first.core, sandbox, GATED, ExecutionDescription(id=joined))
         await first.core.code.start(sandbox, replace(ENDLESS, code=ENDLESS.code), ExecutionDescription(id=followed))
     async with serving(tmp_path, driver, keep=True) as second:
@@ -103,7 +103,7 @@ async def test_inherited_cell_goes_on_until_its_client_leaves(tmp_path: Path, dr
 @pytest.mark.real_guest
 async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        sandbox = await first.core.manager.create(BASE, OPERATOR)
         left = await first.core.processes.start(
             sandbox, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None)
         )
@@ -118,7 +118,7 @@ async def test_inherited_process_goes_on_and_keeps_no_sandbox_active(tmp_path: P
 async def test_inherited_install_has_package_access_until_its_end(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)
+        sandbox = await first.core.manager.create(replace(BASE, network="none"), OPERATOR)
         put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
         await first.core.processes.run(sandbox, put, stdin=manager.encode())
         await first.core.packages.start(sandbox, InstallParams(Manager.PIP, ("a",)), Quota())
@@ -195,8 +195,8 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
 @pytest.mark.real_guest
 async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, OPERATOR)
-        gone = await first.sandboxes.create(BASE, OPERATOR)
+        sandbox = await first.core.manager.create(BASE, OPERATOR)
+        gone = await first.core.manager.create(BASE, OPERATOR)
         await first.core.processes.run(sandbox, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
         short, _ = await first.core.processes.launch(sandbox, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
         long, _ = await first.core.processes.launch(sandbox, background("echo long; read -r x < /tmp/second; echo $x"))
@@ -215,7 +215,7 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
             created_at=first.core.clock.now(),
             status="running",
         )
-        elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node))
+        elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.core.node))
         await first.core.executions.writer.flush()
         await first.store.executions.save([unknown, elsewhere])
     for instance in driver.booted:
@@ -235,7 +235,7 @@ async def test_next_service_ends_the_entries_that_the_last_one_left_open(tmp_pat
         assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
         assert done.duration_s is not None
         assert done.duration_s > 0.4
-        await second.sandboxes.kill(sandbox.id, OPERATOR)
+        await second.core.manager.kill(sandbox.id, OPERATOR)
 
 
 async def test_end_of_a_sandbox_ends_its_log_entries(at: Bench, sandbox: Sandbox) -> None:

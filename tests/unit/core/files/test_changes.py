@@ -1,4 +1,4 @@
-"""Reports of changed files: lost marks, invalid requests and forged reports. The comparison itself is tested in `tests/service`."""
+"""Reports of changed files: lost trackers, invalid requests and forged reports. The comparison itself is tested in `tests/service`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["at", "folder"]
 
 
 @pytest.mark.real_guest
-async def test_lost_mark_raises_and_closed_mark_ends_its_program(at: Bench) -> None:
+async def test_lost_tracker_raises_and_closed_tracker_ends_its_program(at: Bench) -> None:
     sandbox = await at.sandbox()
-    marked = await changes.mark(sandbox, ["/workspace"], User.USER)
+    tracker = await changes.track(sandbox, ["/workspace"], User.USER)
     async with sandbox.connection() as link:
         (program,) = await link.processes.list()
         await link.processes.signal(program.process, 9)
     with pytest.raises(ConflictError):
-        await marked.changed()
-    (await changes.mark(sandbox, ["/workspace"], User.USER)).close()
+        await tracker.changed()
+    (await changes.track(sandbox, ["/workspace"], User.USER)).close()
 
     async def none() -> bool:
         async with sandbox.connection() as link:
@@ -38,7 +38,7 @@ async def test_lost_mark_raises_and_closed_mark_ends_its_program(at: Bench) -> N
 @pytest.mark.parametrize("folders", [[], ["relative"], ["/x"] * 17, ["/a\0b"]])
 async def test_invalid_folders_are_refused(at: Bench, folders: list[str]) -> None:
     with pytest.raises(InvalidRequestError):
-        await changes.mark(await at.sandbox(), folders, User.USER)
+        await changes.track(await at.sandbox(), folders, User.USER)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ async def test_forged_report_without_end_is_cut_off(at: Bench) -> None:
     file = {"path": "/workspace/a", "created": True, "size": 1, "modified_ns": 1}
     forged = values.encode_message({"files": [file] * 500})
     await files.write(sandbox, "/tmp/forged", pieces(forged), user=User.USER)
-    marked = await changes.mark(sandbox, ["/workspace"], User.USER)
+    tracker = await changes.track(sandbox, ["/workspace"], User.USER)
     async with sandbox.connection() as link:
         (program,) = await link.processes.list()
         await link.processes.signal(program.process, int(signal.SIGSTOP))  # before it can report
     forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
     _, _ = await at.core.processes.launch(sandbox, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
-    with pytest.raises(ConflictError, match="cannot be read"):
-        await marked.changed()
+    with pytest.raises(ConflictError, match="invalid report"):
+        await tracker.changed()

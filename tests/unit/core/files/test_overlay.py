@@ -64,7 +64,7 @@ def test_everything_but_a_folder_of_the_image_counts_as_missing(root: Path, fold
 
 
 def test_large_folder_is_described_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay, "ANSWER_NAMES", 10)
+    monkeypatch.setattr(overlay, "MAX_NAMES", 10)
     many = root / "many"
     many.mkdir()
     for number in range(11):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sandlot.core.files.signed_urls import METHODS, MOST_S, UrlSigner
+from sandlot.core.files.signed_urls import MAX_LIFETIME_S, METHODS, UrlSigner
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
 from sandlot.model.specs import User
@@ -88,7 +88,7 @@ def test_values_that_could_run_into_each_other_have_different_signatures() -> No
     assert len(signatures) == 5
 
 
-@pytest.mark.parametrize("expires_in_s", [0, -1, 0.5, MOST_S + 1, float("inf"), float("nan")])
+@pytest.mark.parametrize("expires_in_s", [0, -1, 0.5, MAX_LIFETIME_S + 1, float("inf"), float("nan")])
 def test_invalid_lifetime_is_refused(expires_in_s: float) -> None:
     with pytest.raises(InvalidRequestError):
         Rig().sign(expires_in_s=expires_in_s)

@@ -11,7 +11,7 @@ import pytest
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle import mounts
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes import LEAST_BYTES
+from sandlot.core.volumes import MIN_SIZE_BYTES
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.specs import VolumeMount
@@ -57,7 +57,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 async def sandbox(node: Node, guest: GuestPlaces) -> Sandbox:
     """A sandbox with one volume."""
     sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-    await node.core.volumes.create(OPERATOR, name="data", size_bytes=LEAST_BYTES)
+    await node.core.volumes.create(OPERATOR, name="data", size_bytes=MIN_SIZE_BYTES)
     await node.core.mounts.attach(sandbox.id, OPERATOR, VolumeMount("data", "/data"))
     guest.requests.clear()
     return sandbox

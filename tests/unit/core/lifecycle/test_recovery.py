@@ -36,7 +36,7 @@ async def output(service: Service, id_: str, *argv: str) -> str:
 
 async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
+        sandbox = await first.core.manager.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
         await first.core.code.run(sandbox, CellSpec("x = 41"))
         process, _ = await first.core.processes.launch(sandbox, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
 
@@ -54,7 +54,7 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
         assert (outcome, stdout.text()) == (None, "before\n")
         with pytest.raises(NotFoundError):
             second.core.registry.find(sandbox.id, BOB)
-        await second.sandboxes.kill(sandbox.id, ALICE)
+        await second.core.manager.kill(sandbox.id, ALICE)
     async with serving(tmp_path, driver) as third:
         assert third.core.registry.list(OPERATOR) == []
         with pytest.raises(SandboxEndedError):
@@ -63,7 +63,7 @@ async def test_recovered_sandbox_keeps_its_processes_and_variables(tmp_path: Pat
 
 async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
+        sandbox = await first.core.manager.create(BASE, ALICE)
     release = driver.faults.hold("adopt")
     async with serving(tmp_path, driver) as second:
         call = asyncio.create_task(output(second, sandbox.id, "echo", "hi"))
@@ -78,9 +78,9 @@ async def test_call_waits_for_the_recovery_of_its_sandbox(tmp_path: Path, driver
 
 async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        dead = await first.sandboxes.create(BASE, ALICE)
-        late = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
-        lives = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
+        dead = await first.core.manager.create(BASE, ALICE)
+        late = await first.core.manager.create(replace(BASE, timeout_s=100), ALICE)
+        lives = await first.core.manager.create(replace(BASE, timeout_s=None), ALICE)
     driver.booted[0].crash()
     await driver.booted[0].wait()
     clock.advance(101)
@@ -97,7 +97,7 @@ async def test_sandbox_that_ended_without_a_service_reports_a_reason(tmp_path: P
 
 async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
-        sandbox = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
+        sandbox = await first.core.manager.create(replace(BASE, timeout_s=100), ALICE)
     clock.advance(60)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         again = second.core.registry.find(sandbox.id, ALICE)
@@ -113,7 +113,7 @@ async def test_recovered_sandbox_keeps_its_deadline(tmp_path: Path, driver: Memo
 
 async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandboxes = [await first.sandboxes.create(BASE, ALICE) for _ in range(2)]
+        sandboxes = [await first.core.manager.create(BASE, ALICE) for _ in range(2)]
     driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         results = await asyncio.gather(*(output(second, sandbox.id, "echo", "hi") for sandbox in sandboxes), return_exceptions=True)
@@ -122,7 +122,7 @@ async def test_recovery_ends_only_the_sandbox_whose_guest_responds_with_garbage(
 
 async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
+        sandbox = await first.core.manager.create(BASE, ALICE)
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         assert await output(second, sandbox.id, "echo", "hi") == "hi\n"
@@ -130,14 +130,14 @@ async def test_failed_adoption_is_repeated(tmp_path: Path, driver: MemoryDriver)
 
 async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detached(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        silent = [await first.sandboxes.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
-        speaks = await first.sandboxes.create(BASE, BOB)
+        silent = [await first.core.manager.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
+        speaks = await first.core.manager.create(BASE, BOB)
     for instance in driver.booted[:-1]:
         instance.guest.is_silent = True
     async with serving(tmp_path, driver, keep=True) as second:
         assert await output(second, speaks.id, "echo", "hi") == "hi\n"
-        assert (await second.sandboxes.create(BASE, BOB)).state is State.RUNNING
-        await second.sandboxes.kill(silent[0].id, ALICE)
+        assert (await second.core.manager.create(BASE, BOB)).state is State.RUNNING
+        await second.core.manager.kill(silent[0].id, ALICE)
     for instance in driver.instances:
         instance.guest.is_silent = False
     async with serving(tmp_path, driver) as third:
@@ -146,7 +146,7 @@ async def test_silent_guest_delays_no_other_recovery_and_can_be_killed_or_detach
 
 async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
+        sandbox = await first.core.manager.create(replace(BASE, timeout_s=None), ALICE)
         async with sandbox.connection() as link:
             await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
     async with serving(tmp_path, driver) as second:
@@ -156,10 +156,10 @@ async def test_guest_of_a_recovered_persistent_sandbox_has_no_deadline(tmp_path:
 
 async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
-        await first.sandboxes.aclose(keep=True)
+        sandbox = await first.core.manager.create(BASE, ALICE)
+        await first.core.manager.aclose(keep=True)
         assert [each.id for each in first.core.registry.list(ALICE)] == [sandbox.id]
-        for call in (output(first, sandbox.id, "true"), first.sandboxes.kill(sandbox.id, ALICE)):
+        for call in (output(first, sandbox.id, "true"), first.core.manager.kill(sandbox.id, ALICE)):
             with pytest.raises(UnavailableError) as told:
                 await call
             assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -170,10 +170,10 @@ async def test_detached_sandboxes_are_found_while_the_service_stops(tmp_path: Pa
 async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         driver.faults.hold("connect")
-        creating = asyncio.create_task(first.sandboxes.create(BASE, ALICE))
+        creating = asyncio.create_task(first.core.manager.create(BASE, ALICE))
         await driver.faults.reach("connect")
-        first.sandboxes.refuse()
-        closing = asyncio.create_task(first.sandboxes.aclose(keep=True))
+        first.core.manager.refuse()
+        closing = asyncio.create_task(first.core.manager.aclose(keep=True))
         with pytest.raises(SandlotError) as told:
             await creating
         assert told.value.retryable
@@ -186,13 +186,13 @@ async def test_unfinished_create_fails_and_is_removed_when_the_service_stops(tmp
 
 async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_running(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
+        sandbox = await first.core.manager.create(BASE, ALICE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
         running = asyncio.create_task(first.core.processes.run(sandbox, spec))
         async with asyncio.timeout(30):
             while not [info for info in await first.core.processes.list(sandbox) if info.running]:  # noqa: ASYNC110 - it is asked, not told
                 await asyncio.sleep(0.01)
-        await first.sandboxes.aclose(keep=True)
+        await first.core.manager.aclose(keep=True)
         with pytest.raises(SandlotError) as told:
             await running
         assert told.value.code is ErrorCode.SERVICE_STOPPING
@@ -203,7 +203,7 @@ async def test_call_is_interrupted_when_the_service_stops_and_its_process_keeps_
 
 async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
+        sandbox = await first.core.manager.create(BASE, ALICE)
         record = await first.store.sandboxes.get(sandbox.id)
         assert record is not None
     async with serving(tmp_path, driver, keep=True) as second:
@@ -226,7 +226,7 @@ async def test_unfinished_creates_and_removals_are_settled(tmp_path: Path, drive
 
 async def test_recovered_sandbox_has_the_limits_of_the_drivers_record(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
+        sandbox = await first.core.manager.create(BASE, ALICE)
     driver.booted[0].limits = replace(sandbox.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
     async with serving(tmp_path, driver) as second:
         again = second.core.registry.find(sandbox.id, ALICE)
@@ -286,10 +286,10 @@ async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -
 
 async def test_each_change_of_a_recovered_sandbox_has_one_event(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
-        sandbox = await first.sandboxes.create(BASE, ALICE)
+        sandbox = await first.core.manager.create(BASE, ALICE)
     async with serving(tmp_path, driver) as second:
         await second.core.registry.find(sandbox.id, ALICE).wait_reachable()
-        await second.sandboxes.kill(sandbox.id, ALICE)
+        await second.core.manager.kill(sandbox.id, ALICE)
         told = await second.store.events.page(owner=ALICE.owner, sandbox=sandbox.id, after=0, limit=10)
     assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
     assert sorted(each.sequence for each in told) == [each.sequence for each in told]

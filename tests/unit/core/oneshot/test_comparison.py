@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.core.oneshot import runner
-from sandlot.core.oneshot.comparison import Comparison, check_tolerance, matches
-from sandlot.core.oneshot.params import OneShotParams
-from sandlot.core.oneshot.verdict import Result, Status, graded
+from sandlot.core.oneshot.params import Comparison, OneShotParams, check_tolerance
+from sandlot.core.oneshot.verdict import Result, Status, grade, matches
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import Limits
@@ -107,7 +106,7 @@ def test_equal_words_are_not_compared_as_numbers(monkeypatch: pytest.MonkeyPatch
         asked.append(one)
         return True
 
-    monkeypatch.setattr("sandlot.core.oneshot.comparison._near", near)
+    monkeypatch.setattr("sandlot.core.oneshot.verdict._equal_numbers", near)
     words = [str(number) for number in range(10_000)]
     assert matches(" ".join(words), "\n".join([*words[:5000], "5000.0", *words[5001:]]), Comparison.NUMERIC)
     assert asked == ["5000"]
@@ -118,12 +117,12 @@ async def test_large_output_is_graded_in_a_thread_of_its_own(tmp_path: Path, mon
 
     def observed(*given: Any) -> Result:  # noqa: ANN401 - passed on
         threads.append(threading.current_thread().name)
-        return graded(*given)
+        return grade(*given)
 
-    monkeypatch.setattr(runner, "graded", observed)
+    monkeypatch.setattr(runner, "grade", observed)
     async with open_node(NodeState(tmp_path)) as node:
         params = OneShotParams("bash", "echo 1", template="base", limits=Limits(), expected_output="1" * 100_000)
-        result = await node.core.oneshot.execute(OPERATOR, params)
+        result = await node.core.one_shots.run(OPERATOR, params)
 
     assert result.status is Status.WRONG_ANSWER
     assert threads == ["grading_0"]

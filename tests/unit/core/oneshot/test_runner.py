@@ -12,7 +12,7 @@ import pytest
 from sandlot.core.execution.output import ProcessOutcome
 from sandlot.core.lifecycle import recovery
 from sandlot.core.oneshot.params import OneShotParams
-from sandlot.core.oneshot.verdict import Observation, Result, Status, graded
+from sandlot.core.oneshot.verdict import Observation, Result, Status, grade
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import new_process_id
@@ -33,7 +33,7 @@ def shot(code: str, language: str = "python", **more: Any) -> OneShotParams:  # 
 
 
 async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
-    return await at.core.oneshot.execute(OPERATOR, shot(code, language, **more))
+    return await at.core.one_shots.run(OPERATOR, shot(code, language, **more))
 
 
 async def test_empty_stdin_is_closed(at: Bench) -> None:
@@ -56,10 +56,10 @@ async def test_background_process_that_floods_the_output_is_killed(at: Bench) ->
 
 def test_successful_program_with_an_oom_killed_child_is_graded() -> None:
     seen = Observation(stdout="1", outcome=ProcessOutcome(new_process_id(), 0, None, "exited", 1.0), oom_kills=1)
-    assert graded(shot("x", expected_output="1"), seen).status is Status.COMPLETED
-    assert graded(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
+    assert grade(shot("x", expected_output="1"), seen).status is Status.COMPLETED
+    assert grade(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
     seen.outcome = ProcessOutcome(new_process_id(), 1, None, "exited", 1.0)
-    assert graded(shot("x"), seen).status is Status.MEMORY_EXCEEDED
+    assert grade(shot("x"), seen).status is Status.MEMORY_EXCEEDED
 
 
 async def test_disconnected_client_leaves_no_sandbox(at: Bench) -> None:
@@ -98,9 +98,9 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     below.mkdir()
     driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
-        stays = await service.sandboxes.create(BASE, OPERATOR)
-        task = asyncio.create_task(service.core.oneshot.execute(OPERATOR, shot("sleep 60", "bash")))
-        await until(lambda: sum(sandbox.is_announced for sandbox in service.core.registry.list(OPERATOR)) == 2)
+        stays = await service.core.manager.create(BASE, OPERATOR)
+        task = asyncio.create_task(service.core.one_shots.run(OPERATOR, shot("sleep 60", "bash")))
+        await until(lambda: any(sandbox.single_use for sandbox in service.core.registry.list(OPERATOR)))
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
     async with serving(tmp_path, driver) as service:
@@ -129,7 +129,7 @@ async def test_run_waits_for_room_for_a_limited_time(tmp_path: Path) -> None:
         first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
         await until(lambda: here.sandboxes.held == 1)
         with pytest.raises(UnavailableError):
-            await here.core.oneshot.execute(OPERATOR, shot("echo 2", "bash"), patience_s=0)
+            await here.core.one_shots.run(OPERATOR, shot("echo 2", "bash"), room_timeout_s=0)
         assert (await run(here, "echo 2", "bash")).stdout == "2\n"
         assert (await first).stdout == "1\n"
 
@@ -146,15 +146,15 @@ async def test_run_does_not_wait_for_a_stopping_service(at: Bench) -> None:
     at.sandboxes.refuse()
     async with asyncio.timeout(60):
         with pytest.raises(UnavailableError) as refused:
-            await at.core.oneshot.execute(OPERATOR, shot("echo 1", "bash"), patience_s=3600)
+            await at.core.one_shots.run(OPERATOR, shot("echo 1", "bash"), room_timeout_s=3600)
     assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
 async def test_lifetime_quota_limits_the_sandbox_of_a_run(at: Bench) -> None:
     principal = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
-    assert (await at.core.oneshot.execute(principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    assert (await at.core.one_shots.run(principal, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="at most 30 s"):
-        await at.core.oneshot.execute(principal, shot("echo 1", "bash", timeout_s=31))
+        await at.core.one_shots.run(principal, shot("echo 1", "bash", timeout_s=31))
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ async def test_execution_of_a_disconnected_client_is_logged_as_killed(at: Bench,
 
 @pytest.mark.real_guest
 async def test_processes_of_the_service_are_not_logged(at: Bench, sandbox: Sandbox) -> None:
-    mark = await changes.mark(sandbox, ["/tmp"], User.USER)
-    mark.close()
+    tracker = await changes.track(sandbox, ["/tmp"], User.USER)
+    tracker.close()
     assert await at.core.executions.page(OPERATOR) == []
 
 

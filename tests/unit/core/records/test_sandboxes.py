@@ -150,8 +150,8 @@ async def test_records_of_one_sandbox_are_written_in_order(at: Bench, monkeypatc
 
 async def test_sandbox_read_from_a_record_has_the_same_record(at: Bench, sandbox: Sandbox, clock: ManualClock) -> None:
     await at.sandboxes.update(sandbox.id, OPERATOR, UpdateSandboxParams(idle_timeout_s=60, metadata={"k": "v"}))
-    record = to_record(sandbox, at.service.node)
+    record = to_record(sandbox, at.service.core.node)
     assert await at.service.store.sandboxes.get(sandbox.id) == record
     again = from_record(record, sandbox.buffers, clock)
-    assert to_record(again, at.service.node) == record
+    assert to_record(again, at.service.core.node) == record
     assert again.deadline.monotonic_s == sandbox.deadline.monotonic_s

@@ -44,7 +44,7 @@ def test_memory_is_restored_if_possible() -> None:
         (DAMAGED, USABLE, "could not be restored when"),
         (RECORD, replace(USABLE, memory=None), "no driver"),
         (RECORD, replace(USABLE, memory=NO), "runtime build was removed"),
-        (RECORD, replace(USABLE, memory=ProbeResult(ok=False)), "cannot be restored here"),
+        (RECORD, replace(USABLE, memory=ProbeResult(ok=False)), "cannot be restored on this host"),
         (RECORD, replace(USABLE, has_root=False), "root filesystem image"),
         (FILES, replace(USABLE, memory=None), "snapshot of files"),
     ],

@@ -45,7 +45,7 @@ def test_full_disk_is_recognized(error: Exception, full: bool) -> None:  # noqa:
 
 
 def test_full_disk_is_reported_as_such() -> None:
-    with pytest.raises(LimitError) as error, writer.disk_full_explained():
+    with pytest.raises(LimitError) as error, writer.explain_full_disk():
         raise HostError("no space left on device")
     assert (error.value.code, error.value.status) == (ErrorCode.DISK_FULL, 507)
     assert error.value.hint

@@ -14,6 +14,7 @@ import pytest
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks import delivery
+from sandlot.core.webhooks.delivery import WebhookDispatcher
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.core.webhooks.payload import MAX_ATTEMPTS, signature
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
@@ -77,7 +78,7 @@ async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, call
     feed, sent = EventFeed(store.events), calls or Calls()
     keys = ApiKeys(store.keys, clock)
     await keys.refresh()
-    hooks = WebhookManager(
+    dispatcher = WebhookDispatcher(
         webhooks=store.webhooks,
         events=feed,
         sender=sent,
@@ -86,6 +87,7 @@ async def service(store: SqlStore, clock: ManualClock, node: NodeId = NODE, call
         node=node,
         clock=clock,
     )
+    hooks = WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sent, events=feed, clock=clock)
     hooks.start()
     try:
         yield Place(feed, sent, hooks, keys)

@@ -89,8 +89,8 @@ async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient,
 
 @pytest.mark.real_guest
 async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "MOST", 2)
-    monkeypatch.setattr(watch, "EVENTS", 5)
+    monkeypatch.setattr(watch, "MAX_WATCHERS", 2)
+    monkeypatch.setattr(watch, "MAX_EVENTS", 5)
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
     await watched(http, url)

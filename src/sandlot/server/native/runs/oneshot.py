@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError
 from sandlot.core.admission import AUTO
 from sandlot.core.execution.output import COPIES
 from sandlot.core.oneshot import runner
-from sandlot.core.oneshot.comparison import DEFAULT_TOLERANCE, Comparison
-from sandlot.core.oneshot.params import DEFAULT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, OneShotParams
+from sandlot.core.oneshot.params import DEFAULT_OUTPUT_BYTES, DEFAULT_TOLERANCE, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, Comparison, OneShotParams
 from sandlot.core.oneshot.runner import BatchItem
 from sandlot.core.oneshot.verdict import Result
 from sandlot.core.service import Core
@@ -150,7 +149,7 @@ _BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/s
 @router.post("", responses=also(OneShotAnswer, "It ended, however."))
 async def run(body: OneShotBody, request: Request) -> Response:
     """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = core_of(request).oneshot.execute(principal_of(request), body.shot())
+    work = core_of(request).one_shots.run(principal_of(request), body.shot())
     return reply(OneShotAnswer.of(await unless_gone(request, work)))
 
 
@@ -161,8 +160,8 @@ async def run(body: OneShotBody, request: Request) -> Response:
 async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
     core = core_of(request)
-    runner.check(len(body.items), body.concurrency)
-    runs = core.oneshot.execute_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runner.check_batch(len(body.items), body.concurrency)
+    runs = core.one_shots.run_batch(principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = errors.request_id(request)
     if streams.LINES in request.headers.get("accept", ""):
         return streams.lines(request, _told(runs, request_id), runs.aclose)

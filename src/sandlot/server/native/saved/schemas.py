@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sandlot.core.admission import check_reserved_names
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.snapshots.forks import MOST, SAME, ForkParams, Promoted, Tree
+from sandlot.core.snapshots.forks import MAX_CHILDREN, SAME, ForkParams, Promoted, Tree
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
@@ -95,7 +95,7 @@ class SnapshotsQuery(Query):
 class ForkBody(Body):
     """Forks to make."""
 
-    count: int = Field(default=1, ge=1, le=MOST, description="How many. There are all of them, or none.")
+    count: int = Field(default=1, ge=1, le=MAX_CHILDREN, description="How many. There are all of them, or none.")
     name: Text | None = Field(default=None, description="A name for people; of several, -1, -2 and so on are added to it.")
     metadata: Words | None = Field(default=None, description="In place of the sandbox's own, which they have where this is left out.")
     env: Words = Field(default_factory=dict, description="Added to the sandbox's environment, for what is started in them.")

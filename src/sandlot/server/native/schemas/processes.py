@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from sandlot.core.execution import output
 from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
-from sandlot.core.files.changes import FOLDERS, ChangedFile
+from sandlot.core.files.changes import MAX_FOLDERS, ChangedFile
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, SCREEN_MOST, ProcessSpec, User, shell_argv
@@ -45,7 +45,10 @@ class ProcessBody(Body):
         default=None, description="It runs on a terminal of this size: all output is stdout, and there is always input. Only in the background."
     )
     track: Texts | None = Field(
-        default=None, min_length=1, max_length=FOLDERS, description="Folders: the files that it creates or changes below them are told at its end."
+        default=None,
+        min_length=1,
+        max_length=MAX_FOLDERS,
+        description="Folders: the files that it creates or changes below them are told at its end.",
     )
     tag: Text | None = Field(default=None, min_length=1, max_length=MAX_TAG_BYTES, description="A word of your own, told by the list of processes.")
     background: bool = Field(default=False, description="Answer as soon as it runs (201); it outlives the call and the connection.")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sandlot.core.files import watch
 from sandlot.core.files.archives import Unpacked
-from sandlot.core.files.signed_urls import DEFAULT_S
+from sandlot.core.files.signed_urls import DEFAULT_LIFETIME_S
 from sandlot.core.files.watch import BufferedFolderWatch
 from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
@@ -140,7 +140,7 @@ class SignBody(Body):
 
     path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
     method: Literal["GET", "PUT"] = Field(default="GET", description="GET reads the file, PUT writes it.")
-    expires_in: float = Field(default=DEFAULT_S, description="Seconds that it holds, 1 to 604,800.")
+    expires_in: float = Field(default=DEFAULT_LIFETIME_S, description="Seconds that it holds, 1 to 604,800.")
     user: UserName = Field(default="user", description="Who it is done as.")
 
 

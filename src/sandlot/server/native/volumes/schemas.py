@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.volumes import DEFAULT_BYTES, LEAST_BYTES, MOST_BYTES, Volume
+from sandlot.core.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES, Volume
 from sandlot.model.specs import VolumeMount
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 
@@ -17,7 +17,7 @@ class VolumeBody(Body):
     name: Text = Field(
         description="What to call it: up to 63 lower-case letters, digits, '_' and '-'; no two of one key's have one name.", examples=["datasets"]
     )
-    size_bytes: int = Field(default=DEFAULT_BYTES, ge=LEAST_BYTES, le=MOST_BYTES, description="What may be written to it.")
+    size_bytes: int = Field(default=DEFAULT_SIZE_BYTES, ge=MIN_SIZE_BYTES, le=MAX_SIZE_BYTES, description="What may be written to it.")
 
 
 class MountBody(Body):
