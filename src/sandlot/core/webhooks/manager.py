@@ -24,8 +24,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import WebhookId, new_webhook_id
 from sandlot.model.specs import check_text
-from sandlot.model.storage import WebhookRepository
-from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord
+from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookRepository
 
 MAX_WEBHOOKS: Final = 10
 """Maximum number of webhooks of one owner."""
