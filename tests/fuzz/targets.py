@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from sandlot.link import parse, parse_cells
+from sandlot.link import parse
 from sandlot.protocol import events, frames, schema, values
 from sandlot.protocol.connection import GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import ProtocolError
@@ -102,10 +102,10 @@ def reply(data: bytes) -> None:
         parse.entry,
         parse.listing,
         parse.processes,
-        parse_cells.cell_result,
-        parse_cells.display,
-        parse_cells.cell_error,
-        parse_cells.kernels,
+        parse.cell_result,
+        parse.display,
+        parse.cell_error,
+        parse.kernels,
         parse.guest_info,
         parse.nothing,
         parse.running,
