@@ -42,8 +42,11 @@ class DiskThreads:
             raise
 
     async def aclose(self) -> None:
-        """Wait until running functions have ended and files of cancelled callers are closed. Idempotent."""
-        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        """Wait until all functions have ended, queued ones too, and files of cancelled callers are closed. Idempotent.
+
+        A queued function may be the removal of a draft whose download was cancelled.
+        """
+        await asyncio.to_thread(self._pool.shutdown, wait=True)
         if self._abandoned:
             await asyncio.wait(self._abandoned)
 
