@@ -1,4 +1,4 @@
-"""Tasks and locks that several services of core need in the same form."""
+"""Background tasks and keyed locks, which several services of core use."""
 
 from __future__ import annotations
 

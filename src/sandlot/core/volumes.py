@@ -2,11 +2,11 @@
 
 Invariants:
 - A volume is recorded before its filesystem is made, with ``ready`` false. When the filesystem is made, ``ready`` is set, and the volume exists.
-  If the service is killed before that, :meth:`VolumeManager.open` removes the record and the filesystem.
-- Only its owner and operators can see a volume. For all other callers it does not exist, neither by name nor by id.
-- A volume is mounted once on the host for all sandboxes that use it: from before the first sandbox sees the volume until the last of them has
-  ended or is hibernated. All these sandboxes share the volume's files and its size.
-- A volume that is attached to a sandbox is not deleted. This includes hibernated sandboxes.
+  If the service is killed before ``ready`` is set, :meth:`VolumeManager.open` removes the record and the filesystem.
+- Only the owner and operators can see a volume. For all other callers the volume does not exist, neither by name nor by id.
+- A volume is mounted once on the host for all sandboxes that use it: from before the first sandbox sees the volume until the last of these
+  sandboxes has ended or is hibernated. All these sandboxes share the volume's files and disk space.
+- A volume that is attached to a sandbox, hibernated sandboxes included, cannot be deleted.
 - The full size of a volume is reserved on the node's disk while the volume exists, however little it contains.
 """
 
@@ -54,7 +54,7 @@ class Volume:
         owner: Owner of the volume.
         size_bytes: Maximum size of the content.
         used_bytes: Current size of the content. If the volume is not mounted, the size when it was unmounted.
-        created_at: Time of the create request.
+        created_at: Time at which the volume was requested.
         attached: Ids of the sandboxes to which the volume is attached, hibernated sandboxes included.
     """
 
@@ -68,7 +68,7 @@ class Volume:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a volume if it is valid.
+    """Return the name of a volume if the name is valid.
 
     Raises:
         InvalidRequestError: The name is invalid, or has the form of a volume id.
@@ -95,7 +95,7 @@ class VolumeManager:
         registry: Sandboxes of this service, and the volumes that are attached to them.
 
     Attributes:
-        tasks: Unmounts that are in progress. Wait for them when the service stops. Volumes of sandboxes that keep running stay mounted.
+        tasks: Unmounts that are in progress. Wait for these tasks when the service stops. Volumes of sandboxes that keep running stay mounted.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class VolumeManager:
         self._users: dict[VolumeId, set[SandboxId]] = {}
         """Sandboxes whose processes may see a volume. The volume is mounted while this set is not empty."""
         self._mount_locks = KeyedLock()
-        """Locks by volume id. Mounting, unmounting and removing a volume hold its lock."""
+        """Locks by volume id. Mounting, unmounting and removing a volume hold the lock of the volume."""
         self._admission_lock = asyncio.Lock()
         self.tasks = TaskSet("volume.internal_error")
 
@@ -162,9 +162,9 @@ class VolumeManager:
         Raises:
             InvalidRequestError: The name or the size is invalid, or the volume can never fit on this node.
             ConflictError: The owner has another volume of that name.
-            LimitError: ``quota_exceeded`` or ``disk_full``.
-            UnavailableError: ``busy``: the disk has no room for the volume now.
-            HostError: The host cannot make the filesystem; the message says why.
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            UnavailableError: The disk has no room for the volume now (``busy``).
+            HostError: The host cannot make the filesystem; the message gives the reason.
         """
         check_name(name)
         if not MIN_SIZE_BYTES <= size_bytes <= MAX_SIZE_BYTES:
@@ -173,10 +173,10 @@ class VolumeManager:
         return await asyncio.shield(asyncio.ensure_future(self._create(principal, name, size_bytes)))
 
     async def get(self, principal: Principal, name_or_id: str) -> Volume:
-        """Return a volume by its id, or by the caller's name for it.
+        """Return a volume by its id. The caller's own volumes are also found by their names.
 
         Raises:
-            NotFoundError: ``volume_not_found``.
+            NotFoundError: The volume does not exist or belongs to another owner (``volume_not_found``).
         """
         return await self._describe(self._find(principal, name_or_id))
 
@@ -192,7 +192,7 @@ class VolumeManager:
         """Delete a volume with its content.
 
         Raises:
-            NotFoundError: ``volume_not_found``.
+            NotFoundError: The volume does not exist or belongs to another owner (``volume_not_found``).
             ConflictError: The volume is attached to a sandbox.
         """
         record = self._find(principal, name_or_id)
@@ -216,11 +216,11 @@ class VolumeManager:
     def resolve(self, principal: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
         """Return mounts in which each volume is named by its id and has a slot.
 
-        This method does not ``await``. A volume is not deleted between this call and the assignment of the mounts to a sandbox if the caller does
-        not ``await`` in between either.
+        This method does not ``await``. If the caller does not ``await`` either before it assigns the mounts to a sandbox, no volume is deleted
+        in between.
 
         Raises:
-            NotFoundError: ``volume_not_found``.
+            NotFoundError: The volume does not exist or belongs to another owner (``volume_not_found``).
             InvalidRequestError: A volume is mounted at two paths.
         """
         ids = [self._find(principal, mount.volume).id for mount in mounts]
@@ -233,10 +233,10 @@ class VolumeManager:
         return found
 
     async def attach(self, sandbox: SandboxId, mounts: Sequence[VolumeMount]) -> tuple[Attachment, ...]:
-        """Mount volumes on the host for a sandbox until :meth:`release`.
+        """Mount volumes on the host for a sandbox until :meth:`release` is called.
 
         Raises:
-            HostError: A volume cannot be mounted; the message says why.
+            HostError: A volume cannot be mounted; the message gives the reason.
         """
         attachments = []
         for slot, mount in slots(mounts):
@@ -256,7 +256,7 @@ class VolumeManager:
         return tuple(attachments)
 
     def release(self, sandbox: SandboxId, *only: str) -> None:
-        """Unmount volumes that a sandbox no longer uses, unless another sandbox uses them. Returns at once; the unmount goes on. Idempotent.
+        """Unmount volumes that a sandbox no longer uses, in the background. Volumes that another sandbox uses stay mounted. Idempotent.
 
         Args:
             sandbox: Sandbox whose processes are dead, or from which the volumes were detached.
@@ -273,7 +273,7 @@ class VolumeManager:
             id=new_volume_id(self._node), node=self._node, owner=principal.owner, name=name, size_bytes=size_bytes, created_at=self._clock.now()
         )
         needed = self._resources(record)
-        async with self._admission_lock:  # until this volume is recorded, no other volume may be: both would pass the check of the quota
+        async with self._admission_lock:  # otherwise two concurrent requests could both pass the quota check before either volume is recorded
             if (other := self._names.get((principal.owner, name))) is not None:
                 raise ConflictError(
                     f"A volume named {name!r} exists already: {other}.",
@@ -308,7 +308,7 @@ class VolumeManager:
         return await self._describe(record)
 
     async def _discard(self, record: VolumeRecord) -> None:
-        """Remove the record and the filesystem of a volume that could not be created. If this fails, the next start removes them."""
+        """Remove the record and the filesystem of a volume that could not be created. If this fails, the next start of the service removes them."""
         try:
             await self._table.remove(record.id)
         except SandlotError as error:

@@ -1,8 +1,9 @@
 """Composition root: builds a service from its settings. No other module names concrete drivers and stores.
 
 Each function builds one layer from the layers below it, which exist already: storage, records, resources of the node, executions, lifecycle, and
-the features on top. An object gets the objects that it uses as arguments of its constructor. There are three registrations, each with an object
-that must exist before the registered one: the pool refiller evicts warm sandboxes for the reservations, and the metrics count sandboxes and packages.
+the features on top. An object gets the objects that it uses as arguments of its constructor. Three objects are instead registered with an object
+that was built before them. The pool refiller is registered with the reservations, for which it evicts warm sandboxes. The sandbox registry and the
+package cache are registered with the metrics, which count sandboxes and packages.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Service:
 
     Args:
         settings: Settings of the operator.
-        core: Services that routes use.
+        core: Services that the HTTP routes use.
         api_keys: API keys, for requests over TCP.
         store: Repositories.
         blobs: Contents of stored files.
@@ -189,22 +190,22 @@ async def open_service(
     blobs: Blobs | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
-    """Run the service of a data directory: lock the directory, recover what an earlier service left running, and remove its leftovers.
+    """Run the service of a data directory. Lock the directory, recover the sandboxes of an earlier service, and remove unused files.
 
     Args:
         settings: Settings of the operator.
         drivers: Isolation name -> driver. None: all installed drivers.
         templates: Template store. None: the image store.
-        clock: Clock. None: the machine's.
-        read_host: Reads the host's resources. None: reads this machine.
-        packages: Package indexes. None: a cache of the indexes that the machine is configured for.
+        clock: Clock of the service. None: the clock of the machine.
+        read_host: Function that reads the host's resources. None: the resources of this machine.
+        packages: Package indexes. None: a cache of the indexes for which the machine is configured.
         store: Repositories; the caller opens and closes them. None: the database of the settings.
         blobs: Contents of stored files. None: the folder of the settings.
-        keep: Leave the sandboxes running for the next service when this one stops; otherwise they are removed.
+        keep: Leave the sandboxes running for the next service when this service stops. False: the sandboxes are removed.
 
     Raises:
         ConflictError: Another service runs on the data directory.
-        HostError: The data directory or the database cannot be used, the directory has another format, or the two do not belong together.
+        HostError: The data directory or the database cannot be used, the directory has another format, or directory and database do not match.
         UnavailableError: The database cannot be reached.
     """
     images = ImageTemplates(ImageStore(settings.cache_dir))
@@ -282,7 +283,7 @@ async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncI
 
 
 async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:
-    """Run a loop, and start it again after an unexpected exception, because nothing awaits the loop."""
+    """Run a loop, and start the loop again after an unexpected exception. The exception is logged, because no task awaits the loop."""
     while True:
         try:
             await work()
@@ -294,7 +295,7 @@ async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metr
 
 @asynccontextmanager
 async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[PackageCache]:
-    """Run a cache of the package indexes that this machine is configured for."""
+    """Run a cache of the package indexes for which this machine is configured."""
     cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
     await cache.start()
     metrics.count_packages(lambda: asdict(cache.counters()))
@@ -417,7 +418,7 @@ def _build_pools(
         registry=registry,
         owners=PoolOwners(records.api_keys.principal_of, resources.registry.live_limits),
         snapshots=snapshots,
-        # An operator who sets no pools wants no template snapshot either.
+        # An operator who configures no pools does not want a template snapshot either.
         extra_snapshots=[PoolSpec(DEFAULT_TEMPLATE, isolation, Limits())] if settings.pools else [],
         drivers=resources.drivers,
         templates=resources.templates,
@@ -447,7 +448,7 @@ def _build_pools(
 def _build_core(
     opened: AsyncExitStack, storage: _Storage, records: _Records, resources: _Resources, executions: _Executions, lifecycle: _Lifecycle
 ) -> Core:
-    """Build the features that use the sandboxes of the manager, and put together what the routes use."""
+    """Build the features that use sandboxes, and return all services that the HTTP routes use."""
     grading = ThreadPoolExecutor(1, "grading")
     opened.callback(grading.shutdown, wait=False, cancel_futures=True)
     sender = OutboundHttpClient(storage.settings.webhooks_allow)
@@ -531,13 +532,13 @@ def _build_webhooks(storage: _Storage, records: _Records, sender: WebhookSender)
 async def _running(
     core: Core, refiller: PoolRefiller, memory_images: MemoryImages, unattended: UnattendedExecutions, *, keep: bool
 ) -> AsyncIterator[None]:
-    """Recover what an earlier service left, and run the background work of the service until the context ends.
+    """Recover the state that an earlier service left, and run the background work of this service until the context ends.
 
     Args:
-        core: The service. Requests are served only inside the context.
+        core: Services to open and to close. Requests are served only inside the context.
         refiller: Fills the pools once the sandboxes of the earlier service have their reservations again.
-        memory_images: Images of hibernated sandboxes and of snapshots; those that belong to no record are removed.
-        unattended: Log entries of executions that the earlier service did not finish.
+        memory_images: Images of hibernated sandboxes and of snapshots. Images without a record are removed.
+        unattended: Continues the executions that the earlier service did not finish.
         keep: Leave the sandboxes running for the next service.
     """
     await core.volumes.open()
@@ -566,7 +567,10 @@ def own_host(settings: Settings) -> Host:
 
 
 def control_groups() -> Layout | None:
-    """Return the layout of this machine's control groups. None: the machine has none. Then no sandbox starts, and the drivers' probes say why."""
+    """Return the layout of this machine's control groups. None: the machine has no control groups, so no sandbox can start.
+
+    The probes of the drivers report why no sandbox can start.
+    """
     try:
         return detect_layout()
     except HostError:
@@ -576,8 +580,8 @@ def control_groups() -> Layout | None:
 def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
     """Return all installed drivers by isolation name.
 
-    Drivers that the operator does not allow are included: an earlier service, for which they were allowed, may have left sandboxes that they
-    have to remove.
+    Drivers that the operator does not allow are included: an earlier service, for which these drivers were allowed, may have left sandboxes
+    that the drivers must remove.
     """
     driver_settings = DriverSettings(node=node, data_dir=settings.data_dir)
     return {name: open_driver(name, driver_settings) for name in driver_names()}

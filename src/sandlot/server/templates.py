@@ -17,7 +17,7 @@ _log = structlog.get_logger("sandlot.server")
 
 
 class ImageTemplates:
-    """Template store of core, on the built-in recipes and their images.
+    """Implements the template store of core with the built-in recipes and their images.
 
     Args:
         store: Builds and keeps the root filesystem images.
@@ -46,7 +46,7 @@ class ImageTemplates:
         ]
 
     def base(self, name: str) -> ResolvedTemplate:
-        """Return the current build of a template; build the template first if it has none, and report the progress."""
+        """Return the current build of a template. A template without a build is built first; :meth:`all` shows the progress."""
         try:
             root = self._store.root(name, functools.partial(self._progress, name))
         finally:
@@ -54,7 +54,7 @@ class ImageTemplates:
         return ResolvedTemplate(root=root, env=self._store.ensure(name).env)
 
     def at(self, name: str, digest: str) -> ResolvedTemplate | None:
-        """Return the build of a template that has a digest. None: the build has been removed."""
+        """Return the build of a template with the given digest. None: the build has been removed."""
         root = self._store.find_root(digest)
         return None if root is None else ResolvedTemplate(root=root, env=self._store.environment(name))
 

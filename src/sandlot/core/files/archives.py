@@ -1,11 +1,11 @@
 """Copy folders out of a sandbox and into it, as streamed tar archives.
 
-Programs of Sandlot inside the sandbox pack and unpack (``guest/helpers/{pack,unpack}.py``), so the image needs no tar. The disk limit of
-the sandbox limits what can be unpacked.
+Helper programs inside the sandbox pack and unpack the archives (``guest/helpers/{pack,unpack}.py``), so the image needs no tar program. The disk
+limit of the sandbox limits how much can be unpacked.
 
 Invariants:
-- Neither the service nor the guest holds more of an archive than one stream window.
-- If the client disconnects, the program inside ends. Files that are unpacked already remain, and no file is half written.
+- Neither the service nor the guest holds more than one stream window of an archive in memory.
+- If the client disconnects, the helper program ends. Files that it has unpacked remain, and no file is half written.
 - If an archive cannot be packed completely, the stream ends without the end marker of a tar archive.
 """
 
@@ -45,7 +45,7 @@ class ArchiveStream:
     """An archive that is being packed. Iterate over its bytes, then close the stream.
 
     Args:
-        helper: Program that packs the archive.
+        helper: Helper program that packs the archive.
     """
 
     __slots__ = ("_helper",)
@@ -54,7 +54,7 @@ class ArchiveStream:
         self._helper = helper
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the archive in pieces. While the caller does not read, at most one stream window is held.
+        """Yield the archive in pieces. While the caller does not read, at most one stream window is buffered.
 
         Raises:
             SandlotError: A file could not be read, or the sandbox has ended. The archive is incomplete.
@@ -78,8 +78,8 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
         compress: Compress the archive with gzip.
 
     Raises:
-        NotFoundError: ``path_not_found``.
-        ForbiddenError: ``permission_denied``.
+        NotFoundError: The path does not exist (``path_not_found``).
+        ForbiddenError: The user may not read the path (``permission_denied``).
         InvalidRequestError: The path is neither a file nor a folder.
         SandlotError: The sandbox has ended, or cannot start another process.
     """
@@ -87,7 +87,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
     helper = await helpers.start(sandbox, "pack", {"path": path, "gzip": compress}, user=user)
     try:
         async with sandbox.connection():
-            await anext(helper, None)  # the first message of the program says that the path is open; its error is raised here
+            await anext(helper, None)  # the first message reports that the helper program has opened the path; a failure is raised here
     except BaseException:
         helper.close()
         raise
@@ -105,9 +105,9 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
 
     Raises:
         InvalidRequestError: The data is no archive, is damaged, or has an entry outside of the folder; the message names the entry.
-        LimitError: ``disk_full``, or ``too_large``: more than 100,000 entries.
-        ForbiddenError: ``permission_denied``.
-        SandlotError: The sandbox has ended. Exceptions of ``chunks`` are passed on.
+        LimitError: The disk of the sandbox is full (``disk_full``), or the archive has more than 100,000 entries (``too_large``).
+        ForbiddenError: The user may not write to the folder (``permission_denied``).
+        SandlotError: The sandbox has ended. Exceptions that ``chunks`` raises are passed on.
     """
     check_path(path)
     helper = await helpers.start(sandbox, "unpack", {"path": path, "entries": MAX_ENTRIES}, user=user)
@@ -116,5 +116,5 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
 
 
 def _number(value: object) -> int:
-    """Return a number that the guest sent, or 0 if the value is no valid number: the guest may be hostile."""
+    """Return a number that the guest sent. Return 0 if the value is not a valid number, because a hostile guest can send any value."""
     return value if type(value) is int and 0 <= value <= _MAX_NUMBER else 0

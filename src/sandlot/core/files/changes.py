@@ -1,6 +1,6 @@
 """Find the files that an execution created or changed, by comparing folders before and after the execution.
 
-A program of Sandlot inside the sandbox compares the folders (``guest/helpers/changes.py``).
+A helper program inside the sandbox compares the folders (``guest/helpers/changes.py``).
 
 Invariants:
 - A file counts as changed if its inode, size, mtime or ctime differs. A file that was rewritten with the same content, or whose mtime was set
@@ -38,7 +38,7 @@ class ChangedFile:
     """A file that was created or changed.
 
     Args:
-        path: Absolute path inside the sandbox. It begins with the folder as the caller named it.
+        path: Absolute path inside the sandbox. The path begins with the folder as the caller named it.
         created: True if the file is new, False if the file existed before the execution.
         size_bytes: Size after the execution.
         modified_ns: Modification time after the execution, in nanoseconds since 1970, UTC.
@@ -55,7 +55,7 @@ class ChangeTracker:
 
     Args:
         sandbox: Sandbox that has the folders.
-        helper: Program inside the sandbox that has recorded the state.
+        helper: Helper program that has recorded the state of the folders.
     """
 
     __slots__ = ("_helper", "_sandbox")
@@ -65,10 +65,10 @@ class ChangeTracker:
         self._helper = helper
 
     async def changed(self) -> tuple[Sequence[ChangedFile], bool]:
-        """Return the files that were created or changed, sorted by path, and whether there may be more. Closes the tracker.
+        """Return the created and changed files, sorted by path, and True if there may be more such files. Closes the tracker.
 
         Raises:
-            ConflictError: A process in the sandbox ended the program, or the program's report is invalid or too long.
+            ConflictError: A process in the sandbox ended the helper program, or the report of the program is invalid or too long.
             SandboxEndedError: The sandbox has ended.
         """
         found: list[ChangedFile] = []
@@ -95,7 +95,7 @@ class ChangeTracker:
             return (), True
 
     def close(self) -> None:
-        """End the program. Idempotent."""
+        """End the helper program. Idempotent."""
         self._helper.close()
 
 
@@ -108,7 +108,7 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
         user: User that reads the folders. Files in folders that this user may not read are not reported.
 
     Raises:
-        InvalidRequestError: There are no folders or too many, or a path is invalid.
+        InvalidRequestError: ``folders`` has no path or more than 16 paths, or a path is invalid.
         SandlotError: The folders could not be read, or the sandbox has ended or cannot start another process.
     """
     if not 0 < len(folders) <= MAX_FOLDERS:
@@ -118,15 +118,15 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
     helper = await helpers.start(sandbox, "changes", {"folders": list(folders)}, user=user)
     try:
         async with sandbox.connection():
-            await anext(helper, None)  # the first message of the program says that the state is recorded; its error is raised here
+            await anext(helper, None)  # the first message reports that the helper program has recorded the state; a failure is raised here
     except BaseException:
         helper.close()
         raise
     return ChangeTracker(sandbox, helper)
 
 
-def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - sent by a guest, so it can be anything
-    """Return the files of one message of the program.
+def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - a guest sends this value, so it can be anything
+    """Return the files of one message of the helper program.
 
     Raises:
         ConflictError: The message is invalid.
@@ -137,7 +137,7 @@ def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - sent by a
     return [_changed_file(file) for file in files]
 
 
-def _changed_file(file: Any) -> ChangedFile:  # noqa: ANN401 - as above
+def _changed_file(file: Any) -> ChangedFile:  # noqa: ANN401 - a guest sends this value, so it can be anything
     if not isinstance(file, dict):
         raise _invalid_report()
     path, created, size, modified_ns = (file.get(name) for name in ("path", "created", "size", "modified_ns"))

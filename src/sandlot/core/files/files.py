@@ -1,4 +1,4 @@
-"""Read, write, list, move and remove files of a sandbox. The guest does this inside the sandbox, as the given user."""
+"""Read, write, list, move and remove files of a sandbox. The guest accesses the files inside the sandbox, with the rights of a given user."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileDownload:
         return self._reader.entry
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the content in pieces. While the caller does not read, at most one stream window is held.
+        """Yield the content in pieces. While the caller does not read, at most one stream window is buffered.
 
         Raises:
             SandboxEndedError: The sandbox ended during the download; the message says why.
@@ -63,8 +63,8 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
         length: Maximum number of bytes; None reads to the end.
 
     Raises:
-        NotFoundError: ``path_not_found``.
-        ForbiddenError: ``permission_denied``.
+        NotFoundError: The path does not exist (``path_not_found``).
+        ForbiddenError: The user may not read the file (``permission_denied``).
         InvalidRequestError: The path is invalid or not a regular file, or a number is out of range.
         SandboxEndedError: The sandbox has ended.
     """
@@ -91,7 +91,7 @@ async def write(
         append: Append to the existing content.
 
     Raises:
-        SandlotError: As for :func:`read`, or ``disk_full``.
+        SandlotError: As for :func:`read`, or the disk of the sandbox is full (``disk_full``).
     """
     check_path(path)
     _check_mode(mode)
@@ -100,7 +100,7 @@ async def write(
 
 
 async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
-    """Return at most 1,000 entries of a folder, sorted by name, without the first ``offset`` entries."""
+    """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries."""
     check_path(path)
     _check_range("offset", offset)
     async with sandbox.connection() as link:
@@ -122,7 +122,7 @@ async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) 
 
 
 async def exists(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
-    """Return whether a path exists. A symbolic link whose target is missing exists only if ``follow`` is false."""
+    """Return whether a path exists. If ``follow`` is false, a symbolic link exists even if its target is missing."""
     try:
         await stat(sandbox, path, user=user, follow=follow)
     except NotFoundError as error:

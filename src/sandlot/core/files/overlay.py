@@ -1,14 +1,14 @@
 """Overlays of files: pack all files of a sandbox that differ from its root filesystem image, and apply them to a new sandbox.
 
-A program of Sandlot inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). It runs as root on the guest's own
-interpreter, so it does not depend on the image or on the isolation. The host stores the bytes that the program sends, and answers the program's
-questions about the files of the image, which the sandbox can read anyway.
+A helper program inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). The program runs as root on the guest's own
+interpreter, so it does not depend on the image or on the isolation. The host stores the bytes that the program sends. The host also answers the
+program's questions about the files of the image, which the sandbox can read anyway.
 
 Invariants:
 - The file of an overlay gets its final name only when it is complete and synced.
-- Neither side holds more of an overlay in memory than one stream window, and the host in addition ``WRITE_BYTES``.
+- The guest holds at most one stream window of an overlay in memory. The host holds at most one stream window and ``WRITE_BYTES``.
 - The size of an overlay is limited to the disk and memory limits of the sandbox, plus ``SLACK_BYTES``.
-- Packing changes nothing in the sandbox. Files that a running program writes during the packing are packed as the packing finds them.
+- Packing changes nothing in the sandbox. A file that changes during the packing is packed with the content that is read at that time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ WRITE_BYTES = 4 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 """Bytes that are read from the disk at once."""
 MAX_FOLDERS = 1_000_000
-"""Maximum number of folders of the image that one packing may ask for."""
+"""Maximum number of folders of the image about which the helper program may ask during one packing."""
 MAX_NAMES = 5000
-"""Names in one message to the program. Each takes at most 255 bytes and a number, so the message is shorter than a program accepts."""
+"""Maximum number of names in one message to the helper program. A name takes at most 255 bytes and one number, so the message does not exceed the
+maximum size of a message."""
 SLACK_BYTES = 256 * 1024 * 1024
 """Bytes that an overlay may have in addition to the disk and memory limits of the sandbox: for names, and for files that are written during the
 packing."""
@@ -54,7 +55,7 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
         Number of bytes that the file takes on the disk.
 
     Raises:
-        LimitError: ``limit_exceeded``: the overlay is larger than the sandbox may be; ``disk_full``: the host's disk is full.
+        LimitError: The overlay exceeds its maximum size (``limit_exceeded``), or the host's disk is full (``disk_full``).
         HostError: The host's disk failed. The incomplete file is removed.
         SandlotError: A file in the sandbox could not be read, or the sandbox has ended.
     """
@@ -82,15 +83,15 @@ async def apply_overlay(sandbox: Sandbox, file: Path) -> None:
     """Apply an overlay to a sandbox.
 
     Args:
-        sandbox: New sandbox of the image from which the overlay was packed, or of a later build of this image. If the call fails, the sandbox
+        sandbox: New sandbox on the image from which the overlay was packed, or on a later build of this image. If the call fails, the sandbox
             has only some of the files and must be ended.
         file: File that :func:`pack_overlay` wrote.
 
     Raises:
         ConflictError: The overlay is damaged.
-        LimitError: ``disk_full``: the overlay needs more space than the sandbox's disk has.
+        LimitError: The overlay needs more space than the sandbox's disk has (``disk_full``).
         HostError: The overlay cannot be read from the host's disk.
-        SandlotError: The sandbox has ended, or a file in it could not be written.
+        SandlotError: The sandbox has ended, or a file in the sandbox could not be written.
     """
     helper = await helpers.start(sandbox, PROGRAM, {"do": "apply"}, user=User.ROOT)
     await helper.feed(_chunks(file))
@@ -115,25 +116,25 @@ class OverlayDraft:
         self._pending_bytes = 0
 
     async def open(self) -> None:
-        """Create the file.
+        """Create the file under its temporary name.
 
         Raises:
-            LimitError: ``disk_full``.
+            LimitError: The disk is full (``disk_full``).
             HostError: The disk failed.
         """
         await _on_disk(self._open)
 
     async def write(self, data: bytes) -> None:
-        """Append bytes.
+        """Append bytes to the file.
 
         Raises:
-            LimitError: ``limit_exceeded``: the file would exceed its maximum size; ``disk_full``.
+            LimitError: The file would exceed its maximum size (``limit_exceeded``), or the disk is full (``disk_full``).
             HostError: The disk failed.
         """
         self._size += len(data)
         if self._size > self._max_bytes:
             raise LimitError(
-                f"The files of the sandbox take more than {self._max_bytes} bytes, the maximum for a sandbox with its limits.",
+                f"The files of the sandbox take more than {self._max_bytes} bytes, the maximum for a sandbox with these limits.",
                 code=ErrorCode.LIMIT_EXCEEDED,
                 hint="Remove files from the sandbox, and retry.",
             )
@@ -149,7 +150,7 @@ class OverlayDraft:
             into: Final name, in the same folder.
 
         Raises:
-            LimitError: ``disk_full``.
+            LimitError: The disk is full (``disk_full``).
             HostError: The disk failed.
         """
         await self._flush()
@@ -182,7 +183,7 @@ class OverlayDraft:
 
 
 def describe_folder(root: Path, folder: object) -> Sequence[Mapping[str, object]]:
-    """Return the messages for the packing program that list the entries of one folder of the image.
+    """Return the messages that list the entries of one folder of the image for the helper program.
 
     Args:
         root: Root filesystem image.
@@ -251,7 +252,7 @@ async def _on_disk(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P
     """Call a function in a thread, and replace its OSError by a SandlotError.
 
     Raises:
-        LimitError: ``disk_full``.
+        LimitError: The disk is full (``disk_full``).
         HostError: The disk failed.
     """
     try:

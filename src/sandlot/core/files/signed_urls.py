@@ -1,8 +1,11 @@
-"""Signed URLs, which give access to one file of one sandbox for a limited time without an API key; and tokens for one sandbox.
+"""Signed URLs and sandbox tokens.
+
+A signed URL gives access to one file of one sandbox for a limited time, without an API key. A sandbox token replaces the API key in requests about
+one sandbox.
 
 Invariants:
-- A signature is HMAC-SHA-256 (RFC 2104) with a secret of the service. It covers the method, the sandbox, the path, the user, the id of the API
-  key that signed the URL, and the expiry. If any of them is changed, the URL is refused.
+- A signature is HMAC-SHA-256 (RFC 2104) with a secret of the service. The signature covers the method, the sandbox, the path, the user, the id
+  of the API key that signed the URL, and the expiry. If any of these values is changed, the URL is refused.
 - The signature is compared in constant time, before any other part of the URL is used.
 - A URL gives no more access than the API key that signed it: the key's quota applies, and revoking the key invalidates the URL.
 """
@@ -29,7 +32,8 @@ MAX_LIFETIME_S = 7 * 24 * 3600.0
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
 _DOMAIN = "sandlot signed file 1"
 _TOKEN_DOMAIN = "sandlot sandbox token 1"  # noqa: S105 - not a secret
-"""First value of each signed text. URLs and tokens are signed with the same secret, so that one must never pass for the other."""
+"""First value of the signed text of a token. The signed text of a URL begins with ``_DOMAIN`` instead. URLs and tokens are signed with the same
+secret, and the signature of a URL must never be valid as a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ class UrlSigner:
 
     Args:
         secret: 32 random bytes that only the service knows.
-        now: Returns the current time, UTC.
-        principal_of: Returns the principal of an API key by the key's id. None: the key was revoked.
+        now: Function that returns the current time, UTC.
+        principal_of: Function that returns the principal of the API key with an id, or None if the key was revoked.
     """
 
     def __init__(self, secret: bytes, now: Callable[[], datetime], principal_of: Callable[[OwnerId], Principal | None]) -> None:
@@ -100,12 +104,12 @@ class UrlSigner:
             query: Query of the URL, as received.
 
         Raises:
-            ForbiddenError: The URL was not signed for this method or was changed, has expired, or its API key was revoked.
+            ForbiddenError: The URL was not signed for this method, was changed or has expired, or its API key was revoked.
         """
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         values = dict(pairs)
         if len(pairs) != len(_FIELDS) or values.keys() != set(_FIELDS):
-            raise _refused("The URL is not a signed URL: its query must have the six signed parameters and no other parameter.")
+            raise _refused("The URL is not a signed URL. A signed URL has six query parameters and no others.")
         try:
             grant = Grant(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
             expected = self._signature(grant)
@@ -131,7 +135,7 @@ class UrlSigner:
         return f"{owner}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
     def bearer(self, token: str, sandbox: str) -> Principal | None:
-        """Return the principal of a token; None if the token is not one of this sandbox, or its API key was revoked.
+        """Return the principal of a sandbox token. None: the token is not valid for this sandbox, or its API key was revoked.
 
         The calling code must use the principal only for requests about this sandbox.
         """

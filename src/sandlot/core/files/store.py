@@ -2,9 +2,9 @@
 
 Invariants:
 - Content is streamed as fast as the receiver reads. No complete file is ever in memory.
-- The content of a file is stored first, then its record. From then on the file exists. If the service is killed between the two steps,
-  :meth:`FileStore.open` removes the content.
-- The name of a file is a single printable path component. It never decides into which folder the file is written.
+- The content of a file is stored first, then its record. The file exists as soon as its record is stored. If the service is killed between the
+  two steps, :meth:`FileStore.open` removes the content.
+- The name of a file is a single printable path component. The name never decides into which folder the file is written.
 - Files of other owners are not found.
 """
 
@@ -39,7 +39,7 @@ FOLDER = "/workspace"
 """Default folder in a sandbox for files that are copied into the sandbox."""
 
 MAX_FILENAME_BYTES = 255
-"""NAME_MAX of Linux (limits.h)."""
+"""Maximum length of a file name: NAME_MAX of Linux (limits.h)."""
 MAX_MEDIA_TYPE_CHARS = 127
 """Maximum length of a media type. RFC 6838, section 4.2, allows 127 characters for each of type and subtype; Sandlot allows 127 for the whole."""
 MAX_INJECTED = 100
@@ -59,11 +59,11 @@ class FileStore:
         blobs: Content of the files.
         clock: Clock of the service.
         max_bytes: Maximum size of a file. The quota of a caller can be lower.
-        check_room: Called before a file is stored; raises an error while the host is short of disk space. None: no check.
-        new_id: Returns a new file id.
+        check_room: Function that is called before a file is stored, and raises an error while the host is short of disk space. None: no check.
+        new_id: Function that returns a new file id.
 
     Attributes:
-        commits: Complete uploads whose records are being written. Wait for them when the service stops.
+        commits: Tasks that write the records of complete uploads. Wait for these tasks when the service stops.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class FileStore:
 
         Raises:
             InvalidRequestError: The name or the media type is invalid.
-            LimitError: ``too_large``, ``quota_exceeded`` or ``disk_full``.
-            UnavailableError: ``busy``: the host is short of disk space.
+            LimitError: The file is too large (``too_large``), a quota is exceeded (``quota_exceeded``) or the disk is full (``disk_full``).
+            UnavailableError: The host is short of disk space (``busy``).
         """
         check_filename(filename)
         checked = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
@@ -134,10 +134,10 @@ class FileStore:
             user: User that reads the file.
             filename: Name of the copy. None: the last part of the path, in which ``_`` replaces characters that a name cannot have.
             quota: Quota of the caller, which limits the size.
-            max_bytes: Maximum size. None: the maximum of the service, which is never exceeded.
+            max_bytes: Maximum size, in addition to the maximum of the service. None: only the maximum of the service applies.
 
         Raises:
-            SandlotError: As for :func:`sandlot.core.files.files.read`, or ``too_large``, ``quota_exceeded`` or ``disk_full``.
+            SandlotError: As for :func:`sandlot.core.files.files.read` and :meth:`upload`.
         """
         if filename is not None:
             check_filename(filename)
@@ -153,7 +153,7 @@ class FileStore:
         """Return the record of a file.
 
         Raises:
-            NotFoundError: ``file_not_found``.
+            NotFoundError: The caller has no file with this id (``file_not_found``).
         """
         record = await self._records.get(FileId(id_)) if FILE_ID.fullmatch(id_) else None
         if record is None or not principal.sees(record.owner):
@@ -170,7 +170,7 @@ class FileStore:
 
         Raises:
             InvalidRequestError: There are more than ``MAX_INJECTED`` files, or two files have the same name.
-            NotFoundError: ``file_not_found``; the message names the first missing file.
+            NotFoundError: A file does not exist (``file_not_found``); the message names the first missing file.
         """
         if len(ids) > MAX_INJECTED:
             raise InvalidRequestError(
@@ -184,7 +184,7 @@ class FileStore:
         if duplicate is not None:
             raise InvalidRequestError(
                 f"The request names two files with the name {duplicate!r}.",
-                hint="Copy them into different folders, in two requests.",
+                hint="Copy the two files into different folders, in two requests.",
                 fields={"filename": duplicate},
             )
         return found
@@ -203,7 +203,7 @@ class FileStore:
         """Return an iterator over the content of a file.
 
         Raises:
-            NotFoundError: The file was deleted after its record was read. Raised by the iterator, before the first piece.
+            NotFoundError: The file was deleted after its record was read. The iterator raises this error before the first piece.
         """
         return self._blobs.read(record.id)
 
@@ -211,14 +211,14 @@ class FileStore:
         """Delete a file. Copies in sandboxes stay.
 
         Raises:
-            NotFoundError: ``file_not_found``.
+            NotFoundError: The caller has no file with this id (``file_not_found``).
         """
         record = await self.get(principal, id_)
         if await self._records.remove(record.id):
             await self._blobs.remove(record.id)
 
     async def inject(self, sandbox: Sandbox, records: Sequence[FileRecord], folder: str = FOLDER, *, user: User = User.USER) -> Sequence[Entry]:
-        """Copy files into a folder of a sandbox, one after another. Each copy has the name of its file and replaces an existing file.
+        """Copy files into a folder of a sandbox, one after another. Each copy has the name of its file and replaces a file of this name.
 
         Args:
             sandbox: Sandbox to copy into.
@@ -233,7 +233,7 @@ class FileStore:
         return [await files.write(sandbox, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
 
     async def injects(self, principal: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
-        """Find files, and return a function that copies these files into a sandbox. This is a ``SetupStep`` of a create.
+        """Find files, and return a function that copies these files into a new sandbox. The function is a ``SetupStep``.
 
         Raises:
             SandlotError: As for :meth:`get_many`.
@@ -256,7 +256,7 @@ class FileStore:
             created_at=self._clock.now(),
             sandbox=sandbox,
         )
-        # The content is complete. If the client disconnects now, the record is still committed, or the content removed after a failed commit.
+        # The content is complete. If the client disconnects now, the commit continues. If the commit fails, the content is removed.
         await asyncio.shield(self.commits.create_task(self._commit(record)))
         return record
 
@@ -331,7 +331,7 @@ def _unprintable(char: str) -> bool:
 
 
 class _Content:
-    """The content of a file while it is stored. Iteration limits its size and computes its hash.
+    """Content of a file that is being stored. Iterating over the content limits its size and computes its hash.
 
     Args:
         chunks: The content.
@@ -339,7 +339,7 @@ class _Content:
         quota: Quota of the caller, which also limits the size.
 
     Attributes:
-        sha256: Hash of all chunks that were iterated so far.
+        sha256: Hash of the chunks that the iteration has yielded so far.
     """
 
     def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, quota: Quota) -> None:

@@ -1,20 +1,21 @@
 """Watches on folders of a sandbox, which report entries that are created, modified, removed or moved.
 
-A program of Sandlot inside the sandbox watches the folder (``guest/helpers/watch.py``): with inotify, or by scanning if the sandbox has no
-inotify. There are two kinds of watches:
+A helper program inside the sandbox (``guest/helpers/watch.py``) watches the folder: with inotify, or by scanning if the sandbox has no inotify.
+There are two kinds of watches:
 
 - :class:`FolderWatch` streams the events to one client.
-- :class:`BufferedFolderWatch` keeps the events until a client fetches them. The HTTP API calls it a watcher.
+- :class:`BufferedFolderWatch` keeps the events until a client fetches them. The HTTP API calls this kind a watcher.
 
 Invariants:
 - All changes after the start of a watch are reported, in order. An ``overflow`` event says that events may be missing at this place.
-- The service keeps no events for the client of a stream. If the client reads too slowly, the program drops events and reports ``overflow``.
+- The service keeps no events for the client of a stream. If the client reads too slowly, the helper program drops events and reports
+  ``overflow``.
 - If the folder is removed or moved, the last event is ``gone``. A watch that ends without ``gone`` was closed, or its sandbox has ended.
 - A watcher ends with its sandbox. Watchers do not count as activity of the sandbox.
 - The number of events that a watcher keeps is limited, and their bytes count in the buffer budget (``core/node/buffer_budget.py``). ``overflow``
   replaces the events that were dropped.
-- The program of a watcher ends if the sandbox is suspended or a process inside kills the program. The next request starts the program again and
-  gets an ``overflow`` event.
+- The helper program of a watcher ends if the sandbox is suspended or a process inside kills the program. The next request for the events starts
+  the program again and gets an ``overflow`` event.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ MAX_FOLDERS = 1_000
 CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW, GONE = "created", "modified", "removed", "moved", "overflow", "gone"
 _KINDS = frozenset({CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW})
 _MAX_MESSAGE_EVENTS = 1_000
-"""Maximum number of events in one message of the program."""
+"""Maximum number of events in one message of the helper program."""
 MAX_WATCHERS: Final = 32
 """Maximum number of watchers of one sandbox. Each watcher is a process inside the sandbox."""
 MAX_EVENTS: Final = 4096
 """Maximum number of events that one watcher keeps."""
 _EVENT_BYTES = 200
-"""Memory of an event without its paths."""
+"""Bytes of memory that an event takes without its paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,9 @@ class FolderWatch:
     """A stream of the events of one folder. Iterate over the events, then close the watch.
 
     Args:
-        helper: Program inside the sandbox that watches.
-        path: Folder as the caller named it.
-        by: Method that the program uses, ``inotify`` or ``scan``.
+        helper: Helper program that watches the folder.
+        path: Path of the folder as the caller named it.
+        by: Method of the helper program, ``inotify`` or ``scan``.
         root: Path of the folder with all symbolic links resolved. The paths of all events begin with this path.
     """
 
@@ -86,7 +87,7 @@ class FolderWatch:
         """Yield events until the folder is gone.
 
         Raises:
-            ConflictError: A process in the sandbox ended the program, or a message of the program is invalid.
+            ConflictError: A process in the sandbox ended the helper program, or the program sent an invalid message.
             SandboxEndedError: The sandbox has ended.
         """
         async for message in self._helper:
@@ -105,15 +106,15 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
     Args:
         sandbox: Sandbox that has the folder.
         path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
-        user: User that watches. Folders that this user may not read are not watched.
+        user: User that watches the folder. Folders that this user may not read are not watched.
         recursive: Also watch all folders below this folder, including folders that are created later.
         by: ``scan``: scan the folder even if inotify is available. Empty: choose automatically.
         holds: Count the watch as activity of the sandbox.
 
     Raises:
-        NotFoundError: ``path_not_found``.
+        NotFoundError: The folder does not exist (``path_not_found``).
         InvalidRequestError: The path is not a folder.
-        LimitError: ``limit_exceeded``: more than 1,000 folders are below the folder.
+        LimitError: More than 1,000 folders are below the folder (``limit_exceeded``).
         SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
@@ -130,8 +131,8 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
     return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", root=str(root) if valid else path)
 
 
-def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - sent by a guest, so it can be anything
-    """Return the events of one message of the program.
+def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest sends this value, so it can be anything
+    """Return the events of one message of the helper program.
 
     Raises:
         ConflictError: The message is invalid.
@@ -142,7 +143,7 @@ def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - sent by a guest,
     return [_event(event) for event in events]
 
 
-def _event(event: Any) -> FileEvent:  # noqa: ANN401 - as above
+def _event(event: Any) -> FileEvent:  # noqa: ANN401 - a guest sends this value, so it can be anything
     if not isinstance(event, dict):
         raise _invalid_message()
     kind, path, folder, source = (event.get(name) for name in ("kind", "path", "folder", "from"))
@@ -162,12 +163,12 @@ def _invalid_message() -> ConflictError:
 
 
 class BufferedFolderWatch:
-    """A watcher: a watched folder, and its events since the last request for them.
+    """A watched folder and its events since the last :meth:`take`. The HTTP API calls this object a watcher.
 
     Args:
         sandbox: Sandbox that has the folder.
         path: Absolute path of the folder.
-        user: User that watches.
+        user: User that watches the folder.
         recursive: Also watch all folders below this folder.
     """
 
@@ -193,7 +194,7 @@ class BufferedFolderWatch:
         return bool(self._events) and self._events[-1].kind == OVERFLOW
 
     async def begin(self) -> None:
-        """Start to watch.
+        """Start to watch the folder.
 
         Raises:
             SandlotError: As for :func:`sandlot.core.files.watch.watch`.
@@ -204,10 +205,10 @@ class BufferedFolderWatch:
         self._task.add_done_callback(lambda _: self._free_if_ended())
 
     async def take(self) -> Sequence[FileEvent]:
-        """Return the events since the last call, oldest first, and forget them. If ``gone`` is among the events, it is the last.
+        """Remove and return the events that the watcher keeps, oldest first. A ``gone`` event is always the last event.
 
         Raises:
-            SandlotError: The program of the watch ended and could not be started again.
+            SandlotError: The helper program ended and could not be started again.
         """
         async with self._lock:
             if self._task is None or not self._task.done() or (self._events and self._events[-1].kind == GONE):
@@ -231,7 +232,7 @@ class BufferedFolderWatch:
             async for event in watch:
                 self._keep(event)
         except SandlotError:
-            return  # the next request for events starts the program again, or gets the reason why this is not possible
+            return  # the next `take` starts the helper program again, or raises the error that prevents this
         finally:
             await watch.aclose()
 
@@ -256,7 +257,7 @@ class BufferedFolderWatch:
         return events
 
     def _free_if_ended(self) -> None:
-        """Free the memory of the events if the sandbox ends, because no client can take these events any more."""
+        """Drop the events if the sandbox has ended, because no client can take the events then."""
         if self._sandbox.end_requested.is_set():
             self._drain()
 
@@ -271,16 +272,16 @@ WATCHERS: Final[SandboxLocal[dict[str, BufferedFolderWatch]]] = SandboxLocal(lam
 
 
 async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> BufferedFolderWatch:
-    """Create a watcher. It keeps all changes after the return of this function.
+    """Create a watcher. The watcher reports all changes after the return of this function.
 
     Args:
         sandbox: Sandbox that has the folder.
         path: Absolute path. If the last part of the path is a symbolic link, the link is followed.
-        user: User that watches.
+        user: User that watches the folder.
         recursive: Also watch all folders below this folder.
 
     Raises:
-        LimitError: ``limit_exceeded``: the sandbox has 32 watchers, or more than 1,000 folders are below the folder.
+        LimitError: The sandbox has 32 watchers, or more than 1,000 folders are below the folder (``limit_exceeded``).
         SandlotError: As for :func:`sandlot.core.files.watch.watch`.
     """
     _check_live(sandbox)
@@ -303,10 +304,10 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
 
 
 def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
-    """Return a watcher.
+    """Return the watcher with an id.
 
     Raises:
-        NotFoundError: ``not_found``.
+        NotFoundError: The sandbox has no watcher with this id (``not_found``).
         SandboxEndedError: The sandbox has ended.
     """
     _check_live(sandbox)
@@ -331,11 +332,11 @@ def listing(sandbox: Sandbox) -> list[BufferedFolderWatch]:
 
 
 async def take(sandbox: Sandbox, id_: str) -> Sequence[FileEvent]:
-    """Return the events of a watcher since the last call, oldest first, and forget them. After ``gone``, the watcher is removed.
+    """Remove and return the events that a watcher keeps, oldest first. If the last event is ``gone``, the watcher is removed.
 
     Raises:
-        NotFoundError: ``not_found``.
-        SandlotError: The program of the watch ended and could not be started again.
+        NotFoundError: The sandbox has no watcher with this id (``not_found``).
+        SandlotError: The helper program ended and could not be started again.
     """
     watcher = find(sandbox, id_)
     events = await watcher.take()
@@ -348,7 +349,7 @@ def remove(sandbox: Sandbox, id_: str) -> None:
     """Remove a watcher.
 
     Raises:
-        NotFoundError: ``not_found``.
+        NotFoundError: The sandbox has no watcher with this id (``not_found``).
     """
     find(sandbox, id_).close()
     del WATCHERS.of(sandbox)[id_]

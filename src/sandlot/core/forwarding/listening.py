@@ -5,7 +5,7 @@ The ports are in the tables of the sandbox's kernel: ``/proc/net/tcp`` and ``/pr
 Invariants:
 - No program is started inside the sandbox: the guest reads the two files.
 - A sandbox can forge its tables, so at most 1 MiB of each table is read, and invalid lines are skipped.
-- Sandlot's own listener inside the sandbox, the access to the package indexes, is not listed.
+- Sandlot's own listener inside the sandbox, which gives access to the package indexes, is not listed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sandlot.protocol.schema import PACKAGES_PORT
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAX_BYTES = 1 * MIB
-"""Bytes that are read of one table. Each line has 150 bytes."""
+"""Maximum number of bytes that are read of one table. Each line has 150 bytes."""
 
 _LISTEN = "0A"
 """State TCP_LISTEN (include/net/tcp_states.h of Linux)."""
 _FIELDS = 4
-"""Fields of a line up to the state, which is the fourth."""
+"""Number of fields that are read of a line. The fourth field is the state of the socket."""
 _V4_DIGITS, _V6_DIGITS = 8, 32
 """Hexadecimal digits of an IPv4 address and of an IPv6 address."""
 _SANDLOT_LISTENER = ("127.0.0.1", PACKAGES_PORT)
@@ -58,7 +58,7 @@ async def ports(sandbox: Sandbox) -> list[Listening]:
     for table in TABLES:
         try:
             download = await files.read(sandbox, table, user=User.ROOT, length=MAX_BYTES)
-        except NotFoundError:  # the sandbox's kernel has no IPv6
+        except NotFoundError:  # a kernel without IPv6 has no table for IPv6
             continue
         try:
             content = b"".join([piece async for piece in download])
@@ -72,7 +72,7 @@ def parse_table(lines: Iterable[str]) -> list[Listening]:
     """Return the listening sockets of a table. Invalid lines are skipped.
 
     Args:
-        lines: Lines of the table, with or without its heading.
+        lines: Lines of the table, with or without the heading.
     """
     found = []
     for line in lines:

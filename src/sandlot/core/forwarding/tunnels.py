@@ -1,12 +1,12 @@
 """Tunnels: connections from clients of the service to ports inside a sandbox.
 
 The bytes of a tunnel go over the link to the guest, and the guest connects to the port on the loopback interface of the sandbox. A tunnel therefore
-works without a network of the sandbox, and reaches only programs that listen inside the sandbox.
+works for a sandbox without a network, and reaches only programs that listen inside the sandbox.
 
 Invariants:
 - Data in a tunnel counts as activity of the sandbox; an idle tunnel does not.
-- Both directions have backpressure. At most one stream window of the program's data is buffered here, and one message of the client, which counts
-  in the buffer budget (``core/node/buffer_budget.py``).
+- Both directions have backpressure. The service buffers at most one stream window of the program's data and one message of the client. The message
+  of the client counts in the buffer budget (``core/node/buffer_budget.py``).
 - If one side ends its half of the connection, the other side sees the end of the stream. If the client disconnects without ending its half, the
   service stops, or the sandbox is suspended, the program sees a connection reset.
 """
@@ -38,20 +38,20 @@ class Peer(Protocol):
     """Set when the client has disconnected."""
 
     async def receive(self) -> bytes | None:
-        """Return the next data of the client. ``b""``: the client has ended its half. None: the client has disconnected."""
+        """Return the next data of the client. ``b""``: the client has ended its half of the connection. None: the client has disconnected."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send data to the client. Waits while the client does not read."""
+        """Send data to the client, and wait while the client does not read."""
         ...
 
     async def ended(self) -> None:
-        """Report to the client that the program has ended its half."""
+        """Report to the client that the program has ended its half of the connection."""
         ...
 
 
 class Tunnel:
-    """A connection to a port inside a sandbox. Iterate over the program's data, which ends when the program ends its half.
+    """A connection to a port inside a sandbox. Iterate over the program's data, which ends when the program ends its half of the connection.
 
     Args:
         sandbox: Sandbox that has the port.
@@ -94,11 +94,11 @@ class Tunnel:
         return piece
 
     async def send(self, data: bytes) -> None:
-        """Send data to the program. Waits while the program does not read.
+        """Send data to the program, and wait while the program does not read.
 
         Raises:
             ConflictError: The tunnel has ended.
-            UnavailableError: ``busy``: the buffer budget has no memory for the data.
+            UnavailableError: The buffer budget has no memory for the data (``busy``).
             SandboxEndedError: The sandbox has ended.
         """
         self._sandbox.buffers.take(len(data))
@@ -112,7 +112,7 @@ class Tunnel:
         self._sandbox.activity.touch()
 
     def end(self) -> None:
-        """End the client's half: the program reads the remaining data and then sees the end of the stream. Idempotent."""
+        """End the client's half of the connection: the program reads the remaining data and then sees the end of the stream. Idempotent."""
         self._ended = True
         self._call.end()
 
@@ -155,8 +155,8 @@ async def connect(sandbox: Sandbox, port: int) -> Tunnel:
 
     Raises:
         InvalidRequestError: The port number is out of range.
-        NotFoundError: ``port_not_found``: no program listens on the port.
-        LimitError: ``limit_exceeded``: the sandbox has the maximum number of tunnels.
+        NotFoundError: No program listens on the port (``port_not_found``).
+        LimitError: The sandbox has the maximum number of tunnels (``limit_exceeded``).
         TimeoutExceededError: The program on the port does not accept the connection.
         SandlotError: The sandbox has ended, or is suspended and does not resume automatically.
     """

@@ -1,1 +1,1 @@
-"""Resources of a node: drivers and templates, reservations, and the steps that release resources."""
+"""Resources of a node: drivers and templates, reservations, and the steps that start sandboxes and release resources."""

@@ -1,12 +1,13 @@
 """Limit of the service's memory for client data: request bodies, collected output and responses together.
 
-Each of these is limited by itself, but a thousand clients may each have one. The budget counts data that can be large and is kept for longer
-than a moment. Streamed data is not counted, because the number of connections limits it.
+Each request body, output and response has its own limit, but a thousand clients may reach this limit at the same time. The budget limits the total
+size. The budget counts data that can be large and is kept for longer than a moment. Streamed data is not counted, because the number of
+connections limits the amount.
 
 Invariants:
-- Memory that is not available is refused instead of waited for: a waiting request would hold memory that other requests wait for.
-- Data that is kept for one sandbox (output, results, input that the sandbox does not read) is limited to the sandbox's share, so a sandbox
-  that floods leaves memory for the others. Request bodies and responses count against the whole budget.
+- A request for memory that is not available fails at once. A waiting request would hold memory for which other requests wait.
+- Data that is kept for one sandbox (output, results, input that the sandbox does not read) is limited to the sandbox's share, so one
+  sandbox cannot use up the whole budget. Request bodies and responses count against the whole budget.
 - The code that takes memory gives it back, also after a failure.
 """
 
@@ -20,11 +21,11 @@ PART = 4
 
 
 class BufferBudget:
-    """Number of bytes that can be taken and given back.
+    """Limited number of bytes, which callers take and give back.
 
     Args:
         max_bytes: Size of the budget.
-        whole: Budget that this one is a share of. Bytes that are taken from the share are taken from the whole as well.
+        whole: Budget of which this budget is a share. Bytes that are taken from the share are also taken from ``whole``. None: no share.
 
     Attributes:
         taken_bytes: Bytes that are taken now.
@@ -45,7 +46,7 @@ class BufferBudget:
         """Take bytes and return True, or take nothing and return False.
 
         Args:
-            size: Number of bytes. 0 or a negative number, which gives bytes back, is always possible.
+            size: Number of bytes. A negative number gives bytes back. 0 and negative numbers never fail.
         """
         is_too_much = size > 0 and self.taken_bytes + size > self._max_bytes
         if is_too_much or (self._whole is not None and not self._whole.try_take(size)):
@@ -54,10 +55,10 @@ class BufferBudget:
         return True
 
     def take(self, size: int) -> None:
-        """Take bytes.
+        """Take bytes from the budget.
 
         Raises:
-            UnavailableError: ``busy``: fewer bytes are left.
+            UnavailableError: Fewer bytes are left (``busy``).
         """
         if not self.try_take(size):
             raise UnavailableError(
@@ -74,7 +75,7 @@ class BufferBudget:
             self._whole.take_anyway(size)
 
     def give(self, size: int) -> None:
-        """Give bytes back."""
+        """Give bytes back to the budget."""
         self.taken_bytes -= size
         if self._whole is not None:
             self._whole.give(size)

@@ -11,24 +11,24 @@ from sandlot.core.ports import Clock
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""Pauses between two attempts double from the first to the last."""
+"""Seconds between two attempts. The pauses double from ``FIRST_PAUSE_S`` to ``LAST_PAUSE_S``."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class Destroyable(Protocol):
-    """Something that holds resources of the host."""
+    """Object that holds resources of the host."""
 
     async def destroy(self) -> None:
-        """Release all resources. Can be repeated after a failure."""
+        """Release all resources. The call can be repeated after a failure."""
         ...
 
 
 class Disposer:
-    """Destroys resources of the host.
+    """Destroys resources of the host, and repeats failed attempts.
 
     Args:
-        clock: The service's clock, for the pauses.
+        clock: Clock of the service, which measures the pauses between attempts.
     """
 
     __slots__ = ("_clock",)
@@ -37,14 +37,14 @@ class Disposer:
         self._clock = clock
 
     async def destroy(self, resource: Destroyable, *, on_failure: Callable[[], None] = lambda: None, **fields: str) -> None:
-        """Return when the resource is destroyed, however long that takes.
+        """Destroy a resource, and repeat failed attempts until one succeeds.
 
-        Until then the resource takes memory and disk of the host, so the caller keeps its reservation.
+        The resource takes memory and disk space of the host until it is destroyed, so the caller keeps the reservation for the resource.
 
         Args:
             resource: Resource to destroy.
-            on_failure: Called after each failed attempt.
-            fields: Fields of the log entry of a failed attempt, for example the sandbox.
+            on_failure: Function that is called after each failed attempt.
+            fields: Additional fields of the log entry for a failed attempt, for example the sandbox.
         """
         pause_s = FIRST_PAUSE_S
         while True:

@@ -1,8 +1,8 @@
 """Drivers and templates of a service.
 
 Invariants:
-- However many callers wait for a probe of a driver or the build of a template, one thread works on it.
-- The end of a sandbox does not cancel a step of its driver. Only the timeout of the step does.
+- Concurrent callers share one probe of a driver and one build of a template.
+- The end of a sandbox does not cancel a step of its driver. Only the timeout of the step cancels the step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandlot.model.ports import Capabilities, Driver, DriverCapability
 from sandlot.model.specs import SandboxSpec
 
 STEP_TIMEOUT_S: Final = 60.0
-"""Timeout of one step of a driver, and of the guest's first response. Measured: 0.05 to 0.5 s; several seconds on a busy host."""
+"""Timeout in seconds of one step of a driver, and of the guest's first response. Measured duration: 0.05 to 0.5 s; several seconds on a busy host."""
 
 ResultT = TypeVar("ResultT")
 
@@ -49,7 +49,7 @@ class Drivers(Mapping[str, Driver]):
     async def capabilities(self, isolation: str) -> Capabilities:
         """Return the capabilities of a driver on this host.
 
-        A driver that can start sandboxes is probed once. A driver that cannot is probed again by each call.
+        A driver that can start sandboxes is probed once. A driver that cannot start sandboxes is probed again by each call.
         """
         probe = self._probes.get(isolation)
         if probe is None:
@@ -64,7 +64,7 @@ class Drivers(Mapping[str, Driver]):
         return found
 
     async def capabilities_for(self, isolation: str, capability: DriverCapability) -> Capabilities:
-        """Return the capabilities of a driver. The driver is probed again if it lacked a capability in its last probe."""
+        """Return the capabilities of a driver on this host. The driver is probed again if its last probe did not find ``capability``."""
         found = await self.capabilities(isolation)
         if not found.can(capability):
             self._probes.pop(isolation, None)
@@ -77,10 +77,10 @@ class Drivers(Mapping[str, Driver]):
 
 
 class Templates:
-    """Templates of a service and their root file systems.
+    """Templates of a service and their root filesystem images.
 
     Args:
-        store: Builds and keeps the root file systems.
+        store: Builds and keeps the root filesystem images.
     """
 
     def __init__(self, store: TemplateStore) -> None:
@@ -99,7 +99,7 @@ class Templates:
         """Refuse the name of a template that does not exist.
 
         Raises:
-            NotFoundError: ``template_not_found``.
+            NotFoundError: There is no template of this name (``template_not_found``).
         """
         names = self._store.names()
         if name not in names:
@@ -111,7 +111,7 @@ class Templates:
             )
 
     async def resolve(self, name: str) -> ResolvedTemplate:
-        """Return the current build of a template; build the template first if it has none.
+        """Return the current build of a template. A template without a build is built first.
 
         Raises:
             SandlotError: The template cannot be built.
@@ -123,10 +123,10 @@ class Templates:
         return await asyncio.shield(build)
 
     async def resolve_for(self, spec: SandboxSpec) -> ResolvedTemplate:
-        """Return the build that a sandbox starts from: the one whose digest is in its spec, otherwise the current one.
+        """Return the template build from which a sandbox starts: the build of the digest ``spec.root``, or the current build if the digest is empty.
 
         Raises:
-            ConflictError: ``snapshot_unusable``: that build has been removed.
+            ConflictError: The build of the digest has been removed (``snapshot_unusable``).
             SandlotError: The template cannot be built.
         """
         if not spec.root:
@@ -149,16 +149,16 @@ class Templates:
 
 
 async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:
-    """Await one step of a driver or of the link, and turn its timeout and errors of the kernel into errors of the model.
+    """Await one step of a driver or of the link, and turn its timeout or ``OSError`` into a ``SandlotError``.
 
     Args:
         what: Verb for error messages, for example ``start``.
         work: The step.
-        timeout_s: Seconds until the step is cancelled. None is :data:`STEP_TIMEOUT_S`.
+        timeout_s: Seconds until the step is cancelled. None: :data:`STEP_TIMEOUT_S`.
 
     Raises:
         TimeoutExceededError: The step took longer than its timeout.
-        HostError: The kernel refused the step.
+        HostError: The step raised an ``OSError``.
     """
     limit_s = STEP_TIMEOUT_S if timeout_s is None else timeout_s
     try:

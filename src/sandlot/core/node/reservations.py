@@ -5,7 +5,7 @@ The pure functions decide whether an amount fits on the host. :class:`Reservatio
 Invariants:
 - A reservation is made before any of its resources are used and released after the last of them is freed. There is one
   exception: if a driver fails to prepare a sandbox and then fails to remove the remains, the reservation is released at
-  once. The remains are at most an empty disk and one Sandlot process. The driver retries their removal for some minutes,
+  once. The remains are at most an empty disk and one Sandlot process. The driver retries the removal for some minutes,
   and again in its next sweep.
 - A sandbox reserves the most that it can use (``Driver.max_resources``), not what it uses now. For memory this is the
   sandbox's limit, which includes the runtime and the keeper process.
@@ -41,7 +41,7 @@ from sandlot.model.ports import HostReading, Resources
 from sandlot.model.specs import GIB, MIB
 
 READING_MAX_AGE_S: Final = 1.0
-"""Age after which the host is read again. All requests of one second share a reading; reservations themselves are exact."""
+"""Age in seconds after which the host is read again. All requests of one second share a reading. The reservations themselves are exact."""
 BUSY_RETRY_AFTER_S: Final = 2
 """``retry_after_s`` when other sandboxes hold the resources: about the time that removing a sandbox takes."""
 PRESSURE_RETRY_AFTER_S: Final = 5
@@ -50,9 +50,9 @@ PRESSURE_RETRY_AFTER_S: Final = 5
 RESERVE_DIVISOR: Final = 20
 """The default reserve is a twentieth of each resource, clamped to ``MIN_RESERVE`` and ``MAX_RESERVE``."""
 MIN_RESERVE: Final = Resources(memory_bytes=512 * MIB, disk_bytes=GIB, pids=512)
-"""An idle Debian and the service use about 200 MiB and 150 tasks."""
+"""Smallest default reserve. An idle Debian system and the service together use about 200 MiB and 150 tasks."""
 MAX_RESERVE: Final = Resources(memory_bytes=4 * GIB, disk_bytes=4 * GIB, pids=4096)
-"""The host and the service do not use more on a larger machine."""
+"""Largest default reserve. On a larger machine, the system and the service do not use more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class OvercommitConfig:
 
     Args:
         memory_ratio: Reservable memory divided by real memory; 1.0 reserves no more than exists.
-        disk_ratio: The same for disk space.
-        pids_ratio: The same for tasks.
-        memory_reserve_bytes: Memory kept for the host and the service, before the ratio. None: a clamped twentieth.
-        disk_reserve_bytes: The same for disk space.
-        pids_reserve: The same for tasks.
+        disk_ratio: Reservable disk space divided by real disk space.
+        pids_ratio: Reservable tasks divided by the maximum number of tasks of the host.
+        memory_reserve_bytes: Memory kept for the host and the service, before the ratio. None: the default, see ``RESERVE_DIVISOR``.
+        disk_reserve_bytes: Disk space kept for the host and the service, before the ratio. None: the default.
+        pids_reserve: Tasks kept for the host and the service, before the ratio. None: the default.
     """
 
     memory_ratio: float = 1.0
@@ -96,8 +96,8 @@ class NodeCapacity:
     """Capacity of a node, and the part of it that is reserved.
 
     Args:
-        allocatable: The most that all reservations together may be now.
-        reserved: The sum of all reservations.
+        allocatable: Maximum total of all reservations at present.
+        reserved: Total of all reservations.
         available: ``allocatable - reserved``, never negative.
         sandboxes: Number of reservations, those of volumes excluded.
     """
@@ -109,7 +109,7 @@ class NodeCapacity:
 
 
 def host_reserve(reading: HostReading, overcommit: OvercommitConfig) -> Resources:
-    """Return the amount that is kept for the host and the service."""
+    """Return the resources that are kept for the host and the service."""
     share = Resources(
         memory_bytes=reading.total.memory_bytes // RESERVE_DIVISOR,
         disk_bytes=reading.total.disk_bytes // RESERVE_DIVISOR,
@@ -124,18 +124,18 @@ def host_reserve(reading: HostReading, overcommit: OvercommitConfig) -> Resource
 
 
 def allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resources:
-    """Return the most that all reservations together may be now."""
+    """Return the maximum total of all reservations at present."""
     kept = host_reserve(reading, overcommit)
     return Resources(
         memory_bytes=_scaled(reading.total.memory_bytes - kept.memory_bytes, overcommit.memory_ratio),
-        # Disks are sparse: space that sandboxes have written is no longer free but is still reserved.
+        # Sandbox disks are sparse files: space that sandboxes have written is not free on the host, but reservations cover it.
         disk_bytes=_scaled(reading.free.disk_bytes + reading.sandbox_disk_bytes - kept.disk_bytes, overcommit.disk_ratio),
         pids=_scaled(reading.total.pids - kept.pids, overcommit.pids_ratio),
     )
 
 
 def max_allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resources:
-    """Return the most that could be allocatable: the result of :func:`allocatable` if no other software used the disk."""
+    """Return the maximum total of all reservations on a host whose disk no other software uses; see :func:`allocatable`."""
     now = allocatable(reading, overcommit)
     disk_bytes = _scaled(reading.total.disk_bytes - host_reserve(reading, overcommit).disk_bytes, overcommit.disk_ratio)
     return Resources(memory_bytes=now.memory_bytes, disk_bytes=max(now.disk_bytes, disk_bytes), pids=now.pids)
@@ -163,7 +163,7 @@ def check_feasible(needed: Resources, reading: HostReading, overcommit: Overcomm
     """Refuse an amount that would not fit even if nothing else were reserved.
 
     Raises:
-        InvalidRequestError: The amount can never fit on this node; the fields say what the node has.
+        InvalidRequestError: The amount can never fit on this node. The error's fields contain the capacity of the node.
     """
     most = max_allocatable(reading, overcommit)
     for kind in _KINDS:
@@ -187,7 +187,7 @@ def check_available(needed: Resources, reserved: Iterable[Resources], reading: H
 
     Raises:
         InvalidRequestError: The amount can never fit on this node.
-        UnavailableError: ``busy``: other sandboxes, or other software on the host's disk, hold too much now.
+        UnavailableError: Other sandboxes, or other software on the host's disk, hold too much now (``busy``).
     """
     check_feasible(needed, reading, overcommit)
     limits, others = allocatable(reading, overcommit), combine(sum, *reserved)
@@ -211,7 +211,7 @@ def check_available(needed: Resources, reserved: Iterable[Resources], reading: H
 
 
 def check_pressure(needed: Resources, reading: HostReading, overcommit: OvercommitConfig) -> None:
-    """Refuse if the host is short of a resource that the amount includes.
+    """Refuse an amount that includes a resource of which the host is short.
 
     Args:
         needed: The amount; a resource whose amount is 0 is not checked.
@@ -219,7 +219,7 @@ def check_pressure(needed: Resources, reading: HostReading, overcommit: Overcomm
         overcommit: Share of the host that may be reserved.
 
     Raises:
-        UnavailableError: ``busy``: less than half of the reserve is free on the host.
+        UnavailableError: Less than half of the reserve is free on the host (``busy``).
     """
     kept = host_reserve(reading, overcommit)
     for kind in _KINDS:
@@ -243,7 +243,7 @@ def grown_amounts(before: Resources, after: Resources) -> Resources:
 
 
 def combine(fold: Callable[[Iterable[int]], int], *amounts: Resources) -> Resources:
-    """Combine amounts resource by resource, as in ``combine(max, old, new)``. ``combine(sum)`` is zero."""
+    """Apply ``fold`` to each resource of the amounts, as in ``combine(max, old, new)``. Without amounts, ``sum`` gives zero."""
     return Resources(
         memory_bytes=fold(each.memory_bytes for each in amounts),
         disk_bytes=fold(each.disk_bytes for each in amounts),
@@ -256,17 +256,17 @@ def _scaled(amount: int, ratio: float) -> int:
 
 
 def _size(kind: _Kind, amount: int) -> str:
-    """Return an amount for people: ``1.5 GiB``, ``320 MiB``, ``512``."""
+    """Return an amount as text for a message, such as ``1.5 GiB``, ``320 MiB`` or ``512``."""
     if kind.field == "pids":
         return str(amount)
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount // MIB} MiB"
 
 
 class Evictor(Protocol):
-    """Gives up warm sandboxes. Implemented by the refiller of the pools."""
+    """Removes warm sandboxes when their resources are needed. Implemented by the refiller of the pools."""
 
     async def evict_one(self) -> bool:
-        """Remove one warm sandbox and return True once its resources are free. Return False if there is none."""
+        """Remove one warm sandbox and return True once its resources are free. Return False if there is no warm sandbox."""
         ...
 
 
@@ -274,7 +274,7 @@ class Resize:
     """A resize in progress.
 
     Attributes:
-        actual: Set by the body to the amount that the sandbox holds after a partial change. None after any other change.
+        actual: Amount that the sandbox holds after a partial change. The body of the ``with`` block sets it. None after any other change.
     """
 
     __slots__ = ("actual",)
@@ -289,7 +289,7 @@ class Reservations:
     The key is the id of a sandbox or volume, or the reservation key of a pooled sandbox.
 
     Args:
-        read_host: Reads the host's resources. Blocks for some milliseconds, so it is called in a thread.
+        read_host: Function that reads the host's resources. The function blocks for some milliseconds, so it is called in a thread.
         overcommit: Share of the host that may be reserved.
         clock: Clock of the service.
     """
@@ -304,9 +304,9 @@ class Reservations:
         self._evictors: list[Evictor] = []
 
     def add_evictor(self, evictor: Evictor) -> None:
-        """Register an object that gives up warm sandboxes when room is short. Without one, nothing is evicted.
+        """Register an object that removes warm sandboxes when their resources are needed. Without an evictor, nothing is evicted.
 
-        The composition root calls this once: the refiller of the pools needs the reservations before it can evict.
+        The composition root registers the refiller of the pools, which is built after the reservations.
         """
         self._evictors.append(evictor)
 
@@ -314,7 +314,7 @@ class Reservations:
         """Return a reading of the host that is at most ``READING_MAX_AGE_S`` old. Concurrent callers share one reading.
 
         Raises:
-            HostError: ``host_not_ready``: the host cannot be read.
+            HostError: The host cannot be read (``host_not_ready``).
         """
         if self._latest is not None and self._clock.monotonic_s() - self._latest[0] < READING_MAX_AGE_S:
             return self._latest[1]
@@ -323,10 +323,10 @@ class Reservations:
         return await asyncio.shield(self._reading)
 
     async def make_room(self, needed: Resources, *, ignoring: str | None = None) -> HostReading:
-        """Evict warm sandboxes until an amount fits or none is left. Return the reading to reserve with.
+        """Evict warm sandboxes until an amount fits or no warm sandbox is left. Return the reading of the host for the reservation.
 
         Call :meth:`reserve` or :meth:`resize` before the next ``await``: until then no other request can take the room.
-        If the amount still does not fit, that call raises.
+        If the amount still does not fit, :meth:`reserve` or :meth:`resize` raises an error.
 
         Args:
             needed: The amount that is about to be reserved.
@@ -341,7 +341,7 @@ class Reservations:
             reading = await self.read_host()
             if self.fits(needed, reading, ignoring=ignored) or not await self.evict_one():
                 return reading
-            self._latest = None  # the next reading has to include what was freed
+            self._latest = None  # read the host again, because the eviction has freed resources
 
     def fits(self, needed: Resources, reading: HostReading, *, ignoring: Collection[str] = ()) -> bool:
         """Return whether an amount could be reserved now.
@@ -367,14 +367,14 @@ class Reservations:
         check_feasible(needed, reading, self._overcommit)
 
     def check_pressure(self, needed: Resources, reading: HostReading) -> None:
-        """Refuse if the host is short of a resource that the amount includes; see :func:`check_pressure`."""
+        """Refuse an amount that includes a resource of which the host is short; see :func:`check_pressure`."""
         check_pressure(needed, reading, self._overcommit)
 
     async def check_disk_pressure(self) -> None:
         """Refuse to write more to the host's disk while the host is short of disk space.
 
         Raises:
-            UnavailableError: ``busy``: less than half of the reserve is free on the disk.
+            UnavailableError: Less than half of the reserve is free on the disk (``busy``).
             HostError: The host cannot be read.
         """
         self.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self.read_host())
@@ -389,11 +389,11 @@ class Reservations:
 
         Raises:
             InvalidRequestError: The amount can never fit on this node.
-            UnavailableError: ``busy``: the amount does not fit now.
+            UnavailableError: The amount does not fit now (``busy``).
         """
         if key in self._reserved:
             raise InternalError(f"{key} already has a reservation.")
-        # Feasibility first: under pressure, an amount that can never fit must not get a retryable error.
+        # An amount that can never fit must not get the retryable error of check_pressure, so check_available comes first.
         check_available(needed, self._reserved.values(), reading, self._overcommit)
         check_pressure(needed, reading, self._overcommit)
         self._reserved[key] = needed
@@ -404,8 +404,8 @@ class Reservations:
         Used after a restart of the service, when a sandbox hibernates, and when a claimed warm sandbox does not work.
 
         Args:
-            key: Key of the reservation; may exist.
-            amount: The amount held.
+            key: Key of the reservation. An existing reservation of the key is replaced.
+            amount: Amount that the sandbox or volume holds.
         """
         self._reserved[key] = amount
 
@@ -418,7 +418,7 @@ class Reservations:
             amount: New amount; no resource may exceed the existing reservation.
 
         Raises:
-            InternalError: One of these conditions does not hold. Nothing is changed.
+            InternalError: A condition for ``key``, ``to`` or ``amount`` does not hold. Nothing is changed.
         """
         if to in self._reserved or key not in self._reserved:
             raise InternalError(f"The reservation of {key} cannot be transferred to {to}.")
@@ -436,7 +436,7 @@ class Reservations:
             amount: Amount to move; no resource may exceed the existing reservation.
 
         Raises:
-            InternalError: One of these conditions does not hold. Nothing is changed.
+            InternalError: A condition for ``key``, ``to`` or ``amount`` does not hold. Nothing is changed.
         """
         if to in self._reserved or key not in self._reserved:
             raise InternalError(f"{to} cannot draw from the reservation of {key}.")
@@ -462,8 +462,8 @@ class Reservations:
     def resize(self, key: str, target: Resources, reading: HostReading) -> Iterator[Resize]:
         """Resize a reservation around the work that applies the new limits.
 
-        If the body succeeds, the target is reserved; if the body raises, the old amount is. A body that leaves the
-        sandbox with any other amount sets :attr:`Resize.actual`. A resource that shrinks or stays is never refused.
+        If the body of the ``with`` block succeeds, the target is reserved; if the body raises, the old amount is reserved.
+        A body that leaves the sandbox with any other amount sets :attr:`Resize.actual`. A resource that does not grow is never refused.
         Only one resize of a key may run at a time.
 
         Args:
@@ -473,8 +473,8 @@ class Reservations:
 
         Raises:
             InvalidRequestError: The target can never fit on this node.
-            UnavailableError: ``busy``: the target does not fit now.
-            InternalError: There is no such reservation.
+            UnavailableError: The target does not fit now (``busy``).
+            InternalError: The key has no reservation.
         """
         before = self._reserved.get(key)
         if before is None:
@@ -503,7 +503,7 @@ class Reservations:
         return node_capacity(self._reserved, await self.read_host(), self._overcommit)
 
     async def evict_one(self) -> bool:
-        """Evict one warm sandbox. Return False if there is none."""
+        """Evict one warm sandbox. Return False if there is no warm sandbox."""
         for evictor in self._evictors:
             if await evictor.evict_one():
                 return True

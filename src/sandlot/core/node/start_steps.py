@@ -1,4 +1,4 @@
-"""Steps of a start that pools and lifecycle share: restore a sandbox from an image, and connect to the guest of a started one."""
+"""Steps of starting a sandbox that pools and lifecycle share: restore a sandbox from an image, and connect to the guest of a started sandbox."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sandlot.model.specs import SandboxSpec, Shape
 
 
 class ResourceOwner(Protocol):
-    """Owner of the resources that a driver makes: destroys a resource if a later step fails."""
+    """Owner of a sandbox's resources that a driver made. The owner destroys the resources if a later step fails."""
 
     def take(self, resource: PreparedSandbox) -> None:
-        """Own a prepared sandbox from now on, in place of an earlier one."""
+        """Take ownership of a prepared sandbox. An earlier prepared sandbox of the owner is replaced."""
         ...
 
     def check_end(self) -> None:
-        """Raise if the end of the sandbox was requested."""
+        """Raise an error if the end of the sandbox was requested."""
         ...
 
 
@@ -49,17 +49,16 @@ async def restore_image(
 ) -> Instance:
     """Restore a sandbox from an image of memory and files.
 
-    A prepared sandbox that was made ahead may be of another build of the runtime than the image. Such a sandbox is destroyed, and another one is
-    prepared for the image.
+    If ``prepared`` and the image were made by different builds of the runtime, ``prepared`` is destroyed, and the driver prepares another sandbox.
 
     Args:
         owner: Owner of the prepared sandbox.
         driver: Driver of the sandbox.
-        image: Folder that the driver wrote.
+        image: Folder of the image, which the driver wrote.
         shape: Shape of the sandbox.
         spec: Spec of the sandbox.
         volumes: Volumes of the sandbox, mounted on the host.
-        prepared: Prepared sandbox that was made ahead, not attached to volumes. None: the driver prepares one.
+        prepared: Prepared sandbox without volumes, into which the image is restored. None: the driver prepares a sandbox.
 
     Raises:
         SandlotError: The image cannot be restored. The owner still has the prepared sandbox.
@@ -98,13 +97,13 @@ async def connect_guest(
 
     Args:
         instance: The instance.
-        exited: Done when the processes of the instance have ended.
-        link_factory: Makes a link of a byte stream.
+        exited: Future that is done when the processes of the instance have ended.
+        link_factory: Opens a link over a byte stream.
         services: Services of the host that the guest may use, by name.
         timeout_s: Seconds until the attempt is given up.
 
     Raises:
-        ExitedError: The processes ended first.
+        ExitedError: The processes ended before the guest was connected.
         TimeoutError: The guest did not respond in time.
         SandlotError: The guest cannot be reached.
     """
@@ -118,7 +117,7 @@ async def connect_guest(
         async with asyncio.timeout(timeout_s):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
-            raise ExitedError(exited.result())  # noqa: TRY301 - the connection is given up below, as after every failure
+            raise ExitedError(exited.result())  # noqa: TRY301 - the handler below closes the connection, as after every failure
         return connecting.result()
     except BaseException:
         connecting.cancel()

@@ -1,1 +1,1 @@
-"""One-shot runs: programs that each run once in a sandbox of their own and are graded, one or many at a time."""
+"""One-shot runs: each program runs once in its own sandbox, and its output is graded. A batch has many programs."""

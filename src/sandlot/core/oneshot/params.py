@@ -1,4 +1,4 @@
-"""Parameters of a one-shot run. Frozen; invalid values are refused at construction."""
+"""Parameters of a one-shot run. The parameters are frozen, and their constructor refuses invalid values."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DEFAULT_TOLERANCE = 1e-6
 
 
 class Comparison(StrEnum):
-    """Comparison of a program's output with the expected output. ``exact`` is the strictest, ``numeric`` the laxest."""
+    """Comparison of a program's output with the expected output. ``exact`` is the strictest comparison, ``numeric`` the most tolerant."""
 
     TRIMMED = "trimmed"
     """The texts differ at most in white space at the end of lines and in empty lines at the end. A line ends with LF or CR LF."""
     EXACT = "exact"
     """The texts have the same characters."""
     NUMERIC = "numeric"
-    """The texts have the same number of words, and their words are equal in pairs. Two numbers are equal if they differ at most by the
+    """The texts have the same number of words, and the words at each position are equal. Two numbers are equal if they differ at most by the
     tolerance."""
 
 
@@ -78,11 +78,11 @@ class OneShotParams:
         code: Code of the program, at most 4 MiB.
         stdin: Complete standard input.
         timeout_s: Seconds until the program and all its processes are killed, at most 3600.
-        files: Path -> content of files to write before the program starts. Relative paths start in the working directory.
+        files: Path -> content of each file to write before the program starts. Relative paths start in the working directory.
         env: Environment variables, in addition to those of the template.
         expected_output: Expected standard output. None: the output is not graded.
         comparison: Comparison of the standard output with the expected output.
-        tolerance: Largest difference of two equal numbers in a numeric comparison; relative if the expected number is above 1.
+        tolerance: Largest difference of two equal numbers in a numeric comparison; relative if the absolute value of the expected number is above 1.
         output_bytes: Bytes that the program may write to each of standard output and standard error, at most 8 MiB. A program that writes
             more is killed.
         limits: Limits of the sandbox.

@@ -1,15 +1,16 @@
 """One-shot runs: run one program in a new sandbox, or a batch of programs, a few at a time.
 
 Invariants of a run:
-- A run is a process with a program file in the working directory, not a cell. It finds nothing of an earlier run and leaves nothing behind.
-- The sandbox has no network. It ends with the run, whether the program exits, exceeds a limit, or its client disconnects.
+- A run is a process that executes a program file in the working directory, not a cell. A run finds nothing of an earlier run and leaves nothing
+  behind.
+- The sandbox has no network. The sandbox ends with the run, whether the program exits, exceeds a limit, or its client disconnects.
 - A program that fails has a result. Only an invalid request, or a service that cannot run the program, raises an error.
 - The verdict is based on the complete output. If the output cannot be kept completely, the run has no verdict.
 
 Invariants of a batch:
 - Each item has its own result or error, and does not affect other items.
 - At most ``concurrency`` programs run at once. If there is no room for a sandbox, its item waits for a limited time.
-- A result is passed on as soon as it is known. A client that reads nothing delays the runs, and a client that disconnects ends them.
+- A result is sent as soon as its run has ended. A client that reads nothing delays the runs, and a client that disconnects ends the runs.
 """
 
 from __future__ import annotations
@@ -47,21 +48,22 @@ MAX_ITEMS = 1000
 DEFAULT_CONCURRENCY = 4
 MAX_CONCURRENCY = 32
 ROOM_TIMEOUT_S = 5.0
-"""Time that a run waits for room: the sandbox of the previous run may still be being removed."""
+"""Seconds that a run waits for room for its sandbox, for example until the sandbox of the previous run is removed."""
 BATCH_ROOM_TIMEOUT_S = 120.0
-"""Time that an item of a batch waits for room, which other items of the batch may have taken."""
+"""Seconds that an item of a batch waits for room for its sandbox. Other items of the batch may use the room."""
 
 _SPARE_LIFETIME_S = 60.0
-"""Time that the sandbox may outlive its program, in case the service is killed before it removes the sandbox."""
+"""Seconds that the lifetime of the sandbox exceeds the timeout of the program. The lifetime matters if the service is killed before it removes the
+sandbox."""
 _KILL_TIMEOUT_S = 5.0
-"""Time until the program must have ended after it was killed."""
+"""Seconds in which a killed program must end."""
 _RETRYABLE = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
-"""Errors of a create that may succeed a moment later."""
+"""Codes of errors after which another attempt to create the sandbox may succeed a moment later."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 """First and longest pause between two attempts to create a sandbox. Each pause is twice as long as the one before."""
 _GRADED_INLINE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
-"""Length of both texts up to which they are compared without a thread. Comparing longer texts takes more than a few milliseconds (numbers: about
-3 us for each word)."""
+"""Total length of output and expected output up to which they are compared in the event loop. Longer texts are compared in a thread, because the
+comparison takes more than a few milliseconds (numbers: about 3 us for each word)."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -85,9 +87,9 @@ class OneShotRunner:
     Args:
         manager: Creates the sandboxes.
         processes: Runs the programs.
-        execution_counter: Executions of each owner in the current month.
-        grading: Executor that compares long outputs, which can take seconds. Not the default executor of the event loop: creates wait for its
-            threads.
+        execution_counter: Counts the executions of each owner in the current month.
+        grading: Executor that compares long outputs, which can take seconds. Do not pass the default executor of the event loop: requests that
+            create a sandbox wait for the threads of the default executor.
     """
 
     def __init__(self, manager: SandboxManager, processes: ProcessService, execution_counter: MonthlyExecutionCounter, grading: Executor) -> None:
@@ -97,7 +99,7 @@ class OneShotRunner:
         self._grading = grading
 
     async def run(self, principal: Principal, params: OneShotParams, *, room_timeout_s: float = ROOM_TIMEOUT_S) -> Result:
-        """Run a program in a new sandbox and return the result. Cancelling ends the program and the sandbox.
+        """Run a program in a new sandbox and return the result. If the call is cancelled, the program and the sandbox are ended.
 
         Args:
             principal: Owner of the sandbox.
@@ -107,7 +109,7 @@ class OneShotRunner:
         Raises:
             SandlotError: The program could not be run. A program that fails has a result instead.
         """
-        self._execution_counter.check(principal.owner)  # before the create: a sandbox is expensive if the quota then refuses the run
+        self._execution_counter.check(principal.owner)  # before the sandbox is created: a sandbox is expensive, and the quota may refuse the run
         sandbox = await self._create_sandbox(principal, params, room_timeout_s)
         sandbox.single_use = True
         try:
@@ -117,7 +119,7 @@ class OneShotRunner:
         finally:
             sandbox.request_end(Exit(ExitReason.KILLED, "its run has ended"))
         if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") == ExitReason.KILLED:
-            raise observation.sandbox_error  # killed by a request or by the stop of the service, so the program has no verdict
+            raise observation.sandbox_error  # a request or the stop of the service killed the sandbox, so the program has no verdict
         if params.expected_output is not None:
             chars = len(observation.stdout) + len(params.expected_output)
             if chars > _GRADED_INLINE_CHARS[params.comparison]:
@@ -132,10 +134,10 @@ class OneShotRunner:
         Args:
             principal: Owner of the sandboxes.
             items: Programs to run. An error stands for an invalid item and is yielded unchanged.
-            concurrency: Number of runs at once.
+            concurrency: Maximum number of programs that run at once.
 
         Raises:
-            InvalidRequestError: The batch is too large.
+            InvalidRequestError: The batch is empty or too large, or ``concurrency`` is out of range.
         """
         check_batch(len(items), concurrency)
         done: asyncio.Queue[BatchItem] = asyncio.Queue(maxsize=1)
@@ -161,10 +163,10 @@ class OneShotRunner:
             return await self.run(principal, item, room_timeout_s=BATCH_ROOM_TIMEOUT_S)
         except SandlotError as error:
             return error
-        except Exception:  # noqa: BLE001 - logged; the other items must not be affected
+        except Exception:  # noqa: BLE001 - logged; the other items of the batch must not be affected
             _log.exception("one_shot.internal_error")
             return InternalError(
-                "Internal error in Sandlot while this item ran.", hint="Report the lines of the service's log that contain one_shot.internal_error."
+                "Internal error in Sandlot while the program ran.", hint="Report the lines of the service's log that contain one_shot.internal_error."
             )
 
     async def _create_sandbox(self, principal: Principal, params: OneShotParams, room_timeout_s: float) -> Sandbox:
@@ -191,7 +193,7 @@ class OneShotRunner:
         output = OutputCollector(sandbox.buffers, head_bytes=params.output_bytes, tail_bytes=0)
         observation = Observation(execution=process.id)
         try:
-            # The guest enforces the timeout. This limit applies if the guest does not.
+            # The guest enforces the timeout of the program. The timeout of the connection applies if the guest fails to do so.
             async with sandbox.connection(params.timeout_s + GRACE_S):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(None) as until_killed:
@@ -217,8 +219,8 @@ def check_batch(items: int, concurrency: int) -> None:
     """Refuse a batch that is empty or too large.
 
     Args:
-        items: Number of items, 1 to ``MAX_ITEMS``.
-        concurrency: Number of runs at once, 1 to ``MAX_CONCURRENCY``.
+        items: Number of programs, 1 to ``MAX_ITEMS``.
+        concurrency: Maximum number of programs that run at once, 1 to ``MAX_CONCURRENCY``.
 
     Raises:
         InvalidRequestError: One of the numbers is out of bounds.
@@ -244,10 +246,10 @@ def _create_params(params: OneShotParams, principal: Principal) -> CreateSandbox
 
 
 def _keep(output: OutputCollector, event: Output | OutputGap, max_bytes: int) -> bool:
-    """Keep the output of an event. Return False if the process has written more than it may.
+    """Collect the output of an event. Return False if the program has exceeded its output limit.
 
     Raises:
-        UnavailableError: ``busy``: the memory for client data is used up.
+        UnavailableError: The service's memory for client data is used up (``busy``).
     """
     if isinstance(event, OutputGap):  # a gap in the output: the program writes faster than its output can be read
         return False

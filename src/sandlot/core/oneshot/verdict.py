@@ -1,4 +1,4 @@
-"""Verdict of a one-shot run: grade what was observed of the program, and compare its output with the expected output. Pure.
+"""Verdict of a one-shot run: grade the observed behaviour of a program, and compare its output with the expected output. Pure functions.
 
 Invariants of the status:
 - If several statuses apply, the run gets the first of: output limit, timeout, memory exceeded, runtime error, wrong answer.
@@ -6,7 +6,7 @@ Invariants of the status:
 Invariants of a comparison:
 - Every comparison is reflexive. Exchanging the two texts changes the result at most through the tolerance, which is relative to the *expected*
   number.
-- Nothing is computed in binary floating point. Numbers are compared as they are written, with forty digits more than both have together.
+- Nothing is computed in binary floating point. Numbers are compared as decimals, with forty digits more than both numbers have together.
 - The time is proportional to the length of both texts. Numbers with very many digits would take longer, so they are compared as words.
 """
 
@@ -32,22 +32,22 @@ MAX_NUMBER_CHARS = 1000
 """Largest length of a word that is compared as a number; longer words are compared as text."""
 
 _SPARE_DIGITS = 40
-"""Digits of precision beyond the digits of both numbers: more than any tolerance that a float can express."""
+"""Digits of precision that are added to the digits of both numbers; more digits than any tolerance that a float can express."""
 _WORDS_AT_ONCE = 1000
-"""Words that are first compared as a list. Most words are equal, and comparing lists is a hundred times as fast as comparing numbers."""
+"""Number of words that are first compared as lists. Most words are equal, and comparing lists is a hundred times as fast as comparing numbers."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _WHITE_SPACE = " \t\r\n\v\f"
 
 
 class Status(StrEnum):
-    """Outcome of a run."""
+    """Outcome of a one-shot run."""
 
     COMPLETED = "completed"
     """The program exited with 0. Its output is the expected output, if one was given."""
     WRONG_ANSWER = "wrong_answer"
     """The program exited with 0, and its output is not the expected output."""
     RUNTIME_ERROR = "runtime_error"
-    """The program exited with another code than 0, or a signal ended it."""
+    """The program exited with another code than 0, or a signal ended the program."""
     TIMEOUT = "timeout"
     """The program was killed at its timeout."""
     MEMORY_EXCEEDED = "memory_exceeded"
@@ -59,7 +59,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of a run.
+    """Result of a one-shot run.
 
     Args:
         status: Outcome of the run.
@@ -67,12 +67,12 @@ class Result:
         stdout: Standard output, up to the output limit.
         stderr: Standard error, up to the output limit.
         exit_code: Exit code as in a shell: 128 + signal if a signal ended the program.
-        signal: Number of the signal that ended the program; None if it exited.
+        signal: Number of the signal that ended the program; None if the program exited.
         duration_s: Seconds from the start to the end of the program.
         cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of the program or of one of these children; None if unknown.
+        peak_bytes: Largest resident memory of the program or of a child that it waited for; None if unknown.
         detail: Explanation for people: the exceeded limit, or the cause of a failure. Empty if the status needs no explanation.
-        execution: Id in the execution log; None if the program did not start.
+        execution: Id of the run in the execution log; None if the program did not start.
     """
 
     status: Status
@@ -89,20 +89,20 @@ class Result:
 
     @property
     def held_bytes(self) -> int:
-        """Approximate memory of the result."""
+        """Approximate memory that the result takes, in bytes."""
         return len(self.stdout) + len(self.stderr) + KIB
 
 
 @dataclass(slots=True)
 class Observation:
-    """Behaviour of a program as the service observed it. Filled in while the program runs.
+    """Behaviour of a program as the service observed it. The fields are set while the program runs.
 
     Args:
         stdout: Standard output, up to the output limit.
         stderr: Standard error, up to the output limit.
         output_exceeded: True if the program wrote more than the output limit.
-        outcome: End of the process; None if the sandbox ended before the process was known to have ended.
-        execution: Id in the execution log.
+        outcome: End of the process; None if the sandbox ended before the end of the process was reported.
+        execution: Id of the run in the execution log.
         sandbox_error: Error that the end of the sandbox caused; None if the sandbox did not end during the run.
         oom_kills: Number of processes in the sandbox that the kernel killed at the memory limit.
         duration_s: Seconds from the start to the end of the program, as the service measured them.
@@ -119,7 +119,7 @@ class Observation:
 
 
 def grade(params: OneShotParams, observation: Observation) -> Result:
-    """Return the result of a run.
+    """Return the result of a one-shot run.
 
     Args:
         params: Parameters of the run.
@@ -149,7 +149,7 @@ def matches(written: str, expected: str, comparison: Comparison = Comparison.TRI
         written: Output of the program.
         expected: Expected output.
         comparison: Kind of comparison.
-        tolerance: Largest difference of two numbers in a numeric comparison, relative if the expected number is above 1:
+        tolerance: Largest difference of two numbers in a numeric comparison, relative if the absolute value of the expected number is above 1:
             ``abs(written - expected) <= tolerance * max(1, abs(expected))``.
     """
     if written == expected:
@@ -164,7 +164,7 @@ def matches(written: str, expected: str, comparison: Comparison = Comparison.TRI
 
 
 def _exceeded_limit(params: OneShotParams, observation: Observation) -> tuple[Status, str] | None:
-    """Return the status and the explanation of the limit that ended the program, or None."""
+    """Return the status and the explanation for a program that exceeded a limit, or None if the program exceeded no limit."""
     outcome, sandbox_error = observation.outcome, observation.sandbox_error
     reason, code = ("", 0) if outcome is None else (outcome.reason, outcome.exit_code)
     sandbox_was_killed = sandbox_error is not None and sandbox_error.fields.get("reason") == ExitReason.OOM

@@ -21,7 +21,7 @@ from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError, Unsu
 
 
 class ForkBatch:
-    """Starts the children of one fork, and delays their announcement until all are ready.
+    """Starts the children of one fork, and delays their announcement until all children are ready.
 
     Args:
         image: Path of the parent's image, which is written while the children wait.
@@ -29,7 +29,7 @@ class ForkBatch:
         ahead: Number of children that prepare a sandbox while the image is written. Preparing keeps one processor busy for each child.
 
     Attributes:
-        admitted: Set when all children are admitted, which includes their reservations; also set when the fork has failed.
+        admitted: Event that is set when all children are admitted and have their reservations, or when the fork has failed.
     """
 
     def __init__(self, image: Path, count: int, ahead: int) -> None:
@@ -44,7 +44,7 @@ class ForkBatch:
 
     @property
     def has_failed(self) -> bool:
-        """True after a failure, unless all children were ready before it."""
+        """True if a child or the image failed before all children were ready."""
         return self._failure is not None
 
     def is_own(self, error: SandlotError) -> bool:
@@ -52,12 +52,12 @@ class ForkBatch:
         return error is self._failure
 
     def image_written(self) -> None:
-        """Report that the image is complete: the children now start from it."""
+        """Report that the image is complete. The children then start from the image."""
         if not self._written.done():
             self._written.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Report a failure: no child is announced. Has no effect once all children are ready.
+        """Report a failure, so that no child is announced. Has no effect once all children are ready.
 
         Args:
             error: Failure of a child or of the image.
@@ -74,11 +74,11 @@ class ForkBatch:
         if not self._written.done():
             cancelled = UnavailableError("The fork was cancelled.", code=ErrorCode.BUSY, hint="Retry the fork.", fields={"retry_after_s": 5})
             self._written.set_exception(error if isinstance(error, SandlotError) else cancelled)
-            self._written.exception()  # if no child waits for the image, asyncio would log the exception as never retrieved
+            self._written.exception()  # mark the exception as retrieved: otherwise asyncio logs it if no child waits for the image
         self.admitted.set()
 
     async def start(self, supervisor: SandboxSupervisor) -> bool:
-        """Start a child from the image. This is ``StartStrategy.start``, which is called when the child is admitted."""
+        """Start an admitted child from the image. Implements ``StartStrategy.start``."""
         self._not_admitted -= 1
         if self._not_admitted == 0:
             self.admitted.set()
@@ -90,7 +90,7 @@ class ForkBatch:
         return await MemoryImageStart(self._image).start(supervisor)
 
     async def wait_all_ready(self, _sandbox: Sandbox) -> None:
-        """Report that a child is ready, and wait until all are. This is a ``SetupStep``, the last step before the child is announced.
+        """Report that a child is ready, and wait until all children are ready. This ``SetupStep`` is the last step before the child is announced.
 
         Raises:
             SandlotError: Another child failed.
@@ -114,7 +114,7 @@ class ForkBatch:
             volumes = await supervisor.mount_volumes()
             with contextlib.suppress(UnsupportedError):
                 await driver_step("start", prepared.warm())
-        await self._wait_image(supervisor)  # without a start slot: a parent that is woken or recovered needs a slot before its image is written
+        await self._wait_image(supervisor)  # without holding a start slot: a parent that is being resumed or recovered needs a slot
         async with supervisor.start_slot():
             # If the parent's runtime build differs from that of the prepared sandbox, restore_image prepares another sandbox.
             instance = await restore_image(supervisor, driver, self._image, shape, sandbox.spec, volumes, prepared=prepared)

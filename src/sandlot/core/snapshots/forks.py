@@ -4,11 +4,11 @@ Invariants:
 - All children are admitted before the parent is frozen. The parent is frozen only while its image is written. All children start from this one
   image, which is removed when the last child has started.
 - Either all children exist or none: no child is announced before all children respond. If the service is killed during a fork, a repeated
-  request with the same idempotency key first ends the children that the first request has left.
+  request with the same idempotency key first ends the children that the interrupted request left.
 - Each child has the spec of its parent, but its own id, its own randomness and its own timeout.
-- A promote keeps one child and ends the other children of the same parent, with all their descendants. The parent keeps running. If a promote is
-  interrupted, a repeated promote ends the rest.
-- The spec of a child names its parent and never changes. A tree is found from any of its sandboxes.
+- A promotion keeps one child and ends the other children of the same parent, with all their descendants. The parent keeps running. If a promotion
+  is interrupted, a repeated promotion ends the remaining sandboxes.
+- The spec of a child permanently names its parent, so a tree can be found from any of its sandboxes.
 - The root of a tree is the first ancestor that is no fork, or whose record was removed. All descendants of the root stay in one tree.
 """
 
@@ -52,13 +52,13 @@ from sandlot.model.specs import SnapshotKind
 from sandlot.model.storage import Store
 
 MAX_CHILDREN: Final = 100
-"""Maximum number of children of one request."""
+"""Maximum number of children of one fork request."""
 MAX_DEPTH: Final = 10_000
 """Maximum number of generations between a sandbox and the root of its tree; older ancestors are not looked up."""
 SAME: Final = suspend.SAME
 """Value of ``timeout_s`` that stands for the parent's timeout."""
 _ROUNDS: Final = 3
-"""Times that a promote searches for sandboxes to end: while it ends some, others can be forked from them."""
+"""Number of times that a promotion searches for sandboxes to end. During the promotion, clients can still fork the sandboxes."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -78,10 +78,10 @@ def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> Sa
 
 
 def below(roots: Collection[SandboxId], sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
-    """Return some sandboxes and all their descendants, in the given order.
+    """Return the sandboxes with the given ids and all their descendants, in the order of ``sandboxes``.
 
     Args:
-        roots: Ids of the sandboxes. A sandbox that is not among ``sandboxes`` is left out; its descendants are not.
+        roots: Ids of sandboxes. A root that is not among ``sandboxes`` is left out, but its descendants are returned.
         sandboxes: All known sandboxes.
     """
     known = list(sandboxes)
@@ -124,7 +124,7 @@ class ForkParams:
         count: Number of children, 1 to 100.
         name: Name of the child. If there are several children, ``-1``, ``-2`` and so on are appended.
         metadata: Metadata of the children. None: the parent's metadata without the entries that the service adds.
-        env: Environment variables that are added to the parent's.
+        env: Environment variables that are added to those of the parent.
         timeout_s: Seconds until the children end. None: no timeout. :data:`SAME`: the parent's timeout.
         share_volumes: Let the children write to the parent's writable volumes.
     """
@@ -151,8 +151,8 @@ class Tree:
     """A tree of forks.
 
     Args:
-        root: Id of the sandbox at the top. The record of a sandbox that ended long ago may be removed already.
-        sandboxes: Recorded sandboxes of the tree, oldest first. ``spec.parent`` of each is the id of its parent.
+        root: Id of the root. If the root ended long ago, its record may have been removed.
+        sandboxes: Recorded sandboxes of the tree, oldest first. ``spec.parent`` of a sandbox is the id of its parent.
     """
 
     root: SandboxId
@@ -161,12 +161,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """Result of a promote.
+    """Result of a promotion.
 
     Args:
         kept: The promoted sandbox.
         ended: Sandboxes that were ended: siblings and their descendants.
-        failed: Sandboxes that could not be ended, with the reason.
+        failed: Id of each sandbox that could not be ended -> reason.
     """
 
     kept: SandboxId
@@ -190,7 +190,7 @@ class ForkManager:
         node: Id of this node.
 
     Attributes:
-        tasks: Events of finished requests that are being recorded, and images that are being removed. Wait for them when the service stops.
+        tasks: Tasks that record the events of finished requests or remove images. Wait for these tasks when the service stops.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class ForkManager:
         self.tasks = TaskSet("fork.internal_error")
 
     async def create(self, sandbox_id: str, principal: Principal, params: ForkParams, *, key: str | None = None) -> Sequence[Sandbox]:
-        """Fork a sandbox and wait until all children run. Cancelling ends all children.
+        """Fork a sandbox and wait until all children run. If the call is cancelled, all children are ended.
 
         Args:
             sandbox_id: Id of the parent.
@@ -230,11 +230,11 @@ class ForkManager:
 
         Raises:
             InvalidRequestError: A parameter or the key is invalid, or the children can never fit on this node.
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
             ConflictError: The key was used for a different request, or the parent has writable volumes and ``share_volumes`` is not set.
-            LimitError: ``quota_exceeded`` or ``disk_full``.
-            UnsupportedError: The isolation cannot write memory; the message says why.
-            UnavailableError: ``busy``: there is no room for all children.
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
+            UnavailableError: There is no room for all children (``busy``).
             HostError: The image could not be written or a child could not be started. No child is kept.
             SandboxEndedError: The parent has ended.
         """
@@ -253,13 +253,13 @@ class ForkManager:
                 if len(earlier) == params.count:
                     return earlier
                 await _end(earlier, "the service ended while the sandbox was forked")
-        raise AssertionError  # the loop has no end
+        raise AssertionError  # unreachable: the loop above ends only with a return or an exception
 
     async def get_tree(self, sandbox_id: str, principal: Principal) -> Tree:
         """Return the tree of a sandbox.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
         """
         sandbox = await self._registry.load(sandbox_id, principal)
         known = {each.id: each for each in (sandbox, *self._registry.list(principal, ended=True))}
@@ -274,7 +274,7 @@ class ForkManager:
         return Tree(root, sorted(below([root], known.values()), key=lambda each: (each.created_at, each.id)))
 
     async def promote(self, sandbox_id: str, principal: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
-        """Keep one child: end the other children of its parent, and all their descendants. Idempotent.
+        """Keep one child, and end the other children of its parent with all their descendants. Idempotent.
 
         Args:
             sandbox_id: Id of the child to keep.
@@ -282,7 +282,7 @@ class ForkManager:
             among: End only siblings that have all these entries in their metadata.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
             ConflictError: The sandbox is not a fork.
             SandboxEndedError: The sandbox has ended; its siblings keep running.
         """
@@ -299,7 +299,7 @@ class ForkManager:
         ended: dict[SandboxId, None] = {}
         failed: dict[SandboxId, str] = {}
         for _ in range(_ROUNDS):
-            # Siblings that have ended are listed too, because their descendants may still run.
+            # The list includes siblings that have ended, because their descendants may still run.
             known = self._registry.list(principal, ended=True)
             roots = [other.id for other in siblings(sandbox, known, among or {})]
             to_end = [other for other in below(roots, known) if not other.ended.is_set() and other.id not in failed]
@@ -329,7 +329,7 @@ class ForkManager:
             try:
                 created = await self._start_children(parent, owner, children, image, key, attempt)
             finally:
-                self._reservations.release(key)  # what no child has taken over from the reservation of the batch
+                self._reservations.release(key)  # release the part of the batch's reservation that no child has taken over
         self.tasks.spawn(self._publish("sandbox.forked", parent, children=[child.id for child in created]))
         _log.info("sandbox.forked", sandbox=parent.id, children=len(created))
         return created
@@ -384,7 +384,7 @@ class ForkManager:
         return tasks
 
     async def _find_children(self, attempt: _Attempt, owner: Principal, number: int) -> list[Sandbox] | None:
-        """Return the children that an attempt of an earlier request created; None if it created none."""
+        """Return the children that an attempt created during an earlier request, or None if the attempt created no child."""
         keys = [attempt.key_of(child) for child in range(number)]
         records = [record for key in keys if (record := await self._sandboxes.by_idempotency_key(owner.owner, key)) is not None]
         if not records:
@@ -394,14 +394,14 @@ class ForkManager:
         return [await self._registry.load(record.id, owner) for record in records]
 
     async def _load_forgotten(self, id_: SandboxId, principal: Principal) -> Sandbox | None:
-        """Return a sandbox that only the store still knows; None if its record was removed."""
+        """Load a sandbox that the registry no longer lists. Return None if the record of the sandbox was removed."""
         try:
             return await self._registry.load(id_, principal)
         except SandlotError:
             return None
 
     async def _publish(self, type_: str, sandbox: Sandbox, **data: object) -> None:
-        """Publish an event. A failure is only logged, because the fork or promote itself has succeeded."""
+        """Publish an event. A failure is only logged, because the fork or promotion itself has succeeded."""
         try:
             await self._events.publish(NewEvent(type_, self._clock.now(), sandbox.owner, sandbox.id, data))
         except SandlotError as error:
@@ -414,7 +414,7 @@ class _Attempt:
 
     Args:
         request: Idempotency key of the request.
-        number: Number of earlier attempts. Each was interrupted by a kill of the service.
+        number: Number of earlier attempts. A kill of the service interrupted each of them.
     """
 
     request: IdempotencyKey
@@ -453,7 +453,7 @@ def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
     if written and not params.share_volumes:
         raise ConflictError(
             f"Sandbox {parent.id} has {len(written)} writable volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}. "
-            "Its forks would write to the same files.",
+            "Forks of this sandbox would write to the same files.",
             code=ErrorCode.CONFLICT,
             hint="Set `share_volumes`, or attach the volumes read-only.",
             fields={"sandbox": parent.id, "volumes": [mount.volume for mount in written]},
@@ -469,7 +469,7 @@ async def _end_batch(tasks: Sequence[asyncio.Task[Sandbox]], batch: ForkBatch, e
         error: Error that made the fork fail.
 
     Raises:
-        SandlotError: If ``error`` only says that another child failed: the error of that child.
+        SandlotError: The error of the child that failed, if ``error`` only reports that another child failed.
     """
     batch.fail(error)
     for task in tasks:

@@ -43,7 +43,7 @@ class FolderLeases:
             self._remove_if_unused(id_)
 
     def delete(self, id_: SnapshotId) -> None:
-        """Remove the folder of a snapshot, in the background: now, or when its last lease ends. Idempotent."""
+        """Remove the folder of a deleted snapshot in the background, at once or when its last lease ends. Idempotent."""
         self._deleted.add(id_)
         self._remove_if_unused(id_)
 

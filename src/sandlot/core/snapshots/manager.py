@@ -2,13 +2,13 @@
 
 Invariants:
 - A snapshot is recorded before its files are written, with ``ready`` false. When the files are synced and in place, one commit sets ``ready`` and
-  adds the event. From then on the snapshot exists. If the service is killed before that, :meth:`SnapshotManager.open` removes the record and the
-  files.
-- A snapshot is independent of its sandbox, which may change or end.
+  adds the event ``snapshot.created``. The snapshot exists after this commit. If the service is killed before the commit,
+  :meth:`SnapshotManager.open` removes the record and the files.
+- A snapshot does not depend on its sandbox, which may change or end.
 - A memory snapshot is verified once, after the response to its creation (:mod:`sandlot.core.snapshots.verify`).
-- A delete removes the record at once. The folder is removed when no sandbox is starting from the snapshot any more.
-- A snapshot belongs to the owner of its sandbox. The quota of the caller limits its creation.
-- A snapshot is finished even if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
+- A deletion removes the record at once. The folder is removed as soon as no sandbox is starting from the snapshot.
+- A snapshot belongs to the owner of its sandbox. The quota of the caller limits the creation of snapshots.
+- The creation of a snapshot continues if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SnapshotManager:
         verifier: Verifies new snapshots in the background.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part of the service, passed by name
+    def __init__(  # noqa: PLR0913 - each parameter is a part of the service and is passed by name
         self,
         *,
         manager: SandboxManager,
@@ -120,7 +120,7 @@ class SnapshotManager:
         """Remove the records of unfinished snapshots, and queue the snapshots that are not verified yet. Call this before any other method.
 
         Returns:
-            Ids of the snapshots that exist. The caller removes the folders of all others.
+            Ids of the snapshots that exist. The caller removes the folders of all other snapshots.
 
         Raises:
             SandlotError: The store cannot be read or written.
@@ -141,7 +141,7 @@ class SnapshotManager:
         self._verification.spawn(self.verifier.run())
 
     async def aclose(self) -> None:
-        """Wait at most ``CLOSE_TIMEOUT_S`` seconds for snapshots that are being created. The next start removes unfinished snapshots."""
+        """Wait at most ``CLOSE_TIMEOUT_S`` seconds for snapshots that are being created. The next start of the service removes unfinished ones."""
         await self._tasks.wait(CLOSE_TIMEOUT_S)
         for tasks in (self._tasks, self._verification):
             tasks.cancel()
@@ -154,18 +154,18 @@ class SnapshotManager:
 
         Args:
             sandbox_id: Id of the sandbox.
-            principal: Caller; the caller's quota limits number and size of the snapshots.
+            principal: Caller. The caller's quota limits the number and the size of the snapshots.
             name: Name that is unique among the owner's snapshots. None: the snapshot has no name.
             kind: ``memory`` saves memory and files, ``files`` only the files.
             key: Idempotency key. A repeated request returns the first request's snapshot.
 
         Raises:
             InvalidRequestError: The name or the key is invalid.
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The caller has no sandbox with this id (``sandbox_not_found``).
             ConflictError: The owner has another snapshot of that name, or the key was used for a different request.
-            LimitError: ``quota_exceeded`` or ``disk_full``.
-            UnsupportedError: The isolation cannot write memory; the message says why.
-            UnavailableError: ``busy``: there is not enough disk space.
+            LimitError: A quota is exceeded (``quota_exceeded``), or the disk is full (``disk_full``).
+            UnsupportedError: The isolation cannot save the memory of a sandbox; the message gives the reason.
+            UnavailableError: There is not enough disk space now (``busy``).
             HostError: The snapshot could not be written; the sandbox keeps running.
             SandboxEndedError: The sandbox has ended.
         """
@@ -189,8 +189,8 @@ class SnapshotManager:
             key: Idempotency key. A repeated request returns the first request's sandbox, even if the snapshot was deleted meanwhile.
 
         Raises:
-            NotFoundError: ``snapshot_not_found``.
-            ConflictError: ``snapshot_unusable``: the snapshot cannot be restored here, or not with these limits.
+            NotFoundError: The snapshot does not exist (``snapshot_not_found``).
+            ConflictError: The snapshot cannot be restored on this node or with these limits (``snapshot_unusable``).
             SandlotError: As for ``SandboxManager.create``.
         """
         digest = parts_digest("create", request_digest(params), repr(limits), network or "")
@@ -215,10 +215,10 @@ class SnapshotManager:
             return await self._manager.create(full, principal, key=key, source=source)
 
     async def get(self, id_or_name: str, principal: Principal) -> SnapshotRecord:
-        """Return a snapshot by its id, or by the caller's name for it.
+        """Return a snapshot by its id. The caller's own snapshots are also found by their names.
 
         Raises:
-            NotFoundError: ``snapshot_not_found``.
+            NotFoundError: The snapshot does not exist or belongs to another owner (``snapshot_not_found``).
         """
         if SNAPSHOT_ID.fullmatch(id_or_name):
             record = await self._table.get(SnapshotId(id_or_name))
@@ -234,7 +234,7 @@ class SnapshotManager:
         return record
 
     async def list(self, principal: Principal, *, after: Position | None, limit: int) -> tuple[Sequence[SnapshotRecord], bool]:
-        """Return a page of the snapshots that a caller may see, oldest first, and whether more follow.
+        """Return a page of the snapshots that a caller may see, oldest first, and True if more snapshots follow.
 
         Args:
             principal: Caller; operators see the snapshots of all owners.
@@ -252,7 +252,7 @@ class SnapshotManager:
         """Delete a snapshot. Sandboxes that were created from the snapshot keep running.
 
         Raises:
-            NotFoundError: ``snapshot_not_found``.
+            NotFoundError: The snapshot does not exist or belongs to another owner (``snapshot_not_found``).
         """
         record = await self.get(id_or_name, principal)
         if await self._table.remove(record.id, self._event("snapshot.deleted", record)):
@@ -269,7 +269,7 @@ class SnapshotManager:
         """Return the source for a sandbox that starts from a snapshot. The caller holds a lease on the snapshot.
 
         Raises:
-            ConflictError: ``snapshot_unusable``: neither the memory nor the files can be restored on this host; the message says why.
+            ConflictError: Neither the memory nor the files can be restored on this host (``snapshot_unusable``). The message gives the reason.
         """
         plan = restore.choose(record, await self._restore_facts(record))
         if plan.restored == restore.MEMORY:
@@ -340,7 +340,7 @@ class SnapshotManager:
             idempotency_key=None if request is None else request.key,
             request_digest=None if request is None else request.digest,
         )
-        async with self._admission_lock:  # until this snapshot is recorded, no other snapshot may be: both would pass the check of the quota
+        async with self._admission_lock:  # otherwise two concurrent requests could both pass the quota check before either snapshot is recorded
             quotas.check_snapshots(principal.quota, *await self._table.totals(sandbox.owner))
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
@@ -368,7 +368,7 @@ class SnapshotManager:
         return await writer.write_image(sandbox, into, durable=True)
 
     async def _check_name_is_free(self, owner: OwnerId, name: str | None) -> None:
-        """Refuse a name that another snapshot of the owner has. The table refuses the name too, but cannot name the other snapshot."""
+        """Refuse a name that another snapshot of the owner has. The table refuses such a name too, but its error does not name the other snapshot."""
         other = None if name is None else await self._table.named(owner, name)
         if other is not None:
             raise ConflictError(
@@ -379,7 +379,7 @@ class SnapshotManager:
             )
 
     async def _discard(self, record: SnapshotRecord) -> None:
-        """Remove the record and the folder of a snapshot that could not be completed. If this fails, the next start removes them."""
+        """Remove the record and the folder of a snapshot that could not be completed. If this fails, the next start of the service removes them."""
         try:
             await self._table.remove(record.id)
         except SandlotError as error:
@@ -397,7 +397,7 @@ def _current_spec(sandbox: Sandbox) -> SandboxSpec:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a snapshot if it is valid.
+    """Return the name of a snapshot if the name is valid.
 
     Raises:
         InvalidRequestError: The name is invalid, or begins like a snapshot id.

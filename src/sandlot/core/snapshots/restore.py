@@ -1,7 +1,7 @@
-"""Choice between the memory and the files of a snapshot, when a sandbox starts from the snapshot. Pure.
+"""Choose whether a sandbox starts from the memory or from the files of a snapshot. Pure functions.
 
 Invariants:
-- The choice is made before the start. Clients see the choice in ``restored`` of the sandbox: ``memory`` or ``files``.
+- The choice is made before the start. Clients see the choice in the field ``restored`` of the sandbox: ``memory`` or ``files``.
 - If the memory cannot be restored on this host, the sandbox boots from its template and the snapshot's overlay of files is applied.
 - An overlay is applied to the root filesystem image from which it was packed. If that image was removed, the overlay is applied to the current
   image of the template.
@@ -29,7 +29,7 @@ class RestoreFacts:
     Args:
         memory: Result of the driver's check of the memory image. None if the service has no driver for the snapshot's isolation, or if
             :func:`uses_memory` is false for the snapshot.
-        has_root: True if the root filesystem image that the snapshot names exists, or if the snapshot names none.
+        has_root: True if the root filesystem image that the snapshot names exists, or if the snapshot names no image.
         has_overlay: True if the snapshot's overlay of files exists.
     """
 
@@ -44,7 +44,7 @@ class RestorePlan:
 
     Args:
         restored: ``memory`` or ``files``.
-        spec: Spec of the snapshot. Its root is empty if the current image of the template is used.
+        spec: Spec of the sandbox. ``spec.root`` is empty if the sandbox uses the current image of the template.
         reason: Reason why the memory is not restored; empty if the memory is restored.
     """
 
@@ -54,7 +54,7 @@ class RestorePlan:
 
 
 def uses_memory(record: SnapshotRecord) -> bool:
-    """Return whether a snapshot has memory, and the verification has not found the memory to be damaged."""
+    """Return True if a snapshot has memory, and no verification has found this memory to be damaged."""
     return record.kind is SnapshotKind.MEMORY and not record.problem
 
 
@@ -62,7 +62,7 @@ def choose(record: SnapshotRecord, facts: RestoreFacts) -> RestorePlan:
     """Choose between a snapshot's memory and its files.
 
     Raises:
-        ConflictError: ``snapshot_unusable``: neither can be restored on this host; the message says why.
+        ConflictError: Neither the memory nor the files can be restored on this host (``snapshot_unusable``). The message gives the reason.
     """
     spec = replace(record.spec, snapshot=record.id, parent=None)
     reason = _memory_problem(record, facts)
@@ -89,7 +89,7 @@ def unusable(record: SnapshotRecord, reason: str) -> ConflictError:
 
 
 def _memory_problem(record: SnapshotRecord, facts: RestoreFacts) -> str:
-    """Return why the memory cannot be restored on this host; empty if nothing is known against a restore."""
+    """Return the reason why the memory of a snapshot cannot be restored on this host, or an empty string."""
     if record.problem:
         return record.problem
     if record.kind is SnapshotKind.FILES:

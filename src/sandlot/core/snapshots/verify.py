@@ -1,9 +1,9 @@
 """Verification of memory snapshots in the background: restore each snapshot once, and pack its files separately.
 
 The verifier starts a sandbox from the snapshot, without a network and invisible to clients, and ends the sandbox afterwards. A snapshot that was
-restored once on this host can be restored again. A snapshot whose restore fails is marked as unusable, so that its owner can create another one
-while the source may still exist. From the packed files a sandbox can start if the memory cannot be restored any more, for example because the
-runtime build that wrote the memory was removed.
+restored once on this host can be restored again. A snapshot whose restore fails is marked as unusable, so that its owner can create another
+snapshot while the source sandbox may still exist. A sandbox can start from the packed files if the memory can no longer be restored, for example
+because the runtime build that wrote the memory was removed.
 
 Invariants:
 - One snapshot is verified at a time.
@@ -41,9 +41,9 @@ from sandlot.model.specs import Network
 PAUSE_S: Final = 10.0
 """Seconds until a verification is tried again."""
 TRIES: Final = 3
-"""Failed restores after which a snapshot is marked as unusable. A single failure can have another cause, such as an overloaded host."""
+"""Number of failed restores after which a snapshot is marked as unusable. A single failure can have another cause, such as an overloaded host."""
 TIMEOUT_S: Final = 600.0
-"""Lifetime in seconds of the sandbox that verifies a snapshot. Packing takes as long as reading all of its files."""
+"""Lifetime in seconds of the sandbox that verifies a snapshot. Packing reads all files of the sandbox."""
 
 _TEMPORARY: Final = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.LIMIT_EXCEEDED, ErrorCode.DISK_FULL})
 _DAMAGED: Final = frozenset(
@@ -56,14 +56,14 @@ _DAMAGED: Final = frozenset(
         ErrorCode.INTERNAL,
     }
 )
-"""Errors that the restore of a damaged snapshot can raise."""
+"""Codes of errors that the restore of a damaged snapshot can raise."""
 _STOPPING: Final = frozenset({ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING})
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class VerifiableSnapshots(Protocol):
-    """Access of the verifier to the snapshots. Implemented by ``SnapshotManager``."""
+    """Records of snapshots, and start sources for sandboxes, as the verifier needs them. Implemented by ``SnapshotManager``."""
 
     async def current(self, id_: SnapshotId) -> SnapshotRecord | None:
         """Return the record of a snapshot; None if the snapshot was deleted."""
@@ -73,7 +73,7 @@ class VerifiableSnapshots(Protocol):
         """Return the source for a sandbox that starts from a snapshot.
 
         Raises:
-            ConflictError: ``snapshot_unusable``.
+            ConflictError: No sandbox can start from the snapshot (``snapshot_unusable``).
         """
         ...
 
@@ -88,14 +88,14 @@ class SnapshotVerifier:
     Args:
         manager: Starts sandboxes from the snapshots.
         memory_images: Folders of the snapshots.
-        leases: Leases on these folders.
-        snapshots: Records of the snapshots.
+        leases: Leases on the folders of the snapshots.
+        snapshots: Records and start sources of the snapshots.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of this node.
 
     Attributes:
-        idle: Set while no snapshot waits to be verified.
+        idle: Event that is set while the queue is empty and no snapshot is being verified.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class SnapshotVerifier:
 
         Args:
             snapshot: Id of the snapshot.
-            tries: Failed restores after which the snapshot is marked as unusable.
+            tries: Number of failed restores after which the snapshot is marked as unusable.
         """
         self._queue.append((snapshot, tries))
         self.idle.clear()
@@ -145,7 +145,7 @@ class SnapshotVerifier:
             snapshot, tries = self._queue.popleft()
             try:
                 await self._handle(snapshot, tries)
-            except Exception:  # noqa: BLE001 - a defect with one snapshot must not stop the verification of the others
+            except Exception:  # noqa: BLE001 - an unexpected error with one snapshot must not stop the verifier
                 _log.exception("snapshot.not_verified", snapshot=snapshot)
             if not self._queue:
                 self._submitted.clear()
@@ -160,10 +160,10 @@ class SnapshotVerifier:
                 verified = await self._verify(record)
             except SandlotError as error:
                 if error.code in _STOPPING or await self._snapshots.current(snapshot) is None:
-                    return  # the next service verifies the snapshot, or the snapshot was deleted
+                    return  # the service is stopping and the next service verifies the snapshot, or the snapshot was deleted
                 if error.code not in _TEMPORARY | _DAMAGED:
                     _log.warning("snapshot.not_verified", snapshot=snapshot, error=str(error))
-                    return  # the snapshot is not the cause: for example, the operator does not allow its isolation any more
+                    return  # the snapshot is not the cause: for example, the operator no longer allows its isolation
                 is_temporary = error.code in _TEMPORARY
                 if is_temporary or tries > 1:
                     _log.warning("snapshot.not_verified_yet", snapshot=snapshot, error=str(error), next_try_s=PAUSE_S)
@@ -178,7 +178,7 @@ class SnapshotVerifier:
         """Restore a snapshot once, pack its files, and return its new record.
 
         Raises:
-            SandlotError: The snapshot could not be restored, or not now.
+            SandlotError: The snapshot could not be restored, or there is no room for the sandbox now.
         """
         try:
             source = await self._snapshots.start_source(record)
@@ -216,7 +216,7 @@ class SnapshotVerifier:
         """Refuse a verification for which warm sandboxes would have to be evicted.
 
         Raises:
-            UnavailableError: ``busy``.
+            UnavailableError: There is no free room for the sandbox (``busy``).
         """
         needed = self._drivers[record.spec.isolation].max_resources(record.spec.limits)
         if not self._reservations.fits(needed, await self._reservations.read_host()):

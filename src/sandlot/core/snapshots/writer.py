@@ -22,14 +22,14 @@ from sandlot.model.ports import Resources, Usage
 from sandlot.model.specs import SnapshotKind
 
 _FULL = "no space left on device"
-"""Text of ENOSPC (strerror(3)). A runtime reports its errors only as text, which contains this one."""
+"""Text of ENOSPC (strerror(3)), in lower case. A runtime reports a full disk only by an error message that contains this text."""
 
 
 def max_size_bytes(usage: Usage | None, kind: SnapshotKind) -> int:
-    """Return the most disk space that a snapshot of a sandbox can take.
+    """Return the maximum disk space that a snapshot of a sandbox can take, in bytes.
 
     Args:
-        usage: Current usage of the sandbox. None if the sandbox is hibernated: its image exists already, and the snapshot shares its files.
+        usage: Current usage of the sandbox. None if the sandbox is hibernated: the snapshot then shares the files of the hibernation image.
         kind: Kind of the snapshot. A memory snapshot contains the files as well.
     """
     if usage is None:
@@ -43,14 +43,14 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, key: str, k
 
     Args:
         reservations: Reservations of this node.
-        sandbox: Sandbox that is written.
+        sandbox: Sandbox of which the snapshot is made.
         key: Reservation key.
         kind: Kind of the snapshot.
 
     Raises:
-        UnavailableError: ``busy``: there is not enough space now.
-        InvalidRequestError: The node can never have enough space.
-        LimitError: ``disk_full``: the disk became full while the block ran.
+        UnavailableError: There is not enough disk space now (``busy``).
+        InvalidRequestError: The node can never have enough disk space.
+        LimitError: The disk became full while the block ran (``disk_full``).
     """
     usage = None if sandbox.instance is None else await sandbox.instance.usage()
     needed = Resources(memory_bytes=0, disk_bytes=max(1, max_size_bytes(usage, kind)), pids=0)
@@ -65,11 +65,11 @@ async def reserve_disk(reservations: Reservations, sandbox: Sandbox, key: str, k
 async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
     """Write an image of a sandbox's memory and files, and return its size in bytes. The sandbox then continues as before.
 
-    If the call is cancelled, it still waits until the driver has stopped writing to the folder.
+    A cancelled call still waits until the driver has stopped writing to the folder.
 
     Args:
         sandbox: Running, paused or hibernated sandbox.
-        into: Folder to write; must not exist.
+        into: Folder to create for the image. The folder must not exist.
         durable: Sync the image, so that it survives a loss of power.
 
     Raises:
@@ -86,10 +86,10 @@ async def write_image(sandbox: Sandbox, into: Path, *, durable: bool) -> int:
 
 @contextmanager
 def explain_full_disk() -> Iterator[None]:
-    """Replace errors that a full disk caused in the block by one error.
+    """Replace an error that a full disk caused in the block by a ``LimitError``.
 
     Raises:
-        LimitError: ``disk_full``.
+        LimitError: The disk is full (``disk_full``).
     """
     try:
         yield
@@ -104,7 +104,7 @@ def explain_full_disk() -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether a full disk caused an error, directly or as a cause of its cause."""
+    """Return True if an error, or an error in its chain of causes, was caused by a full disk."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:

@@ -1,14 +1,14 @@
 """Delivery of events to webhooks: in order, at least once, with retries.
 
-Each enabled webhook has one task. The task reads its owner's events from the store, starting after the webhook's cursor,
-and posts them one at a time. A failed attempt is retried with growing pauses; after ten attempts the event is given up.
+Each enabled webhook has one task. The task reads the events of the webhook's owner from the store, starting after the
+webhook's cursor, and posts one event at a time. A failed attempt is retried with growing pauses; after ten attempts the event is given up.
 
 Invariants:
 - Nothing is queued in memory, and progress is saved after each attempt. If the service is killed, no event is lost; the next
   service may send the last event a second time.
 - Only the node that holds the lease of a webhook calls its URL. The lease is renewed before each attempt.
 - The stored webhook is read again after each page of events, before each attempt, and every ``POLL_S`` while a retry is
-  pending: another node may have changed it.
+  pending: another node may have changed the webhook.
 - A slow or failing webhook delays only its own events.
 - A webhook that is deleted or disabled, or whose owner's API key is revoked, gets no further event.
 """
@@ -36,17 +36,17 @@ from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import WebhookRecord, WebhookRepository
 
 MAX_CONCURRENT_CALLS: Final = 256
-"""Calls in progress at once, over all webhooks."""
+"""Maximum number of calls that are in progress at once, for all webhooks together."""
 LEASE_S: Final = 60.0
-"""Duration of a lease: four times the longest call."""
+"""Duration of a lease in seconds: four times the duration of the longest call."""
 POLL_S: Final = 5.0
-"""Interval at which the store is read for changes by other processes: new events, and changes of a webhook that waits for a retry."""
+"""Interval in seconds at which the store is read for changes by other processes: new events, and changes of a webhook that waits for a retry."""
 RESCAN_S: Final = 60.0
-"""Interval at which the store is searched for webhooks that have no task here, such as those of a node that died."""
+"""Interval in seconds at which the store is searched for webhooks without a task on this node, such as the webhooks of a node that died."""
 SAVE_CURSOR_EVERY: Final = 1000
-"""Events between two saves of the cursor while none of them matches the webhook."""
+"""Number of events between two saves of the cursor while no event matches the webhook."""
 STORE_RETRY_S: Final = 5.0
-"""Pause after the store failed."""
+"""Seconds until a webhook's delivery continues after the store failed."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -66,7 +66,7 @@ class WebhookSender(Protocol):
         """Send a POST request and return the status of its response.
 
         Raises:
-            SandlotError: There was no response. The message gives the reason and nothing about this host.
+            SandlotError: There was no response. The message gives the reason, but no details of this host.
         """
         ...
 
@@ -81,10 +81,10 @@ class WebhookDispatcher:
     Args:
         webhooks: Stored webhooks and their progress.
         events: Events to deliver.
-        sender: Makes the calls.
+        sender: Sends the requests.
         api_keys: Resolves an owner to its principal.
         formats: Payload format by name, for webhooks that are not in the native format.
-        node: This node; owner of the leases.
+        node: Id of this node, which takes the leases.
         clock: Clock of the service.
     """
 
@@ -109,9 +109,9 @@ class WebhookDispatcher:
         self._calls = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         self._tasks: dict[WebhookId, asyncio.Task[None]] = {}
         self._read_up_to: dict[WebhookId, int] = {}
-        """Sequence of the last event read; ahead of the stored cursor while no event matches."""
+        """Sequence number of the last event that was read for a webhook. The number is ahead of the stored cursor while no event matches."""
         self._wakeups: set[asyncio.Event] = set()
-        """An event for each task that waits for new events to deliver."""
+        """One ``asyncio.Event`` for each task that waits for new events to deliver."""
 
     async def run(self) -> None:
         """Watch the store for new webhooks and for events of other processes, until cancelled."""
@@ -129,20 +129,20 @@ class WebhookDispatcher:
             await self._sleep(POLL_S)
 
     def start(self, webhook: WebhookRecord) -> None:
-        """Start delivering to a webhook, if it is enabled. Idempotent."""
+        """Start delivering events to a webhook, if the webhook is enabled. Idempotent."""
         if webhook.enabled and webhook.id not in self._tasks:
             task = asyncio.create_task(self._deliver(webhook), name=f"webhook {webhook.id}")
             self._tasks[webhook.id] = task
             task.add_done_callback(lambda _: self._tasks.pop(webhook.id, None))
 
     def stop(self, webhook_id: WebhookId) -> None:
-        """Stop delivering to a webhook for good, without waiting for its task. Idempotent."""
+        """Stop delivering events to a webhook that was deleted, without waiting for its task. Idempotent."""
         self._read_up_to.pop(webhook_id, None)
         if task := self._tasks.get(webhook_id):
             task.cancel()
 
     async def pause(self, webhook_id: WebhookId) -> None:
-        """Stop delivering to a webhook until :meth:`start`. An interrupted call is repeated then. Idempotent."""
+        """Stop delivering events to a webhook until :meth:`start` is called. An interrupted call is repeated after the start. Idempotent."""
         if task := self._tasks.get(webhook_id):
             task.cancel()
             await asyncio.wait({task})
@@ -157,7 +157,7 @@ class WebhookDispatcher:
     # One task for each webhook -------------------------------------------------------------------------------------
 
     async def _deliver(self, webhook: WebhookRecord) -> None:
-        """Deliver to a webhook until it may get no further event. Every other failure is logged and retried."""
+        """Deliver events to a webhook until the webhook may get no further event. Failures are logged and retried."""
         while True:
             try:
                 await self._deliver_pages(webhook)
@@ -170,15 +170,15 @@ class WebhookDispatcher:
             await self._sleep(STORE_RETRY_S)
 
     async def _deliver_pages(self, webhook: WebhookRecord) -> None:
-        """Deliver page after page and wait for new events in between.
+        """Deliver one page of events after another, and wait for new events when there are none.
 
         Raises:
-            _DeliveryEnded: Nothing more may be delivered.
+            _DeliveryEnded: The webhook may get no further event.
             SandlotError: The store failed.
         """
         cursor = max(webhook.progress.cursor, self._read_up_to.get(webhook.id, 0))
         while principal := self._api_keys.principal_of(webhook.owner):
-            with self._events.subscribe(principal) as wakeup:  # before the read, so that no later event is missed
+            with self._events.subscribe(principal) as wakeup:  # before the page is read, so that no later event is missed
                 self._wakeups.add(wakeup)
                 try:
                     page = await self._events.page(principal, after=cursor)
@@ -192,12 +192,12 @@ class WebhookDispatcher:
         raise _DeliveryEnded
 
     async def _deliver_page(self, webhook_id: WebhookId, page: Sequence[EventRecord], cursor: int) -> int:
-        """Deliver the matching events of a page and return the sequence to continue after.
+        """Deliver the matching events of a page and return the sequence number after which to continue.
 
         Raises:
-            _DeliveryEnded: Nothing more may be delivered.
+            _DeliveryEnded: The webhook may get no further event.
         """
-        # Read after the page: a filter that was set before an event was committed then always applies to the event.
+        # The webhook is read after the page, so a filter that was set before an event was committed applies to the event.
         webhook = await self._webhooks.get(webhook_id)
         if webhook is None or not webhook.enabled:
             raise _DeliveryEnded
@@ -217,7 +217,7 @@ class WebhookDispatcher:
         """Post one event until it is accepted or given up, and return the webhook with its new progress.
 
         Raises:
-            _DeliveryEnded: Nothing more may be delivered.
+            _DeliveryEnded: The webhook may get no further event.
         """
         while True:
             await self._wait_until_due(webhook)
@@ -230,7 +230,7 @@ class WebhookDispatcher:
             if failure:
                 latest = await self._webhooks.get(webhook.id)
                 if latest is not None and latest.url != webhook.url:
-                    webhook = latest  # the failure says nothing about the new URL: do not count it
+                    webhook = latest  # the old URL failed, so the attempt does not count for the new URL
                     continue
             progress = payload.next_progress(webhook.progress, event.sequence, failure, self._clock.now())
             await self._webhooks.move(webhook.id, self._node, progress)
@@ -241,7 +241,7 @@ class WebhookDispatcher:
                 return webhook
 
     async def _post(self, webhook: WebhookRecord, event: EventRecord) -> str:
-        """Make one attempt; return why it failed, or an empty string."""
+        """Post an event once. Return the reason of a failure, or an empty string after a success."""
         body, headers = payload.encode(webhook, event, self._formats.get(webhook.shape, payload.native))
         async with self._calls:
             try:

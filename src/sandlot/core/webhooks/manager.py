@@ -2,7 +2,7 @@
 
 Invariants:
 - A webhook gets the events that are committed after its creation.
-- A disabled webhook gets nothing. When the webhook is enabled again, it gets the events that were committed meanwhile and are still stored.
+- A disabled webhook gets no events. When the webhook is enabled again, it gets the events that were committed meanwhile and are still stored.
 - An update applies to every event that is not delivered yet. A new URL is checked like the URL of a new webhook.
 - Only :meth:`WebhookManager.create` returns the secret. The secret is stored unencrypted, because every request is signed with it.
 - The service itself calls the URL. The egress policy of the service therefore decides which URLs are allowed, for all owners.
@@ -32,7 +32,7 @@ SECRET_LENGTH: Final = (8, 256)
 """Smallest and largest number of characters of a secret that the client chooses."""
 MAX_NAME_BYTES: Final = 128
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - not a secret
-"""Prefix of a generated secret, by which people and secret scanners recognize the secret."""
+"""Prefix of generated secrets, by which people and secret scanners recognize the secrets."""
 
 
 class WebhookManager:
@@ -41,8 +41,8 @@ class WebhookManager:
     Args:
         webhooks: Stored webhooks and their progress.
         dispatcher: Delivers the events.
-        sender: Checks the URLs.
-        events: Events of the service, for the sequence number from which a new webhook gets events.
+        sender: Checks the URLs of webhooks.
+        events: Events of the service. A new webhook gets the events after the last sequence number.
         clock: Clock of the service.
     """
 
@@ -55,11 +55,11 @@ class WebhookManager:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to deliver to all enabled webhooks, beginning with the events that the last service has not delivered."""
+        """Start to deliver events to all enabled webhooks, beginning with the events that the previous service has not delivered."""
         self._running = asyncio.create_task(self._dispatcher.run(), name="webhooks")
 
     async def aclose(self) -> None:
-        """Stop all deliveries. The next service continues them. Idempotent."""
+        """Stop all deliveries. The next service continues the deliveries. Idempotent."""
         if self._running is not None:
             self._running.cancel()
         await self._dispatcher.aclose()
@@ -75,12 +75,12 @@ class WebhookManager:
         shape: str = NATIVE,
         enabled: bool = True,
     ) -> WebhookRecord:
-        """Create a webhook and start to deliver to it.
+        """Create a webhook and start to deliver events to its URL.
 
         Args:
-            principal: Owner of the webhook. The webhook gets the owner's events; an operator's gets the events of all owners.
+            principal: Owner of the webhook. The webhook gets the owner's events; the webhook of an operator gets the events of all owners.
             url: URL to call.
-            events: Event types to deliver. Empty: all.
+            events: Event types to deliver. Empty: all event types.
             secret: Key of the signatures, 8 to 256 characters. None: a generated secret.
             name: Label for people, 1 to 128 bytes of UTF-8.
             shape: Name of the payload format.
@@ -88,7 +88,7 @@ class WebhookManager:
 
         Raises:
             InvalidRequestError: The URL is forbidden, an event type is unknown, or the secret or the name has a wrong length.
-            LimitError: ``limit_exceeded``: the owner has ``MAX_WEBHOOKS`` webhooks.
+            LimitError: The owner has ``MAX_WEBHOOKS`` webhooks (``limit_exceeded``).
         """
         self._check(WebhookChange(url=url, events=tuple(events), secret=secret, name=name))
         webhook = WebhookRecord(
@@ -118,17 +118,17 @@ class WebhookManager:
         return await self._webhooks.all(None if principal.operator else principal.owner)
 
     async def get(self, principal: Principal, webhook_id: str) -> WebhookRecord:
-        """Return a webhook.
+        """Return the webhook with an id.
 
         Raises:
-            NotFoundError: ``not_found``: the webhook does not exist, or belongs to another owner.
+            NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).
         """
         webhook = await self._webhooks.get(WebhookId(webhook_id))
         if webhook is None or not principal.sees(webhook.owner):
             raise NotFoundError(
                 f"There is no webhook {webhook_id[:64]!r}.",
                 code=ErrorCode.NOT_FOUND,
-                hint="List the webhooks; this one may have been deleted.",
+                hint="List the webhooks to find their ids.",
                 fields={"webhook": webhook_id[:64]},
             )
         return webhook
@@ -137,7 +137,7 @@ class WebhookManager:
         """Change a webhook and return the stored result.
 
         Raises:
-            NotFoundError: ``not_found``.
+            NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).
             InvalidRequestError: The change has a value that :meth:`create` refuses.
         """
         before = await self.get(principal, webhook_id)
@@ -158,7 +158,7 @@ class WebhookManager:
         """Delete a webhook and stop delivering to it.
 
         Raises:
-            NotFoundError: ``not_found``.
+            NotFoundError: The webhook does not exist or belongs to another owner (``not_found``).
         """
         webhook = await self.get(principal, webhook_id)
         await self._webhooks.remove(webhook.id)
@@ -183,7 +183,7 @@ def check_events(events: Sequence[str]) -> None:
     """Refuse unknown event types.
 
     Raises:
-        InvalidRequestError: An event type does not exist; the hint lists all.
+        InvalidRequestError: An event type does not exist; the hint lists all event types.
     """
     for event in events:
         if event not in EVENT_TYPES:

@@ -1,4 +1,4 @@
-"""Body, signature and retries of the requests that are sent to webhooks. Pure.
+"""Body, signature and retries of the requests that are sent to webhooks. Pure functions.
 
 Invariants:
 - Every attempt to deliver an event sends the same bytes. A receiver that has processed the event's id may ignore the request.
@@ -19,10 +19,10 @@ from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import Progress, WebhookRecord
 
 MAX_ATTEMPTS: Final = 10
-"""Attempts to deliver one event. The pauses between the attempts add up to eight and a half minutes. If every call takes as long
-as it may, the calls add one and a half minutes."""
+"""Maximum number of attempts to deliver one event. The pauses between the attempts add up to eight and a half minutes. If every call takes the
+maximum time, the calls add one and a half minutes."""
 FIRST_PAUSE_S: Final = 1.0
-"""Pause before the second attempt. Each later pause is twice as long as the one before."""
+"""Seconds before the second attempt. Each later pause is twice as long as the one before."""
 
 SIGNATURE_HEADER, EVENT_ID_HEADER = "X-Signature", "X-Event-ID"
 
@@ -52,12 +52,12 @@ def native(event: EventRecord) -> Mapping[str, Any]:
 
 
 def signature(secret: str, body: bytes) -> str:
-    """Return the HMAC-SHA256 of a body, in hexadecimal."""
+    """Return the signature of a body: its HMAC-SHA256 in hexadecimal."""
     return hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
 def encode(webhook: WebhookRecord, event: EventRecord, format_: PayloadFormat) -> tuple[bytes, Mapping[str, str]]:
-    """Return the body and the headers of a request."""
+    """Return the body and the headers of the request that delivers an event to a webhook."""
     body = json.dumps(format_(event), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return body, {"Content-Type": "application/json", EVENT_ID_HEADER: event_id(event), SIGNATURE_HEADER: signature(webhook.secret, body)}
 
@@ -73,7 +73,7 @@ def next_progress(progress: Progress, sequence: int, failure: str, now: datetime
     Args:
         progress: Progress before the attempt.
         sequence: Sequence number of the event.
-        failure: Reason why the attempt failed; empty after a successful one.
+        failure: Reason why the attempt failed; empty after a successful attempt.
         now: Time of the attempt.
     """
     if not failure:
@@ -85,7 +85,7 @@ def next_progress(progress: Progress, sequence: int, failure: str, now: datetime
 
 
 def failure_of(status: int) -> str:
-    """Return why a response with a status is a failure; an empty string if the response is a success."""
+    """Return the reason why a response with this status is a failure, or an empty string if the response is a success."""
     if _MIN_ACCEPTED_STATUS <= status <= _MAX_ACCEPTED_STATUS:
         return ""
     return f"The URL responded with status {status}; only 200 to 299 accepts an event, and redirects are not followed."
