@@ -1,8 +1,9 @@
 """Operations on one sandbox, run one at a time by its supervisor.
 
 Invariants:
-- An operation that has begun is finished, even if its caller is cancelled. An operation that has not begun is dropped with its caller.
-- Every caller gets a result or an error, also when the sandbox ends or the service detaches from the sandbox.
+- An operation that has begun is finished, even if its caller is cancelled. An operation that has not begun is dropped when its caller
+  is cancelled.
+- Every caller gets a result or an error, even when the sandbox ends or the service detaches from the sandbox.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class QueuedOperation:
     """A submitted operation and its result.
 
     Args:
-        operation: The operation.
+        operation: Operation to run.
     """
 
     __slots__ = ("begun", "done", "operation")
@@ -35,14 +36,17 @@ class QueuedOperation:
         self.begun = False
 
     async def run(self, supervisor: object) -> None:
-        """Run the operation and resolve ``done``. Exceptions that end the sandbox propagate; ``OperationQueue.close`` resolves ``done`` then."""
+        """Run the operation and resolve ``done``.
+
+        Exceptions other than ``SandlotError`` propagate and end the sandbox; ``OperationQueue.close`` then resolves ``done``.
+        """
         self.begun = True
         try:
             result = await self.operation(supervisor)
         except SandlotError as error:
             if not self.done.done():
                 self.done.set_exception(error)
-                self.done.exception()  # the caller may have been cancelled
+                self.done.exception()  # marks the exception as retrieved, because the caller may have been cancelled
         else:
             if not self.done.done():
                 self.done.set_result(result)
@@ -58,7 +62,7 @@ class OperationQueue:
         self._running: QueuedOperation | None = None
         self._closed: Callable[[], SandlotError] | None = None
         self.there = asyncio.Event()
-        """Set while an operation waits."""
+        """Event that is set while an operation waits."""
 
     async def submit(self, operation: Operation[ResultT]) -> ResultT:
         """Submit an operation and wait for its result.
@@ -92,7 +96,7 @@ class OperationQueue:
         """Refuse all waiting and future operations, and fail the running one.
 
         Args:
-            closed: Returns the error for one caller.
+            closed: Returns a new error for each refused operation.
         """
         self._closed = closed
         for queued in (self._running, *self._waiting):

@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     async def sleep_until(self, moment_monotonic_s: float) -> None:
-        """Wait until :meth:`monotonic_s` has reached a moment."""
+        """Wait until :meth:`monotonic_s` returns at least the given moment."""
         ...
 
 
@@ -44,7 +44,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     async def sleep_until(self, moment_monotonic_s: float) -> None:
-        """Wait until :meth:`monotonic_s` has reached a moment."""
+        """Wait until :meth:`monotonic_s` returns at least the given moment."""
         await asyncio.sleep(moment_monotonic_s - time.monotonic())
 
 
@@ -93,7 +93,7 @@ class TemplateStore(Protocol):
         """Return the root filesystem of a template. Build the image first if it does not exist, which takes minutes.
 
         Raises:
-            NotFoundError: ``template_not_found``.
+            NotFoundError: There is no such template (code ``template_not_found``).
             HostError: The image cannot be built on this host; the hint says how to fix this.
         """
         ...
@@ -136,7 +136,7 @@ class VolumeDisks(Protocol):
 
 
 class GuestLinkFactory(Protocol):
-    """Function that opens a link over a byte stream to a guest: ``Link.open``."""
+    """Function that opens a link to a guest over a byte stream, such as ``Link.open``."""
 
     def __call__(self, stream: ByteStream, *, services: Mapping[str, Service]) -> Awaitable[Link]:
         """Open a link.
@@ -157,6 +157,6 @@ class PackageIndex(Protocol):
         Args:
             stream: Connection with HTTP/1.1 requests, one after another. The sandbox is hostile and can send any bytes.
             sandbox: Id of the sandbox; the number of its concurrent requests is limited.
-            allowed: Returns whether the sandbox may use the package indexes now. Called for each request.
+            allowed: Returns True if the sandbox may use the package indexes now. Called for each request.
         """
         ...

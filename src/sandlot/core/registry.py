@@ -2,8 +2,8 @@
 
 Invariants:
 - A sandbox of another owner is not found, as if it did not exist.
-- A unique name belongs to at most one live sandbox of an owner, sandboxes that are being created or renamed included.
-- A bounded number of ended sandboxes is remembered, without their environment. The store keeps their records for longer.
+- A unique name belongs to at most one live sandbox of an owner, including sandboxes that are being created or renamed.
+- A limited number of ended sandboxes is kept in memory, without their environment. The store keeps the records of ended sandboxes for longer.
 - A page continues exactly after the last sandbox of the previous page, whatever was created or ended meanwhile: the order is by ``created_at`` and
   id, which never change.
 """
@@ -34,7 +34,7 @@ LIVE: Final = frozenset(state for state in State if not is_terminal(state))
 ENDED: Final = frozenset(State) - LIVE
 
 MAX_REMEMBERED = 1000
-"""Ended sandboxes that are found without the store."""
+"""Maximum number of ended sandboxes that are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SandboxFilter:
     Args:
         states: The sandbox is in one of these states.
         metadata: The sandbox has all of these entries.
-        name: Name of the sandbox. None: any.
+        name: The sandbox has this name. None allows any name.
     """
 
     states: frozenset[State] = LIVE
@@ -52,7 +52,7 @@ class SandboxFilter:
     name: str | None = None
 
     def matches(self, sandbox: Sandbox) -> bool:
-        """Return whether a sandbox meets all conditions."""
+        """Return True if a sandbox meets all conditions."""
         return (
             sandbox.state in self.states
             and self.name in {None, sandbox.name}
@@ -64,7 +64,7 @@ def states_of(names: Iterable[str]) -> frozenset[State]:
     """Parse names of states.
 
     Raises:
-        InvalidRequestError: A name is not that of a state.
+        InvalidRequestError: A name is not the name of a state.
     """
     states = set()
     for name in names:
@@ -79,12 +79,12 @@ def states_of(names: Iterable[str]) -> frozenset[State]:
 
 
 def sort_key(sandbox: Sandbox) -> tuple[str, str]:
-    """Return the position of a sandbox in lists: by age, then by id."""
+    """Return the sort key of a sandbox in lists: its creation time, then its id."""
     return sandbox.created_at.isoformat(timespec="microseconds"), sandbox.id
 
 
 class SandboxRegistry:
-    """Sandboxes of this service: live ones, detached ones, and those that ended last.
+    """Sandboxes of this service: live, detached and recently ended sandboxes.
 
     Args:
         recorder: Records of sandboxes.
@@ -92,9 +92,9 @@ class SandboxRegistry:
         clock: Clock of the service.
 
     Attributes:
-        known: Every sandbox that is found without the store, by id, remembered ones included.
-        tasks: Task that owns each live sandbox, by id.
-        without_driver: Sandboxes that an earlier service left and whose driver this service lacks: nothing of them is touched.
+        known: Id -> sandbox in memory, including recently ended sandboxes.
+        tasks: Id of a live sandbox -> task that owns the sandbox.
+        without_driver: Ids of sandboxes of an earlier service whose driver this service does not have. These sandboxes are not touched.
     """
 
     def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:
@@ -122,30 +122,30 @@ class SandboxRegistry:
     # Find and list --------------------------------------------------------------------------------------------------------
 
     def live(self) -> Sequence[Sandbox]:
-        """Return the sandboxes that hold resources of the host, hibernated ones included."""
+        """Return the sandboxes that hold resources of the host, including hibernated sandboxes."""
         return list(self._live.values())
 
     def live_states(self) -> Sequence[State]:
-        """Return the state of every sandbox that has not been removed."""
+        """Return the state of every sandbox that has not ended."""
         return [sandbox.state for sandbox in self._present() if not sandbox.ended.is_set()]
 
     def live_limits(self, owner: OwnerId) -> Sequence[Limits]:
-        """Return the limits that count against an owner's quota: those of live sandboxes, hibernated ones excluded."""
+        """Return the limits that count against an owner's quota: the limits of live sandboxes except hibernated sandboxes."""
         return [sandbox.counted_limits for sandbox in self.awake(owner)]
 
     def awake(self, owner: OwnerId | None = None) -> Sequence[Sandbox]:
-        """Return the live sandboxes of an owner, or of all owners, hibernated ones excluded."""
+        """Return the live sandboxes of an owner, or of all owners, except hibernated sandboxes."""
         return [sandbox for sandbox in self._live.values() if sandbox.state is not State.HIBERNATED and (owner is None or sandbox.owner == owner)]
 
     def mounts(self) -> Mapping[SandboxId, Sequence[VolumeMount]]:
-        """Return the volumes of each live sandbox, hibernated ones included. A sandbox whose processes are dead has none."""
+        """Return the volumes of each live sandbox with volumes, including hibernated sandboxes. A sandbox whose processes are dead is left out."""
         return {sandbox.id: sandbox.spec.volumes for sandbox in self.live() if sandbox.spec.volumes and not sandbox.ended.is_set()}
 
     def find(self, id_: str, principal: Principal) -> Sandbox:
-        """Return a sandbox that a principal may see, ended sandboxes that are remembered included.
+        """Return a sandbox that a principal may see, from memory. Recently ended sandboxes are included.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
         """
         sandbox = self.known.get(SandboxId(id_))
         if sandbox is not None and principal.sees(sandbox.owner):
@@ -153,15 +153,15 @@ class SandboxRegistry:
         raise NotFoundError(
             f"There is no sandbox {id_[:64]!r}.",
             code=ErrorCode.SANDBOX_NOT_FOUND,
-            hint="List the sandboxes, or create a new one; a sandbox that ended long ago is not found.",
+            hint="List the sandboxes, or create a new sandbox. A sandbox that ended long ago is not found.",
             fields={"sandbox": id_[:64]},
         )
 
     async def load(self, id_: str, principal: Principal) -> Sandbox:
-        """Return a sandbox that a principal may see, ended sandboxes included for as long as the store keeps their records.
+        """Return a sandbox that a principal may see. Ended sandboxes are included as long as the store keeps their records.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
             SandlotError: The store cannot be read.
         """
         if SandboxId(id_) not in self.known and (record := await self._recorder.store.sandboxes.get(SandboxId(id_))) is not None:
@@ -171,10 +171,10 @@ class SandboxRegistry:
         return self.find(id_, principal)
 
     def named(self, name: str, principal: Principal) -> Sandbox:
-        """Return the principal's own live sandbox with a name, the newest if there are several. Otherwise the name is taken for an id.
+        """Return the principal's own live sandbox with a name, the newest if there are several. If there is none, use the name as an id.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The principal can see no such sandbox (code ``sandbox_not_found``).
         """
         owner = principal.owner
         found = [sandbox for sandbox in self._present() if sandbox.name == name and sandbox.owner == owner and not is_terminal(sandbox.state)]
@@ -185,7 +185,7 @@ class SandboxRegistry:
 
         Args:
             principal: Caller.
-            ended: Include ended sandboxes that are remembered.
+            ended: True includes recently ended sandboxes.
         """
         sandboxes = [sandbox for sandbox in self._present() if ended or not sandbox.ended.is_set()]
         if ended:
@@ -193,13 +193,13 @@ class SandboxRegistry:
         return sorted((sandbox for sandbox in sandboxes if principal.sees(sandbox.owner)), key=sort_key)
 
     async def page(self, principal: Principal, wanted: SandboxFilter, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
-        """Return a page of live and ended sandboxes, oldest first, and whether more follow.
+        """Return a page of live and ended sandboxes, oldest first, and True if more sandboxes follow.
 
         Args:
             principal: Caller.
-            wanted: Conditions.
+            wanted: Conditions that the sandboxes meet.
             after: Position of the last sandbox of the previous page. None: the first page.
-            limit: The most sandboxes to return.
+            limit: Maximum number of sandboxes to return.
 
         Raises:
             SandlotError: The store cannot be read.
@@ -222,12 +222,12 @@ class SandboxRegistry:
 
     @contextmanager
     def reserve_name(self, owner: OwnerId, name: str | None, *, besides: Sandbox | None = None) -> Iterator[None]:
-        """Keep a unique name free while a sandbox that is to have the name is created or renamed.
+        """Reserve a unique name while the body creates or renames the sandbox that gets the name.
 
         Args:
             owner: Owner of the sandbox.
             name: The unique name. None: nothing is reserved.
-            besides: The sandbox that is renamed.
+            besides: Sandbox that is renamed. None: the sandbox is new.
 
         Raises:
             ConflictError: Another live sandbox of the owner has the name or is getting the name.
@@ -256,9 +256,11 @@ class SandboxRegistry:
         self.tasks[sandbox.id] = task
 
     def remove(self, sandbox: Sandbox) -> None:
-        """Move a sandbox to the ended ones once nothing of it is left on the host, or to the detached ones if it lives on.
+        """Move a live sandbox to the ended sandboxes, or to the detached sandboxes if its processes continue.
 
-        A sandbox that was not announced is forgotten: its creator got the reason, and no other client knows its id.
+        Call this for an ended sandbox once nothing of the sandbox is left on the host.
+
+        An ended sandbox that was never announced is forgotten: its creator got the error, and no other client knows its id.
         """
         del self._live[sandbox.id], self.tasks[sandbox.id]
         self._empty_since_monotonic_s = self._clock.monotonic_s()
@@ -270,13 +272,13 @@ class SandboxRegistry:
             self.remember(sandbox)
 
     def remember(self, sandbox: Sandbox) -> None:
-        """Keep an ended sandbox among those that are found without the store."""
+        """Keep an ended sandbox in memory, so that it is found without the store."""
         self._ended[sandbox.id] = sandbox
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
 
     def revive(self, record: SandboxRecord) -> Sandbox:
-        """Return the sandbox of a record."""
+        """Create the sandbox object of a stored record."""
         return from_record(record, self._buffers.part(), self._clock)
 
     def _present(self) -> Sequence[Sandbox]:

@@ -1,13 +1,13 @@
 """API keys: create, list, revoke and verify them, and end the open requests of a revoked key.
 
 Invariants:
-- A key is 256 random bits and is shown once, by the create. The store has only its SHA-256. A slow hash is not needed, because so
-  many random bits cannot be guessed.
-- Verifying reads no database. Its time does not depend on which key matches, or whether one matches.
+- A key has 256 random bits and is shown once, when it is created. The store has only the SHA-256 of the key. A slow hash is not needed, because
+  256 random bits cannot be guessed.
+- Verifying a key reads no database. The time for this does not depend on which key matches, or whether any key matches.
 - A change that this service makes applies at once. A change of another process applies within a second, after the next read of the
   store. While the store does not respond, the keys of the last successful read stay valid.
 - Revoking a key ends everything that was opened with it: requests in progress, streams, terminals. Only the request that revokes the key
-  gets its response.
+  still gets its response.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from sandlot.model.records import KeyRecord
 from sandlot.model.storage import KeyRepository
 
 SECRET_PREFIX: Final = "sandlot_"  # noqa: S105 - not a secret
-"""Prefix of a secret. Lets people and secret scanners recognize it."""
+"""Prefix of every key, by which people and secret scanners recognize a key."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 POLL_S: Final = 0.5
-"""Interval between two reads of the store for changes by other processes. The interval and the read take less than a second together."""
+"""Seconds between two reads of the store for changes by other processes. Together, the pause and the read take less than a second."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -110,7 +110,7 @@ class ApiKeys:
             quota: Quota of the key. None is the default quota, or no limit for an operator.
 
         Returns:
-            The stored key and its secret, which is stored nowhere.
+            The record of the key, and the key's secret, which is stored nowhere.
 
         Raises:
             InvalidRequestError: The name is invalid, or a field of the quota is negative or not finite.
@@ -167,13 +167,13 @@ class ApiKeys:
         """Return the principal of a secret, or None if no valid key has this secret. Reads no database."""
         digest = _digest(secret)
         found: Principal | None = None
-        for sha256, principal in self._known:  # all of them: the time must not tell which one matches
+        for sha256, principal in self._known:  # compare all keys, so that the time does not reveal which key matches
             if hmac.compare_digest(sha256, digest):
                 found = principal
         return found
 
     def principal_of(self, owner: OwnerId) -> Principal | None:
-        """Return the principal of an owner, which may be the operator of this machine. Return None if the key was revoked."""
+        """Return the principal of an owner; the owner may be the operator of this machine. Return None if the owner's key was revoked."""
         if owner == LOCAL:
             return OPERATOR
         return next((principal for _, principal in self._known if principal.owner == owner), None)
@@ -181,7 +181,7 @@ class ApiKeys:
     def quota_of(self, owner: OwnerId) -> Quota:
         """Return the quota of an owner.
 
-        The operator of this machine and owners whose key was revoked have no limits: for the latter, only an operator can start anything.
+        The operator of this machine has no limits. An owner whose key was revoked has none either: only an operator can start anything for it.
         """
         return self._quotas.get(owner, UNBOUNDED)
 
@@ -206,7 +206,7 @@ class ApiKeys:
                 await self.refresh()
                 is_failing = False
             except SandlotError as error:
-                if not is_failing:  # log the first failure only, not two a second
+                if not is_failing:  # log only the first failure, not two failures a second
                     _log.warning("keys.not_read", error=error.message, hint="Keys that other processes revoke stay valid until the store responds.")
                 is_failing = True
 

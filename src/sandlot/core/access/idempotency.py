@@ -1,12 +1,12 @@
 """Idempotency keys: a request that is sent twice with the same ``Idempotency-Key`` is carried out once.
 
-The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). Each manager finds the result of the earlier
-request itself, because the result has the key in its record.
+The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). Each manager finds the result of an earlier
+request itself, because the record of the result contains the key.
 
 Invariants:
-- The same request with the same key gets the result of the first request. Another request with the same key is refused, because one of the
-  two is a mistake.
-- A failed request has no result, so its key is free again. A key is known as long as the record of its result.
+- A repetition of a request with the same key gets the result of the first request. A different request with the same key is refused, because one
+  of the two requests is a mistake.
+- A failed request has no result, so its key can be used again. A key is known as long as the record of the result exists.
 - Requests with the same scope, owner and key run one after another.
 """
 
@@ -35,7 +35,7 @@ class Idempotency:
         self._locks = KeyedLock()
 
     def lock(self, scope: str, owner: OwnerId, key: str) -> AbstractAsyncContextManager[None]:
-        """Hold the lock of a key, while the caller looks for an earlier result and creates one if there is none.
+        """Hold the lock of a key while the caller looks for the result of an earlier request, and carries out the request if there is none.
 
         Args:
             scope: Operation of the request, such as ``create``. The same key in two scopes names two requests.
@@ -52,7 +52,7 @@ def check_key(key: str) -> str:
     """Return an idempotency key if it is valid.
 
     Raises:
-        InvalidRequestError: The key is empty, longer than 255 characters, or has other characters than visible ASCII.
+        InvalidRequestError: The key is empty, longer than 255 characters, or contains characters other than visible ASCII.
     """
     if KEY.fullmatch(key) is None:
         raise InvalidRequestError(
@@ -64,10 +64,10 @@ def check_key(key: str) -> str:
 
 
 def check_same(earlier: str | None, digest: str) -> None:
-    """Refuse a request whose key was used for another request.
+    """Refuse a request whose key was used for a different request.
 
     Args:
-        earlier: Digest in the record of the earlier result.
+        earlier: Digest of the earlier request, from the record of its result.
         digest: Digest of the request.
 
     Raises:
@@ -75,9 +75,9 @@ def check_same(earlier: str | None, digest: str) -> None:
     """
     if earlier != digest:
         raise ConflictError(
-            "Another request used this Idempotency-Key before.",
+            "A different request used this Idempotency-Key before.",
             code=ErrorCode.CONFLICT,
-            hint="Use a new key, or repeat exactly the request that used this key first.",
+            hint="Use a new key, or repeat the first request without changes.",
             fields={"field": "Idempotency-Key"},
         )
 
@@ -93,14 +93,14 @@ def parts_digest(*parts: str) -> str:
 
 
 def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
-    """Return the id of the execution that a key names: the same id for the same request in the same sandbox. Pure.
+    """Return the id of the execution that a key names. The same request with the same key in the same sandbox has the same id. Pure.
 
-    A request that repeats a key therefore joins the execution of the first request. Another request with the same key has another id and is
-    started, because the service keeps nothing of the first request except the id of its execution.
+    A request that repeats a key therefore joins the execution of the first request. A different request with the same key has
+    another id and is started, because the service keeps nothing of the first request except the id of its execution.
 
     Args:
-        sandbox: Sandbox of the execution. It is part of the id, because ids are unique in the whole service and a client must not be able
-            to choose the id of another client's execution.
+        sandbox: Sandbox of the execution. The sandbox is part of the id, because ids are unique in the whole service, and a client must not be
+            able to choose the id of another client's execution.
         key: Key of the client.
         request: Body of the request.
 
@@ -127,7 +127,7 @@ class IdempotencyKey:
         check_key(self.key)
 
     def check(self, earlier_digest: str | None) -> None:
-        """Refuse the request if an earlier request with this key was a different one.
+        """Refuse the request if the earlier request with this key was different.
 
         Args:
             earlier_digest: Digest of the earlier request.

@@ -2,7 +2,7 @@
 
 Invariants:
 - A request over a quota is refused with ``quota_exceeded`` (429) and the fields ``quota``, ``limit``, ``used`` and ``requested``. The
-  field ``retry_after_s`` is set only if waiting can help, so not if the request alone exceeds the whole quota.
+  field ``retry_after_s`` is set only if waiting can help, and not if the request alone exceeds the whole quota.
 - A quota limits what is started. Lowering a quota ends nothing, and a change that needs less of a resource is never refused.
 - Each node checks its own sandboxes: two nodes that share a database each grant the whole quota. Only the executions of a month are
   counted over all nodes.
@@ -23,8 +23,8 @@ RETRY_AFTER_S: Final = 5
 """``retry_after_s`` when another sandbox of the same owner has to end first."""
 
 _LIVE_QUOTAS: Final = (("sandboxes", "sandboxes"), ("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
-"""Field of :class:`Quota` that limits all live sandboxes of an owner together, and its unit for people. All but the first are fields of
-:class:`Limits` too."""
+"""Fields of :class:`Quota` that limit all live sandboxes of an owner together, each with its unit for error messages. All fields except the first are
+fields of :class:`Limits` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Taken:
 
     Args:
         sandboxes: Number of sandboxes.
-        cpus: Cores.
-        memory_bytes: Memory.
-        disk_bytes: Disk space.
+        cpus: Cores of all sandboxes together.
+        memory_bytes: Memory of all sandboxes together.
+        disk_bytes: Disk space of all sandboxes together.
     """
 
     sandboxes: int
@@ -55,7 +55,7 @@ def taken(live: Sequence[Limits]) -> Taken:
 
 
 def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int = 1) -> None:
-    """Refuse sandboxes that do not fit into a quota beside the live sandboxes.
+    """Refuse additional sandboxes that would exceed a quota together with the live sandboxes.
 
     Args:
         quota: Quota of the owner.
@@ -64,7 +64,7 @@ def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int 
         count: Number of additional sandboxes.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     for field, unit in _LIVE_QUOTAS:
         limit = getattr(quota, field)
@@ -88,14 +88,14 @@ def check_update(quota: Quota, before: Limits, after: Limits, timeout_s: float |
     """Refuse an update by which a sandbox would get more than a quota allows. Only resources that grow are checked.
 
     Args:
-        quota: Quota of the caller: an operator may exceed the quota of the sandbox's owner.
+        quota: Quota of the caller, so that an operator may exceed the quota of the sandbox's owner.
         before: Current limits of the sandbox.
         after: Limits after the update.
         timeout_s: New timeout; ``math.inf`` removes the timeout, None leaves it unchanged.
         others: Limits of the owner's other live sandboxes.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     if timeout_s is not None:
         check_lifetime(quota, timeout_s)
@@ -113,10 +113,10 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
 
     Args:
         quota: Quota of the caller.
-        timeout_s: Timeout of the sandbox. None and ``math.inf`` are a sandbox without a timeout.
+        timeout_s: Timeout of the sandbox. None and ``math.inf`` mean no timeout.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     if quota.lifetime_s is None or (timeout_s is not None and timeout_s <= quota.lifetime_s):
         return
@@ -124,8 +124,8 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
     requested = "no timeout" if is_persistent else f"a timeout of {timeout_s:g} s"
     raise quota_exceeded(
         "lifetime_s",
-        f"The request is for {requested}; a sandbox of this key can have at most {quota.lifetime_s:g} s.",
-        f"Pass a timeout of at most {quota.lifetime_s:g} s, and set it again while the sandbox runs.",
+        f"The request has {requested}; the quota of this key is a timeout of at most {quota.lifetime_s:g} s.",
+        f"Pass a timeout of at most {quota.lifetime_s:g} s, and extend the timeout while the sandbox runs.",
         limit=quota.lifetime_s,
         used=0,
         requested=None if is_persistent else timeout_s,
@@ -133,16 +133,16 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
 
 
 def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
-    """Refuse a snapshot that does not fit into a quota beside the existing snapshots.
+    """Refuse a snapshot that would exceed a quota together with the existing snapshots.
 
     Args:
         quota: Quota of the owner.
-        kept: Number of existing snapshots, without the new one.
+        kept: Number of existing snapshots, without the new snapshot.
         kept_bytes: Disk space of the existing snapshots.
-        more_bytes: Disk space of the new snapshot. 0 while its size is unknown: then any free space is enough.
+        more_bytes: Disk space of the new snapshot. 0 if it is unknown: the snapshot is then refused only if the quota is used up.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     _check_count("snapshots", quota.snapshots, kept)
     limit = quota.snapshot_bytes
@@ -162,7 +162,7 @@ def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 
 
 
 def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> None:
-    """Refuse a volume that does not fit into a quota beside the existing volumes.
+    """Refuse a volume that would exceed a quota together with the existing volumes.
 
     Args:
         quota: Quota of the owner.
@@ -171,7 +171,7 @@ def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> 
         more_bytes: Size of the new volume.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     _check_count("volumes", quota.volumes, kept)
     limit = quota.volume_bytes
@@ -195,9 +195,9 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
         warm: Number of warm sandboxes that the pool keeps.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    # A pool of 0 grows when it is missed, and its template snapshot is made in a sandbox of the same limits.
+    # A pool of 0 warm sandboxes grows on demand, and its template snapshot is made in a sandbox with the same limits.
     warm = max(1, warm)
     if quota.sandboxes is not None and warm > quota.sandboxes:
         raise quota_exceeded(
@@ -219,7 +219,7 @@ def check_pools(quota: Quota, kept: int) -> None:
         kept: Number of existing pools.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     _check_count("pools", quota.pools, kept)
 
@@ -232,7 +232,7 @@ def check_upload(quota: Quota, size_bytes: int) -> None:
         size_bytes: Announced size, or the number of bytes that have arrived so far.
 
     Raises:
-        LimitError: ``quota_exceeded``.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
     if quota.upload_bytes is not None and size_bytes > quota.upload_bytes:
         raise quota_exceeded(
@@ -256,7 +256,7 @@ def quota_exceeded(
         hint: Hint of the error.
         limit: Value of the quota.
         used: Part of the quota that is in use.
-        requested: Amount of the request; None if it is unlimited or unknown.
+        requested: Requested amount; None if the amount is unlimited or unknown.
         retry_after_s: Seconds after which the request may fit; None if waiting does not help.
     """
     fields: dict[str, float | str | None] = {"quota": quota, "limit": limit, "used": used, "requested": requested}

@@ -1,15 +1,16 @@
 """Cells: code that runs in a context of a sandbox and keeps its variables there.
 
 Invariants:
-- The guest has the queue: each context runs one cell at a time, in the order of the requests. Waiting does not use the timeout of a cell. Cells
-  that run or wait outlive the service.
-- A cell in the foreground belongs to every client that requested the cell. The cell is interrupted, or aborted while it waits, when the last of
-  these clients has left. No other cell is affected, and the context keeps its variables.
-- A cell whose client chose the id can be requested again: the cell is begun, counted and logged once, and it goes on while it has followers
-  (:mod:`sandlot.core.execution.followers`).
-- No client's leaving affects a cell in the background.
-- A cell that waits or runs keeps its sandbox from being idle.
-- The output collected of a cell is bounded like a process's; results are bounded by size, number and the sandbox's buffer budget.
+- The guest queues the cells: each context runs one cell at a time, in the order of the requests. The timeout of a cell does not include the time
+  in the queue. Cells that run or wait continue when the service stops.
+- A foreground cell belongs to all clients that requested the cell. When the last of these clients has left, a running cell is interrupted, and a
+  waiting cell is aborted. No other cell is affected, and the context keeps its variables.
+- A cell whose id was chosen by its client can be requested again. The cell is started, counted and logged once, and continues while it has
+  followers (:mod:`sandlot.core.execution.followers`).
+- A background cell continues when clients leave.
+- While a cell waits or runs, its sandbox is not idle.
+- The collected output of a cell has the same limits as the output of a process. Results are limited by size, by number and by the buffer budget of
+  the sandbox.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from sandlot.model.specs import CellSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_BACKGROUND: Final = 64
-"""Cells of one sandbox that run or wait in the background: each takes one of the 192 concurrent calls of a link."""
+"""Maximum number of cells of one sandbox that run or wait in the background. Each of them takes one of the 192 concurrent calls of a link."""
 MAX_RECENT: Final = 256
-"""Ids kept of the latest cells of a sandbox: more than a guest remembers cells."""
+"""Number of the latest cells of a sandbox whose ids are kept. A guest remembers fewer cells."""
 
 Event = Output | OutputGap | CellStarted | Display | Cleared | CellError
 
@@ -75,9 +76,9 @@ class OutputPosition:
     """Position up to which a cell was followed.
 
     Args:
-        events: Number of starts, displays, clears and errors.
-        stdout: Byte offset.
-        stderr: Byte offset.
+        events: Number of start, display, clear and error events before the position.
+        stdout: Byte offset in standard output.
+        stderr: Byte offset in standard error.
     """
 
     events: int = 0
@@ -87,7 +88,7 @@ class OutputPosition:
 
 @dataclass(frozen=True, slots=True)
 class CodeExecutionResult:
-    """Status of a cell, and everything collected of the cell up to a position."""
+    """Status of a cell, and the output, results and error that were collected up to a position."""
 
     outcome: CodeExecutionStatus
     stdout: Capture
@@ -103,8 +104,8 @@ class SandboxCodeState:
 
     Attributes:
         background: Cells in the background that the service follows to their end.
-        recent: Cells begun lately, oldest first.
-        guest_knows_more: True if the guest may know cells that this service did not begin: an earlier service did, or the sandbox was hibernated.
+        recent: Ids of the latest cells that the service started, oldest first.
+        guest_knows_more: True if the guest may know cells that are not in ``recent``: an earlier service ran, or the sandbox was hibernated.
     """
 
     __slots__ = ("background", "guest_knows_more", "recent")
@@ -116,18 +117,18 @@ class SandboxCodeState:
 
 
 class CodeExecution:
-    """One cell that a client follows. Iterate the execution, then await :meth:`outcome`; close the execution at the end.
+    """One cell that a client follows. Iterate over the execution, then await :meth:`outcome`; close the execution at the end.
 
     Args:
         sandbox: Sandbox of the cell.
         call: Call that follows the cell in the guest.
-        owned: True if the client requested the cell, so that the cell ends with the last of these clients.
+        owned: True if the client requested the cell. The cell is interrupted when the last client that requested the cell has left.
         followers: Other clients of the cell; None if the cell cannot be joined.
         start: Position from which the cell is followed.
 
     Attributes:
         id: Id of the cell.
-        entry: Entry in the execution log; None if another follower writes the entry, or after the end.
+        entry: Entry in the execution log. None if another follower writes the entry, or after the entry has ended.
         position: Position up to which the cell was followed.
     """
 
@@ -149,11 +150,11 @@ class CodeExecution:
         self.position = start or OutputPosition()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yield the events of the cell until its end. A client that stops iterating stops the cell's output, and so the cell.
+        """Yield the events of the cell until its end. If the client stops iterating, the cell blocks when it writes more output.
 
         Raises:
             SandboxEndedError: The sandbox ended; the error has the reason.
-            NotFoundError: ``context_not_found``, or ``execution_not_found`` if the guest does not remember the cell.
+            NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
         try:
             async for event in self._call:
@@ -175,11 +176,11 @@ class CodeExecution:
             raise contexts.not_found(error) from None
 
     async def outcome(self) -> CodeExecutionStatus:
-        """Return the status at the end of the cell; without ``to_end``, the status now.
+        """Wait for the end of the cell and return its status. If the cell is followed only up to now, return its current status.
 
         Raises:
             SandboxEndedError: The sandbox ended first; the error has the reason.
-            NotFoundError: ``context_not_found`` or ``execution_not_found``.
+            NotFoundError: There is no such context (code ``context_not_found``), or no such cell (code ``execution_not_found``).
         """
         try:
             result = await self._call.result()
@@ -196,7 +197,7 @@ class CodeExecution:
         return CodeExecutionStatus(self.id, result.status, result.execution_count, result.duration_s)
 
     async def read(self) -> None:
-        """Read the cell to its end, for the execution log.
+        """Read all events of the cell to its end, so that the execution log gets the output.
 
         Raises:
             SandlotError: The cell could not be followed to its end.
@@ -206,14 +207,14 @@ class CodeExecution:
         await self.outcome()
 
     async def close(self) -> None:
-        """Stop following. An owned cell that has not ended is interrupted, unless it has other followers. Idempotent."""
+        """Stop following the cell. An owned cell that has not ended is interrupted, unless it has other followers. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if self._followers is not None:
             self._followers.leave()
             if self._attends and not self._over:
-                self._sandbox.spawn(self._attend(self._followers))  # releases the hold
+                self._sandbox.spawn(self._attend(self._followers))  # the task releases the hold
                 return
             if self._attends:
                 self._followers.forget()
@@ -226,12 +227,12 @@ class CodeExecution:
             await self._call.aclose()
 
     async def release(self) -> None:
-        """Stop following without interrupting the cell. Idempotent."""
+        """Stop following the cell without interrupting it. Idempotent."""
         self._over = True
         await self.close()
 
     async def attend(self, first_s: float) -> None:
-        """Read the cell to its end for the clients that may join it, and close the execution.
+        """Read the cell to its end while clients may join, and close the execution. Interrupt the cell if it has no followers for too long.
 
         Args:
             first_s: Seconds until the cell is interrupted if no client joins.
@@ -260,9 +261,9 @@ class CodeExecution:
             await self.read()
 
     async def _interrupt(self) -> None:
-        """Interrupt a cell without clients. The guest ends the kernel of a cell that ignores the interrupt."""
+        """Interrupt a cell that has no clients. The guest ends the kernel of a cell that ignores the interrupt."""
         if self._sandbox.is_hibernated:
-            return  # the hibernation cut the link; the client did not leave
+            return  # the hibernation closed the link; the client has not left
         with suppress(SandlotError):
             async with self._sandbox.connection() as link:
                 await link.kernels.interrupt(execution=self.id)
@@ -270,7 +271,7 @@ class CodeExecution:
 
 
 class CodeService:
-    """Runs cells.
+    """Runs cells in sandboxes.
 
     Args:
         log: Execution log.
@@ -286,22 +287,23 @@ class CodeService:
         self.state: SandboxLocal[SandboxCodeState] = SandboxLocal(SandboxCodeState)
 
     async def run(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecutionResult:
-        """Run a cell to its end and collect its output. Cancelling interrupts the cell, unless another client follows it.
+        """Run a cell to its end and collect its output. Cancelling the call interrupts the cell, unless another client follows the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Facts for the execution log, and an id of the client: a cell that the guest knows under this id is joined and not run again.
+            description: Description for the execution log, with an optional id that the client chose. If the guest knows a cell with this id, the
+                call joins this cell and starts no other cell.
 
         Raises:
-            NotFoundError: ``context_not_found``.
-            LimitError: ``quota_exceeded``.
-            SandlotError: The cell could not be begun, or the sandbox ended.
+            NotFoundError: The sandbox has no such context (code ``context_not_found``).
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
+            SandlotError: The cell could not be started, or the sandbox ended.
         """
         execution = await self.start(sandbox, cell, description)
         output, loop = OutputCollector(sandbox.buffers), asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(None) as guard:  # if the guest does not enforce the cell's timeout
+            async with asyncio.timeout(None) as guard:  # applies if the guest does not enforce the cell's timeout
                 async for event in execution:
                     output.add(event)
                     if isinstance(event, CellStarted) and cell.timeout_s is not None:
@@ -309,9 +311,9 @@ class CodeService:
             return _result(await execution.outcome(), execution.position, output)
         except TimeoutError:
             raise TimeoutExceededError(
-                f"Sandbox {sandbox.id} did not end a cell {GRACE_S:g} s after its timeout.",
+                f"A cell in sandbox {sandbox.id} had not ended {GRACE_S:g} s after its timeout.",
                 code=ErrorCode.TIMEOUT,
-                hint="Kill the sandbox and create a new one: a process inside may keep it from responding.",
+                hint="Kill the sandbox and create a new one. A process inside may keep the sandbox from responding.",
                 fields={"sandbox": sandbox.id},
             ) from None
         finally:
@@ -319,17 +321,18 @@ class CodeService:
             await execution.close()
 
     async def start(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> CodeExecution:
-        """Run a cell in the foreground, and follow it.
+        """Start a cell in the foreground, and follow the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Facts for the execution log, and an id of the client: a cell that the guest knows under this id is joined and not run again.
+            description: Description for the execution log, with an optional id that the client chose. If the guest knows a cell with this id, the
+                call joins this cell and starts no other cell.
 
         Raises:
-            NotFoundError: ``context_not_found``.
-            LimitError: ``quota_exceeded``.
-            SandlotError: The cell could not be begun, or the sandbox has ended.
+            NotFoundError: The sandbox has no such context (code ``context_not_found``).
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
+            SandlotError: The cell could not be started, or the sandbox has ended.
         """
         confirm = cell.context is not None and cell.context not in contexts.CONFIRMED.of(sandbox)
         id_ = description.id
@@ -337,24 +340,25 @@ class CodeService:
             return await self._submit(sandbox, cell, new_process_id(), description, confirm=confirm)
         state = self.state.of(sandbox)
         async with join(sandbox, id_) as followers:
-            # The guest is asked only if it may know the id: a round trip is long for a new cell.
+            # Ask the guest for the cell only if the guest may know the id: the round trip would delay the start of a new cell.
             if (id_ in state.recent or state.guest_knows_more) and await _is_known(sandbox, id_):
                 async with sandbox.connection() as link:
                     return CodeExecution(sandbox, await link.kernels.attach(id_), owned=True, followers=followers)
             return await self._submit(sandbox, cell, id_, description, confirm=confirm, followers=followers)
 
     async def launch(self, sandbox: Sandbox, cell: CellSpec, description: ExecutionDescription = NATIVE) -> ProcessId:
-        """Run a cell in the background. Return its id once the guest has accepted the cell.
+        """Start a cell in the background. Return the id of the cell once the guest has accepted the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             cell: Code to run.
-            description: Facts for the execution log, and an id of the client: a cell that the guest knows under this id is not run again.
+            description: Description for the execution log, with an optional id that the client chose. If the guest knows a cell with this id, the
+                call returns the id and starts no other cell.
 
         Raises:
-            NotFoundError: ``context_not_found``.
-            LimitError: ``limit_exceeded``: too many cells run or wait in the background; ``quota_exceeded``.
-            SandlotError: The cell could not be begun, or the sandbox has ended.
+            NotFoundError: The sandbox has no such context (code ``context_not_found``).
+            LimitError: Too many cells run or wait in the background (code ``limit_exceeded``), or the quota is used up (code ``quota_exceeded``).
+            SandlotError: The cell could not be started, or the sandbox has ended.
         """
         state, id_ = self.state.of(sandbox), description.id
         background = state.background
@@ -364,7 +368,7 @@ class CodeService:
             raise LimitError(
                 f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
                 code=ErrorCode.LIMIT_EXCEEDED,
-                hint="Wait until some have ended, or interrupt them.",
+                hint="Wait until some of these executions have ended, or interrupt some of them.",
                 fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )
         chosen = id_ or new_process_id()
@@ -378,10 +382,10 @@ class CodeService:
         return chosen
 
     async def check_known(self, sandbox: Sandbox, execution: str) -> None:
-        """Refuse the id of a cell that the guest does not remember.
+        """Check that the guest knows a cell.
 
         Raises:
-            NotFoundError: ``execution_not_found``.
+            NotFoundError: The guest does not know the cell (code ``execution_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
@@ -397,18 +401,18 @@ class CodeService:
         stderr_from: int | None = 0,
         to_end: bool = True,
     ) -> CodeExecution:
-        """Follow a cell that was begun before and may have ended. Closing the execution does not interrupt the cell.
+        """Follow a cell that was started earlier and may have ended. Closing the execution does not interrupt the cell.
 
         Args:
             sandbox: Sandbox of the cell.
             execution: Id of the cell.
-            events_from: Number of starts, displays, clears and errors that the client has seen.
-            stdout_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
-            stderr_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
-            to_end: Follow the cell to its end. Otherwise follow what exists now; the status is ``running`` if the cell has not ended.
+            events_from: Number of start, display, clear and error events that the client has already.
+            stdout_from: Byte offset at which standard output begins; None is the oldest byte that the guest keeps.
+            stderr_from: Byte offset at which standard error begins; None is the oldest byte that the guest keeps.
+            to_end: True follows the cell to its end. False yields only existing events; the status is ``running`` if the cell has not ended.
 
         Raises:
-            NotFoundError: ``execution_not_found``, on iteration.
+            NotFoundError: The guest does not know the cell (code ``execution_not_found``). Raised by the iteration.
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
@@ -428,21 +432,21 @@ class CodeService:
         stderr_from: int | None = None,
         wait_s: float | None = 0,
     ) -> CodeExecutionResult:
-        """Collect what a cell has produced so far, from a position on.
+        """Collect the output and the results of a cell from a position on.
 
         Args:
             sandbox: Sandbox of the cell.
             execution: Id of the cell.
-            events_from: Number of starts, displays, clears and errors that the client has seen.
-            stdout_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
-            stderr_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
+            events_from: Number of start, display, clear and error events that the client has already.
+            stdout_from: Byte offset at which standard output begins; None is the oldest byte that the guest keeps.
+            stderr_from: Byte offset at which standard error begins; None is the oldest byte that the guest keeps.
             wait_s: Seconds to wait for the end of the cell; None waits until the end, 0 does not wait.
 
         Returns:
-            Collected output and results; the status is ``running`` if the cell has not ended.
+            The collected output and results; their status is ``running`` if the cell has not ended.
 
         Raises:
-            NotFoundError: ``execution_not_found``.
+            NotFoundError: The guest does not know the cell (code ``execution_not_found``).
             SandboxEndedError: The sandbox ended.
         """
         output = OutputCollector(sandbox.buffers)
@@ -473,7 +477,7 @@ class CodeService:
         """Interrupt a cell as Ctrl-C would, or abort a waiting cell. Return False if the cell had ended.
 
         Raises:
-            NotFoundError: ``execution_not_found``.
+            NotFoundError: The guest does not know the cell (code ``execution_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         async with contexts.reaching(sandbox) as link:
@@ -489,8 +493,8 @@ class CodeService:
         confirm: bool,
         followers: ExecutionFollowers | None = None,
     ) -> CodeExecution:
-        """Send a cell to the guest, count and log it; with ``confirm`` wait until the guest has accepted the cell."""
-        with self._usage.count(sandbox.owner):  # not counted if the cell cannot be begun
+        """Send a cell to the guest, and count and log the cell. If ``confirm`` is True, wait until the guest has accepted the cell."""
+        with self._usage.count(sandbox.owner):  # a cell that cannot be started is not counted
             async with sandbox.connection() as link:
                 call = await link.kernels.execute(
                     cell.code,
@@ -516,7 +520,7 @@ class CodeService:
         return execution
 
     async def _read_in_background(self, execution: CodeExecution, background: set[ProcessId]) -> None:
-        """Follow a cell in the background for the log; the execution keeps the sandbox from being idle."""
+        """Follow a background cell to its end, so that the log gets its output. The sandbox is not idle until then."""
         try:
             with suppress(SandlotError):
                 await execution.read()
@@ -535,7 +539,7 @@ async def _is_known(sandbox: Sandbox, id_: ProcessId) -> bool:
 
 
 async def find_cell(link: Link, id_: ProcessId) -> None:
-    """Ask the guest for a cell.
+    """Check that the guest knows a cell.
 
     Raises:
         NotFoundError: The guest does not know the cell.
@@ -548,17 +552,17 @@ async def find_cell(link: Link, id_: ProcessId) -> None:
 
 
 async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None:
-    """Wait until the guest has accepted a cell, by a second request on the same link: the guest handles requests in order.
+    """Wait until the guest has accepted a cell: send a second request on the same link, because the guest handles requests in order.
 
     Raises:
-        NotFoundError: ``context_not_found``. The execution is closed after this and every other error.
+        NotFoundError: The context does not exist (code ``context_not_found``). The execution is closed after this and every other error.
         SandlotError: The guest refused the cell.
     """
     try:
         try:
             await find_cell(link, call.id)
         except NotFoundError:
-            await call.result()  # raises the guest's reason
+            await call.result()  # raises the error with which the guest refused the cell
             raise
     except BaseException as error:
         await execution.close()

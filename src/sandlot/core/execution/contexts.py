@@ -1,7 +1,7 @@
-"""Contexts: kernels with state, several in a sandbox, each of one language.
+"""Contexts: kernels that keep their state between cells. A sandbox can have several contexts, each of one language.
 
 The guest owns the contexts; the service keeps none of their state. The default context of a language starts at its first use. After its removal
-it starts again at its next use. All other contexts are created by a client, and the service chooses their ids.
+the context starts again at its next use. Clients create all other contexts, and the service chooses the ids of these contexts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandlot.model.ids import new_context_id
 from sandlot.model.specs import check_context_id, check_env, check_path, context_language, context_not_found
 
 CONFIRMED: Final[SandboxLocal[set[str]]] = SandboxLocal(lambda _: set())
-"""Ids of the contexts of a sandbox that certainly exist: created or found by this service, and not removed."""
+"""Ids of contexts that are known to exist in a sandbox: this service created or found them, and did not remove them."""
 
 _ABSENT: Final = {ErrorCode.NOT_FOUND: ErrorCode.CONTEXT_NOT_FOUND, ErrorCode.PROCESS_NOT_FOUND: ErrorCode.EXECUTION_NOT_FOUND}
 
@@ -35,7 +35,7 @@ class Context:
         cwd: Working directory in which the kernel started.
         state: ``starting``, ``idle``, ``busy``, or ``stopped`` if the kernel starts with the next cell.
         execution_count: Number of cells that have run.
-        pid: Process of the kernel inside the sandbox; None if no kernel runs.
+        pid: Process number of the kernel inside the sandbox; None if no kernel runs.
     """
 
     id: str
@@ -47,22 +47,22 @@ class Context:
 
 
 def id_from(name: str) -> str:
-    """Return the id of a context for at least 16 hexadecimal digits of the caller's choice."""
+    """Return the context id that consists of ``ctx-`` and the first 16 characters of ``name``, a string of at least 16 hexadecimal digits."""
     return f"ctx-{name[:16]}"
 
 
 def not_found(error: NotFoundError) -> NotFoundError:
-    """Return a guest's error for a missing context or execution with the code of the API. Other errors are returned unchanged."""
+    """Give a guest's error about a missing context or execution the error code of the API. Other errors are returned unchanged."""
     code = _ABSENT.get(error.code)
     return error if code is None else NotFoundError(error.message, code=code, hint=error.hint)
 
 
 @asynccontextmanager
 async def reaching(sandbox: Sandbox) -> AsyncIterator[Link]:
-    """Provide the link for one call about a context or an execution.
+    """Provide the link to the guest for one call about a context or an execution.
 
     Raises:
-        NotFoundError: ``context_not_found`` or ``execution_not_found``.
+        NotFoundError: The context (code ``context_not_found``) or the execution (code ``execution_not_found``) does not exist.
         SandboxEndedError: The sandbox has ended.
     """
     try:
@@ -72,7 +72,7 @@ async def reaching(sandbox: Sandbox) -> AsyncIterator[Link]:
         raise not_found(error) from None
 
 
-async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None, id: str | None = None) -> Context:  # noqa: A002 - the word
+async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None, id: str | None = None) -> Context:  # noqa: A002 - name in the API
     """Create a context and start its kernel.
 
     Args:
@@ -80,12 +80,13 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
         language: A key of ``CONTEXT_LANGUAGES``.
         cwd: Absolute path of the working directory; None is the workspace.
         env: Variables added to the environment of the sandbox.
-        id: Id chosen by the caller; an existing context of this id is returned unchanged. Without an id, a cancelled call leaves no context.
+        id: Id that the caller chose; an existing context with this id is returned unchanged. None chooses an id, and a cancelled call then leaves
+            no context.
 
     Raises:
         InvalidRequestError: The language or the path is not valid.
-        NotFoundError: ``path_not_found``.
-        LimitError: ``limit_exceeded``: the sandbox has too many contexts.
+        NotFoundError: The working directory does not exist (code ``path_not_found``).
+        LimitError: The sandbox has too many contexts (code ``limit_exceeded``).
         UnsupportedError: The image has no program that runs the language.
         SandboxEndedError: The sandbox has ended.
     """
@@ -105,7 +106,7 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
 
 
 async def listing(sandbox: Sandbox) -> list[Context]:
-    """Return all contexts; a default context is listed from its first use on."""
+    """Return all contexts of a sandbox. A default context is included from its first use on."""
     async with sandbox.connection() as link:
         return [_context(info) for info in await link.kernels.list()]
 
@@ -114,7 +115,7 @@ async def get(sandbox: Sandbox, id_: str) -> Context:
     """Return one context.
 
     Raises:
-        NotFoundError: ``context_not_found``.
+        NotFoundError: The sandbox has no such context (code ``context_not_found``).
         SandboxEndedError: The sandbox has ended.
     """
     check_context_id(id_)
@@ -125,10 +126,10 @@ async def get(sandbox: Sandbox, id_: str) -> Context:
 
 
 async def remove(sandbox: Sandbox, id_: str) -> None:
-    """End a context: its running cell is killed and its waiting cells are aborted. A default context starts again at its next use.
+    """End a context: its running cell is killed, and its waiting cells are aborted. A default context starts again at its next use.
 
     Raises:
-        NotFoundError: ``context_not_found``.
+        NotFoundError: The sandbox has no such context (code ``context_not_found``).
         SandboxEndedError: The sandbox has ended.
     """
     CONFIRMED.of(sandbox).discard(id_)
@@ -137,10 +138,10 @@ async def remove(sandbox: Sandbox, id_: str) -> None:
 
 
 async def restart(sandbox: Sandbox, id_: str) -> None:
-    """End the kernel of a context: its running cell is killed and its waiting cells are aborted. The next cell finds a new kernel without variables.
+    """End the kernel of a context: its running cell is killed, and its waiting cells are aborted. The next cell gets a new kernel without variables.
 
     Raises:
-        NotFoundError: ``context_not_found``.
+        NotFoundError: The sandbox has no such context (code ``context_not_found``).
         SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:
@@ -151,7 +152,7 @@ async def interrupt(sandbox: Sandbox, id_: str) -> bool:
     """Interrupt the running cell of a context, as Ctrl-C would. Return False if no cell was running.
 
     Raises:
-        NotFoundError: ``context_not_found``.
+        NotFoundError: The sandbox has no such context (code ``context_not_found``).
         SandboxEndedError: The sandbox has ended.
     """
     async with reaching(sandbox) as link:

@@ -1,10 +1,10 @@
-"""Clients that follow one execution: a cell in the foreground or an install that can be requested again under its id.
+"""Clients that follow one execution: a foreground cell or an install that clients can request again with the same id.
 
 Invariants:
-- The first client starts the execution. Clients that request the same id meanwhile wait for the start and join.
-- The execution is stopped when it has had no follower for :data:`AWAY_S`, and not before: a broken connection stops nothing.
+- The first client starts the execution. Clients that request the same id during the start wait for its end, and then join the execution.
+- The execution is stopped once it has had no follower for :data:`AWAY_S` seconds. A client whose connection broke can reconnect until then.
 - Clients that only read the execution count as followers.
-- One follower attends the execution: it reads the execution to its end for the execution log, also after its own client has left.
+- One follower attends the execution: this follower reads the execution to its end for the execution log, even after its own client has left.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.ids import ProcessId
 
 AWAY_S: Final = 3.0
-"""Time without followers after which an execution is stopped. A client whose connection broke tries again sooner (``sdk/retries.py``)."""
+"""Seconds without followers after which an execution is stopped. A client whose connection broke reconnects sooner (``sdk/retries.py``)."""
 
 
 class ExecutionFollowers:
     """Followers of one execution.
 
     Args:
-        executions: Executions of the sandbox that can be joined; this one is among them until :meth:`forget`.
+        executions: Executions of the sandbox that clients can join. :meth:`forget` removes this execution from them.
         id_: Id of the execution.
 
     Attributes:
-        count: Number of followers, clients that wait for the start included.
+        count: Number of followers, including clients that wait for the start.
         is_attended: True once a follower attends the execution.
-        start_lock: Held by the client that attaches to the execution or starts it.
+        start_lock: Lock that a client holds while it attaches to the execution or starts the execution.
     """
 
     __slots__ = ("_absent", "_executions", "_id", "_present", "count", "is_attended", "start_lock")
@@ -49,7 +49,7 @@ class ExecutionFollowers:
         """Count one more follower, and return True if this follower attends the execution.
 
         Args:
-            attend: Attend the execution unless another follower does.
+            attend: True attends the execution, unless another follower attends it already.
         """
         self.count += 1
         self._present.set()
@@ -66,16 +66,16 @@ class ExecutionFollowers:
             self._present.clear()
 
     def forget(self) -> None:
-        """Let no client join the execution any more. Idempotent."""
+        """Remove the execution from the executions that clients can join. Idempotent."""
         if self._executions.get(self._id) is self:
             del self._executions[self._id]
 
     async def wait_absent(self, for_s: float, first_s: float | None = None) -> None:
-        """Wait until the execution has had no follower for some time.
+        """Wait until the execution has had no follower for ``for_s`` seconds.
 
         Args:
             for_s: Seconds without a follower.
-            first_s: Seconds of the first absence; None is ``for_s``.
+            first_s: Seconds that the first period without a follower may last instead; None is ``for_s``.
         """
         longest_s = for_s if first_s is None else first_s
         while True:
@@ -88,11 +88,11 @@ class ExecutionFollowers:
             longest_s = for_s
 
     async def attend(self, reading: Coroutine[Any, Any, None], first_s: float | None = None) -> bool:
-        """Read an execution as long as it has followers. Return True if it was read to its end.
+        """Read an execution as long as it has followers. Return True if the execution was read to its end.
 
         Args:
-            reading: Reads the execution to its end; cancelled when no follower is left.
-            first_s: Seconds that the first absence of all followers may last; None is :data:`AWAY_S`.
+            reading: Coroutine that reads the execution to its end. It is cancelled if the execution has had no follower for too long.
+            first_s: Seconds that the first period without a follower may last; None is :data:`AWAY_S`.
         """
         read = asyncio.create_task(reading)
         absent = asyncio.create_task(self.wait_absent(AWAY_S, first_s))
@@ -109,7 +109,7 @@ FOLLOWED: Final[SandboxLocal[dict[ProcessId, ExecutionFollowers]]] = SandboxLoca
 
 
 def expect(sandbox: Sandbox, id_: ProcessId) -> ExecutionFollowers:
-    """Let clients join an execution, and return its followers."""
+    """Let clients join an execution from now on, and return the followers of the execution."""
     executions = FOLLOWED.of(sandbox)
     if id_ not in executions:
         executions[id_] = ExecutionFollowers(executions, id_)
@@ -118,7 +118,7 @@ def expect(sandbox: Sandbox, id_: ProcessId) -> ExecutionFollowers:
 
 @asynccontextmanager
 async def join(sandbox: Sandbox, id_: ProcessId) -> AsyncIterator[ExecutionFollowers]:
-    """Provide the followers of an execution, one client at a time: the body attaches to the execution, or starts it."""
+    """Provide the followers of an execution to one client at a time. The body attaches to the execution, or starts the execution."""
     followers = expect(sandbox, id_)
     followers.enter()
     try:

@@ -1,13 +1,13 @@
-"""Programs of Sandlot that run inside a sandbox to walk, pack or watch its files (``guest/helpers/``).
+"""Helper programs of Sandlot that run inside a sandbox to walk, pack or watch the files of the sandbox (``guest/helpers/``).
 
-Helpers run on the guest's own interpreter, whatever the image contains, as ordinary processes of the requested user: they may do what this user may,
-and count against the memory, time and processes of the sandbox.
+Helpers run on the guest's own Python interpreter, so the root filesystem image needs none. Helpers are ordinary processes of the requested user: they
+have the permissions of this user, and count against the limits of the sandbox.
 
 Invariants:
 - Helpers are not executions: they are not listed, not logged, and forgotten by the guest once they have ended.
-- Closing a helper ends the program: its input ends, it gets SIGTERM so that it cleans up, then SIGKILL. In a suspended sandbox this happens after
-  the resume.
-- The output of a helper is a guest's: messages are bounded and checked, and an error has one of the codes that a guest may send.
+- Closing a helper ends the program: its input is closed, then the program gets SIGTERM to clean up, then SIGKILL. A suspended sandbox is not
+  resumed for this; the program is ended after the next resume.
+- The output of a helper is not trusted: messages are checked and limited in size, and an error has one of the codes that a guest may send.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values
 
 MESSAGE_BYTES: Final = 1024 * 1024
-"""Longest message of a helper."""
+"""Maximum size of a message from a helper, in bytes."""
 LEAVE_S: Final = 2.0
-"""Time that a closed helper has to clean up between SIGTERM and SIGKILL."""
+"""Seconds that a closed helper has to clean up between SIGTERM and SIGKILL."""
 
 _ENV: Final[Mapping[str, str]] = {"LD_PRELOAD": "", "LD_AUDIT": "", "LD_DEBUG": "", "MALLOC_PERTURB_": ""}
-"""Variables of the dynamic loader (ld.so(8)) that the sandbox's environment may set, and that helpers must not use."""
+"""Environment of helpers. It clears variables of libc and the dynamic loader (ld.so(8)) that the environment of the sandbox may set."""
 _HINT_CHARS: Final = 1000
 _MARK: Final = "\0"
 _PREFIX: Final = program_argv(_MARK)
@@ -45,18 +45,18 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def is_helper(argv: Sequence[str]) -> bool:
-    """Return True if a command that a guest lists is a helper."""
+    """Return True if the command line of a process in a sandbox is the command line of a helper."""
     return len(argv) == len(_PREFIX) and tuple(argv[:-1]) == _PREFIX[:-1] and argv[-1].startswith(_START)
 
 
 class GuestHelper:
-    """One running helper. Iteration yields its bytes and messages, and raises its error; the result is kept for :meth:`result`.
+    """One running helper. Iterating yields the helper's bytes and messages, and raises its error. :meth:`result` returns its result.
 
     Args:
         sandbox: Sandbox of the helper.
         call: Call that follows the helper in the guest.
-        name: Name of the program.
-        holds: Keep the sandbox from being idle while the helper runs.
+        name: Name of the helper.
+        holds: True keeps the sandbox from being idle while the helper runs.
     """
 
     __slots__ = ("_call", "_closed", "_hold", "_messages", "_name", "_over", "_received", "_sandbox", "_verdict")
@@ -76,7 +76,7 @@ class GuestHelper:
         return self
 
     async def __anext__(self) -> bytes | Mapping[str, Any]:
-        """Return the next bytes or message.
+        """Return the next bytes or the next message of the helper.
 
         Raises:
             SandlotError: The helper failed, or the sandbox ended.
@@ -99,7 +99,7 @@ class GuestHelper:
         return self._received.pop(0)
 
     async def result(self) -> Mapping[str, Any]:
-        """Wait for the end of the helper and return its result. Bytes and messages until then are dropped.
+        """Wait for the end of the helper and return its result. Bytes and messages that were not read before are dropped.
 
         Raises:
             SandlotError: The helper failed, or the sandbox ended.
@@ -128,22 +128,22 @@ class GuestHelper:
             raise await self._sandbox.explain(error) from None
 
     async def feed(self, chunks: AsyncIterable[bytes]) -> Mapping[str, Any]:
-        """Send a stream as the program's whole input, return the program's result, and close the program.
+        """Send a stream as the whole input of the helper, return the helper's result, and close the helper.
 
-        The program may end before it has read everything. Its own error or result counts then, and the rest is not sent.
+        If the helper ends before it has read the whole input, the rest is not sent.
 
         Args:
-            chunks: The input, read as fast as the program reads it.
+            chunks: The input. It is read as fast as the helper reads it.
 
         Raises:
-            SandlotError: The program's error, or the sandbox has ended. Exceptions of ``chunks`` are passed on.
+            SandlotError: The helper failed, or the sandbox has ended. Exceptions of ``chunks`` are passed on.
         """
         feeding = asyncio.ensure_future(self._send_all(chunks))
         ending = asyncio.ensure_future(self.result())
         try:
             await asyncio.wait({feeding, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
-                with suppress(ConflictError):  # the program ended between two chunks; its result says why
+                with suppress(ConflictError):  # the helper ended between two chunks; its result has the reason
                     feeding.result()
             return await ending
         finally:
@@ -159,7 +159,7 @@ class GuestHelper:
             self._call.close_stdin()
 
     def close(self) -> None:
-        """End the helper in a task, without waiting. Idempotent."""
+        """End the helper in the background. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -220,22 +220,22 @@ class GuestHelper:
 
     def _broken(self) -> SandlotError:
         return ConflictError(
-            f"Sandlot's helper `{self._name}` in sandbox {self._sandbox.id} ended before it was done.",
+            f"Sandlot's helper `{self._name}` in sandbox {self._sandbox.id} ended before it had finished.",
             code=ErrorCode.CONFLICT,
-            hint="Retry: a process in the sandbox ended the helper, or the sandbox ran short of memory.",
+            hint="Retry. A process in the sandbox may have killed the helper, or the sandbox may have run out of memory.",
             fields={"sandbox": self._sandbox.id},
         )
 
 
 async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True) -> GuestHelper:
-    """Start a helper and send its request. Close the helper at the end.
+    """Start a helper and send its request. The caller closes the helper at the end.
 
     Args:
         sandbox: Sandbox of the helper.
         name: Name of a module of ``guest/helpers/``.
         request: First message to the helper.
         user: User that the helper runs as.
-        holds: Keep the sandbox from being idle while the helper runs.
+        holds: True keeps the sandbox from being idle while the helper runs.
 
     Raises:
         SandlotError: The helper could not be started, or the sandbox has ended.
@@ -257,7 +257,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
 
 
 async def end_leftovers(sandbox: Sandbox) -> int:
-    """End the helpers of an earlier service, whose results are lost. Return their number.
+    """End the helpers that an earlier service started, and return their number. The results of these helpers are lost.
 
     Raises:
         SandboxEndedError: The sandbox has ended.
@@ -279,9 +279,12 @@ async def _kill(sandbox: Sandbox, process: ProcessId, after_s: float = 0.0) -> N
 
 
 def _error(verdict: Mapping[str, Any]) -> SandlotError:
-    """Return the error that a helper reported, with a bounded text and a code that a guest may send."""
+    """Return the error that a helper reported. Its texts are limited in length, and its code is one that a guest may send."""
     code, message, hint = (verdict.get(name) for name in ("error", "message", "hint"))
     if code not in schema.RESET_CODES or not isinstance(message, str) or not isinstance(hint, str):
-        _log.error("program.defect", said=str(message)[:_HINT_CHARS])
-        return InternalError("A helper of Sandlot in the sandbox failed.", hint="Report the lines of the service's log about `program.defect`.")
+        _log.error("program.internal_error", message=str(message)[:_HINT_CHARS])
+        return InternalError(
+            "Internal error in a helper of Sandlot in the sandbox.",
+            hint="Report the lines of the service's log that contain `program.internal_error`.",
+        )
     return from_code(code, message[: schema.LIMITS["text"]], hint=hint[:_HINT_CHARS])

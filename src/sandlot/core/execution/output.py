@@ -1,6 +1,7 @@
 """Results of processes and cells: bounded output, results of cells, and exit codes.
 
-Invariant: collected output is reserved in the sandbox's buffer budget until the response is built. Output without room is counted as omitted.
+Invariant: The memory of collected output is reserved in the sandbox's buffer budget until the response is built. Output for which no memory is left
+is counted as omitted.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from sandlot.model.specs import MIB
 from sandlot.protocol.schema import STDERR, STDOUT
 
 COPIES: Final = 3
-"""Copies of collected output that exist while a response is built: bytes, text and JSON. Control characters take six bytes of JSON each, so output
-of nothing else takes more than was reserved, for as long as it is encoded."""
+"""Copies of collected output that exist while a response is built: bytes, text and JSON. A control character takes six bytes of JSON. Output that
+consists of control characters therefore takes more memory than was reserved, while it is encoded."""
 MAX_RESULTS: Final = 1000
-"""Results kept of one cell; further results are counted as omitted."""
+"""Maximum number of results that are kept of one cell; further results are counted as omitted."""
 MAX_RESULT_BYTES: Final = 32 * MIB
-"""Memory of the results kept of one cell."""
+"""Maximum memory of the results that are kept of one cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """End of a process.
+    """Outcome of a process that has ended.
 
     Args:
         process: Id of the process.
@@ -35,8 +36,8 @@ class ProcessOutcome:
         signal: Number of the signal that ended the process; None if the process exited.
         reason: ``exited``, ``signalled``, ``timeout``, ``pids`` or ``oom``.
         duration_s: Seconds from start to end, measured by the guest.
-        cpu_s: Processor time of the process and of the children that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of one of these processes; None if unknown.
+        cpu_s: Processor seconds of the process and of the child processes that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of the process or of one of these child processes; None if unknown.
     """
 
     process: ProcessId
@@ -50,7 +51,7 @@ class ProcessOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """End and output of a process that was run to its end."""
+    """Outcome and output of a process that was run to its end."""
 
     outcome: ProcessOutcome
     stdout: Capture
@@ -58,7 +59,7 @@ class CommandResult:
 
 
 def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome:
-    """Return the end of a process from the result that the guest sent."""
+    """Return the outcome of a process from the result that the guest sent."""
     return ProcessOutcome(
         process=process,
         exit_code=exit_code(result.exit_code, result.signal),
@@ -78,7 +79,7 @@ def exit_code(code: int | None, signal: int | None) -> int:
 class OutputCollector:
     """Collects the output of a process or a cell, as far as memory is available, and the results of a cell. Close the collector at the end.
 
-    A display that was updated is kept once, in its last form. Displays that the cell cleared are not kept; output is.
+    An updated display is kept once, in its last form. Displays that the cell cleared are dropped; output is never dropped.
 
     Args:
         buffers: Budget of the memory.
@@ -89,7 +90,7 @@ class OutputCollector:
         captures: Channel -> collected output.
         displays: Kept results of a cell.
         omitted: Number of results that were not kept.
-        error: Exception that ended the cell; None if there was none.
+        error: Exception that ended the cell; None if no exception did.
     """
 
     __slots__ = ("_buffers", "_clears", "_displays_bytes", "_taken_bytes", "captures", "displays", "error", "omitted")
@@ -105,7 +106,7 @@ class OutputCollector:
         self.error: CellError | None = None
 
     def add(self, event: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> None:
-        """Collect the next event of the execution. Output and results without room are counted as omitted."""
+        """Collect the next event of the execution. Output and results for which no memory is left are counted as omitted."""
         if isinstance(event, Output | OutputGap):
             self._add_output(event)
         elif isinstance(event, Display):
@@ -118,7 +119,7 @@ class OutputCollector:
             self.error = event
 
     def close(self) -> None:
-        """Release the memory: the response holds the output now. Idempotent."""
+        """Release the reserved memory once the response is built. Idempotent."""
         self._buffers.give(self._taken_bytes)
         self._taken_bytes = 0
 
@@ -137,7 +138,7 @@ class OutputCollector:
             self._clears = False
             self._clear()
         known = [number for number, shown in enumerate(self.displays) if display.update and shown.display_id == display.display_id]
-        # An update needs memory only for what it adds, so the frames of an animation need no more than one frame.
+        # An update replaces the display and needs memory only for the difference, so an animation needs the memory of one frame.
         more_bytes = max(1, len(known)) * value_bytes(display) - sum(value_bytes(self.displays[number]) for number in known)
         is_full = self._displays_bytes + more_bytes > MAX_RESULT_BYTES or (not known and len(self.displays) >= MAX_RESULTS)
         if is_full or not self._buffers.try_take(COPIES * more_bytes):
@@ -158,7 +159,7 @@ class OutputCollector:
 
 
 def value_bytes(value: object) -> int:
-    """Return about how many bytes of memory a result of a cell takes, or a value in its metadata."""
+    """Return the approximate memory, in bytes, of a result of a cell or of a value in the result's metadata."""
     if isinstance(value, Display):
         return value_bytes((value.data, value.metadata))
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Access of guests to the package indexes.
+"""Access of sandboxes to the package indexes.
 
-A sandbox of network ``packages`` may read the indexes at any time. A sandbox of network ``none`` may read them only while an install runs
-whose key allows installs. Access is checked for each request of the guest, so the end of the install ends the access.
+A sandbox with network ``packages`` may read the indexes at any time. A sandbox with network ``none`` may read the indexes only while an install of a
+client runs, and only if the quota of the client's key allows installs. Each request of the guest is checked, so the access ends with the install.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandlot.protocol import schema
 
 
 class _Installs:
-    """Installs of one sandbox that have access; a new one is created at zero."""
+    """Number of installs of one sandbox that have access to the package indexes."""
 
     __slots__ = ("count",)
 
@@ -53,15 +53,15 @@ class PackageAccess:
         return sandbox.spec.network is Network.PACKAGES or (installs is not None and installs.count > 0)
 
     def installs(self, sandbox: Sandbox) -> int:
-        """Return the number of installs of a sandbox that have access."""
+        """Return the number of installs of a sandbox that have access to the package indexes."""
         installs = self._installs.get(sandbox)
         return 0 if installs is None else installs.count
 
     def open(self, sandbox: Sandbox) -> None:
-        """Let an install of a sandbox read the indexes, until :meth:`close`."""
+        """Give an install of a sandbox access to the package indexes, until :meth:`close` is called."""
         self._installs.of(sandbox).count += 1
 
     def close(self, sandbox: Sandbox) -> None:
-        """End the access of one install."""
+        """End the access that :meth:`open` gave to one install of a sandbox."""
         if (installs := self._installs.get(sandbox)) is not None:
             installs.count -= 1

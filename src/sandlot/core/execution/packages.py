@@ -1,11 +1,12 @@
 """Installs of packages in a sandbox.
 
 Invariants:
-- An install is an execution like any other: counted, logged and ended when its client leaves. It is ended by SIGTERM first, so that the package
-  manager can clean up. A failed install is a result with the output of the package manager.
-- An install whose client chose the id can be requested again, and goes on while it has followers (:mod:`sandlot.core.execution.followers`).
-- An install has access to the package indexes while it runs, if the quota of its key allows installs. An install that goes on under the next service
-  keeps the access (:mod:`sandlot.core.execution.unattended`).
+- An install is an execution like any other: it is counted and logged, and ended when its client leaves. The package manager gets SIGTERM first, so
+  that it can clean up. A failed install is no error: its result has the output of the package manager.
+- An install whose id was chosen by its client can be requested again, and continues while it has followers
+  (:mod:`sandlot.core.execution.followers`).
+- An install has access to the package indexes while it runs, if the quota of its key allows installs. An install that continues after a restart of
+  the service keeps the access (:mod:`sandlot.core.execution.unattended`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sandlot.model.ids import ProcessId
 from sandlot.model.records import FOREGROUND, INSTALL
 
 GRACE_S: Final = 10.0
-"""Time that a package manager without clients has to clean up between SIGTERM and SIGKILL."""
+"""Seconds that a package manager without clients has to clean up between SIGTERM and SIGKILL."""
 
 
 class Install:
@@ -37,7 +38,7 @@ class Install:
     Args:
         sandbox: Sandbox of the install.
         run: Process of the package manager.
-        access: Access that was opened for this install, and is closed at its end. None if none was opened.
+        access: Package access that was opened for this install and is closed at its end. None if no access was opened.
         followers: Other clients of the install; None if the install cannot be joined.
     """
 
@@ -54,7 +55,7 @@ class Install:
         self._attends = followers is None or followers.enter(attend=True)
 
     async def close(self) -> None:
-        """Stop following. An install that has not ended is ended, unless it has other followers or gets one in time. Idempotent."""
+        """Stop following the install. An unfinished install is ended, unless it has other followers or gets a new one in time. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -88,7 +89,7 @@ class Install:
 
 
 class PackageInstaller:
-    """Installs packages.
+    """Installs packages in sandboxes.
 
     Args:
         processes: Runs the package managers.
@@ -103,13 +104,14 @@ class PackageInstaller:
         self.access = access
 
     async def install(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> CommandResult:
-        """Install packages and collect the output. Cancelling leaves the install, see :meth:`Install.close`.
+        """Install packages and collect the output. Cancelling the call closes the install, see :meth:`Install.close`.
 
         Args:
             sandbox: Sandbox to install in.
             params: Packages to install.
             quota: Quota of the client's key.
-            description: Facts for the execution log, and an id of the client: an install that runs or is being started under this id is joined.
+            description: Description for the execution log, with an optional id that the client chose. If an install with this id runs or is being
+                started, the call joins this install.
 
         Raises:
             SandlotError: The install could not be started, or the sandbox ended.
@@ -121,13 +123,14 @@ class PackageInstaller:
             await install.close()
 
     async def start(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription = NATIVE) -> Install:
-        """Start an install and follow it. Cancelling does not stop the start of an install with an id.
+        """Start an install and follow it. If the client chose an id, cancelling the call does not cancel the start.
 
         Args:
             sandbox: Sandbox to install in.
             params: Packages to install.
             quota: Quota of the client's key.
-            description: Facts for the execution log, and an id of the client: an install that runs or is being started under this id is joined.
+            description: Description for the execution log, with an optional id that the client chose. If an install with this id runs or is being
+                started, the call joins this install.
 
         Raises:
             SandlotError: The install could not be started, or the sandbox has ended.
@@ -142,10 +145,10 @@ class PackageInstaller:
             raise
 
     async def _join(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:
-        """Follow the install of an id, or start the install if the guest does not know it.
+        """Follow the install with an id, or start the install if the guest does not know the id.
 
-        The caller runs this in a task, so the start lock is held until the guest has responded, also if the client leaves during the start. A second
-        client then finds the followers of the first one, waits for the start and joins.
+        The caller runs this method in a task, so that the start lock is held until the guest responds, even if the client leaves during the start.
+        A second client with the same id then waits for the start, and joins the install.
         """
         async with join(sandbox, id_) as followers:
             try:

@@ -1,12 +1,14 @@
-"""Processes in a sandbox: run to their end, followed, started in the background, signalled and restarted.
+"""Processes in a sandbox: run, start, follow, signal and restart them.
 
 Invariants:
-- A process in the foreground is killed, with its process group, when its client leaves.
-- Output that no client reads stops the process, not the service: at most the window of one stream waits here.
-- Details of a process are for lists and restarts. The service that started the process has them; the next service does not.
-- Details are bounded in bytes, which are counted in the buffer budget (``core/node/buffer_budget.py``). Details of processes that are known to have
-  ended are dropped first, then the oldest.
-- A restarted process is started exactly like the first time. If this is not known any more, the running process is left alone.
+- A foreground process is killed, with its process group, when its client leaves.
+- A process blocks if no client reads its output. The service holds at most one stream window of the output.
+- The details of a process are needed to list and to restart the process. Only the service that started the process has its details; they do not
+  survive a restart of the service.
+- The memory of the details is limited, and counted in the buffer budget (``core/node/buffer_budget.py``). Details of processes that are known to
+  have ended are dropped first, then the oldest details.
+- A restart of a process uses exactly the parameters of its first start. If these parameters are no longer known, the restart is refused, and a
+  running process continues.
 """
 
 from __future__ import annotations
@@ -36,22 +38,22 @@ from sandlot.model.specs import KIB, ProcessSpec
 from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_DETAILS_BYTES: Final = 128 * KIB
-"""Memory of the details of one sandbox's processes: some hundred processes."""
+"""Maximum memory of the details of one sandbox's processes, enough for some hundred processes."""
 MAX_SPEC_BYTES: Final = 16 * KIB
-"""Longest environment and command line of one process that is kept; of a longer one only tag and working directory are kept."""
+"""Maximum size of environment and command line together. For a process with more, only the tag and the working directory are kept."""
 _DETAILS_BYTES: Final = 256
-"""Memory of the details themselves, without their texts."""
+"""Approximate memory of the details of one process, without their strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessDetails:
-    """Parameters with which a process was started. The guest does not report them.
+    """Parameters with which a process was started. The guest does not report these parameters.
 
     Args:
-        tag: Name that the client gave to the process; None if there is none.
-        cwd: Working directory; None is the default, or not known.
+        tag: Name that the client gave to the process; None if the client gave no name.
+        cwd: Working directory; None if it is the default or unknown.
         env: Variables added to the environment; empty if they were too long to be kept.
-        spec: All parameters; None if they were too long to be kept, or are not known.
+        spec: All parameters; None if they were too long to be kept or are unknown.
         size_bytes: Approximate memory of the details.
         ended: True if the process is known to have ended.
     """
@@ -95,7 +97,7 @@ class SandboxProcesses:
             self.details[process] = details
 
     def ended(self, process: ProcessId) -> None:
-        """Record that a process has ended: its details are dropped before those of running processes."""
+        """Record that a process has ended, so that its details are dropped before the details of running processes."""
         if (details := self.details.get(process)) is not None:
             self.details[process] = replace(details, ended=True)
 
@@ -109,21 +111,21 @@ class SandboxProcesses:
 
 
 class ProcessExecution:
-    """One process that a client follows. Iterate the execution, then await :meth:`outcome`; close or detach it at the end.
+    """One process that a client follows. Iterate over the execution, then await :meth:`outcome`; close or detach the execution at the end.
 
     Args:
         service: Service that started or found the process.
         sandbox: Sandbox of the process.
         call: Call that follows the process in the guest.
-        until: Channel -> byte offset at which the iteration stops although the process goes on. None iterates to the end of the process.
+        until: Channel -> byte offset at which the iteration stops while the process continues. None iterates to the end of the process.
         entry: Entry in the execution log; None if another follower writes the entry.
 
     Attributes:
-        call: Call that follows the process in the guest; write the input of the process here.
+        call: Call that follows the process in the guest. The call also carries the input of the process.
         id: Id of the process.
         pid: Process number inside the sandbox.
-        is_over: True once the outcome is known, or will not be awaited.
-        is_running: True if the process goes on when the iteration stops, so that there is no outcome to wait for.
+        is_over: True once the outcome is known, the sandbox has ended, or the execution was closed.
+        is_running: True if the process still runs when the iteration stops. There is no outcome then.
     """
 
     __slots__ = ("_entry", "_hold", "_sandbox", "_service", "_until", "call", "id", "is_over", "is_running", "pid")
@@ -149,7 +151,7 @@ class ProcessExecution:
         self.is_running = until is not None
 
     async def __aiter__(self) -> AsyncIterator[Output | OutputGap]:
-        """Yield the output of the process until its end. A client that stops iterating stops the process.
+        """Yield the output of the process until its end. If the client stops iterating, the process blocks when it writes more output.
 
         Raises:
             SandboxEndedError: The sandbox ended; the error has the reason.
@@ -172,7 +174,7 @@ class ProcessExecution:
             raise await self._sandbox.explain(error) from None
 
     async def outcome(self) -> ProcessOutcome:
-        """Wait for the end of the process and return how it ended.
+        """Wait for the end of the process and return its outcome.
 
         Raises:
             SandboxEndedError: The sandbox ended first; the error has the reason.
@@ -191,10 +193,11 @@ class ProcessExecution:
         return outcome
 
     async def collect(self, timeout_s: float | None) -> CommandResult:
-        """Collect the output of the process to its end.
+        """Collect the output of the process until the process ends.
 
         Args:
-            timeout_s: Timeout of the process. The guest enforces the timeout; a guest that does not is given up after ``GRACE_S`` more.
+            timeout_s: Timeout of the process in seconds, which the guest enforces. The call fails ``GRACE_S`` seconds later if the guest has not
+                responded. None: no timeout.
 
         Raises:
             SandlotError: The sandbox ended, or the guest did not respond in time.
@@ -210,7 +213,7 @@ class ProcessExecution:
         return CommandResult(outcome, output.captures[STDOUT], output.captures[STDERR])
 
     async def detach(self) -> None:
-        """Stop following; the process goes on. Idempotent."""
+        """Stop following the process, which continues. Idempotent."""
         self._hold.release()
         entry, self._entry = self._entry, None
         if entry is not None and not entry.is_over:
@@ -219,7 +222,7 @@ class ProcessExecution:
         await self.call.aclose()
 
     async def close(self, grace_s: float = 0) -> None:
-        """Stop following, and kill the process group if the process has not ended. Idempotent.
+        """Stop following the process, and kill its process group if the process has not ended. Idempotent.
 
         Args:
             grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
@@ -233,13 +236,13 @@ class ProcessExecution:
 
 
 class ProcessService:
-    """Runs and finds processes.
+    """Runs and finds processes in sandboxes.
 
     Args:
         log: Execution log.
         usage: Counts executions against the quota of their owner.
         stdin: Writes to the input of processes.
-        unattended: Ends the log entries of processes without clients.
+        unattended: Follows processes that have no client, and ends their log entries.
 
     Attributes:
         state: Details of the processes of each sandbox.
@@ -257,16 +260,16 @@ class ProcessService:
     async def run(
         self, sandbox: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, description: ExecutionDescription = NATIVE
     ) -> CommandResult:
-        """Run a process to its end and collect its output. Cancelling kills the process group.
+        """Run a process to its end and collect its output. Cancelling the call kills the process group.
 
         Args:
             sandbox: Sandbox of the process.
             spec: Process to run.
-            stdin: Whole standard input; None is empty.
-            description: Facts for the execution log, and an id of the client.
+            stdin: Whole standard input; None is an empty input.
+            description: Description for the execution log, with an optional process id that the client chose.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
             SandlotError: The process could not be started, or the sandbox ended.
         """
         process = await self.start(sandbox, spec, stdin=stdin, description=description)
@@ -282,12 +285,12 @@ class ProcessService:
 
         Args:
             sandbox: Sandbox of the process.
-            spec: Process to start. With ``spec.stdin`` its input stays open for :meth:`StdinManager.write`, unless ``stdin`` is given.
-            stdin: Whole standard input.
-            description: Facts for the execution log, and an id of the client.
+            spec: Process to start. If ``spec.stdin`` is True and ``stdin`` is None, clients can write to the input.
+            stdin: Whole standard input; None passes no input.
+            description: Description for the execution log, with an optional process id that the client chose.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
             SandlotError: The process could not be started (no such program or directory, no permission), or the sandbox has ended.
         """
         process, size = description.id or new_process_id(), len(stdin or b"")
@@ -299,7 +302,7 @@ class ProcessService:
         except BaseException as error:
             sandbox.buffers.give(size)
             if isinstance(error, asyncio.CancelledError):
-                sandbox.spawn(_kill(sandbox, process))  # the guest may have started it
+                sandbox.spawn(_kill(sandbox, process))  # the guest may have started the process
             raise
         if stdin is not None:
             _ = self.stdin.feed(sandbox, call, stdin)
@@ -315,15 +318,15 @@ class ProcessService:
 
         Args:
             sandbox: Sandbox of the process.
-            spec: Process to start. With ``spec.stdin`` its input stays open for :meth:`StdinManager.write`, unless ``stdin`` is given.
-            stdin: Whole standard input.
-            description: Facts for the execution log, and an id of the client.
+            spec: Process to start. If ``spec.stdin`` is True and ``stdin`` is None, clients can write to the input.
+            stdin: Whole standard input; None passes no input.
+            description: Description for the execution log, with an optional process id that the client chose.
 
         Returns:
             Id of the process, and its process number inside the sandbox.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
             SandlotError: The process could not be started, or the sandbox has ended.
         """
         sandbox.buffers.take(len(stdin or b""))
@@ -339,23 +342,23 @@ class ProcessService:
         if stdin is None:
             await call.aclose()
         else:
-            # The input travels on this call, so the call stays open; output that is not read would stop the process.
+            # This call stays open because it carries the input. Its output is drained: unread output would block the process.
             sandbox.spawn(self.stdin.drain(sandbox, call))
             await self.stdin.confirm_fed(sandbox, self.stdin.feed(sandbox, call, stdin), call, len(stdin))
         return call.id, call.pid
 
     async def follow(self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> ProcessExecution:
-        """Follow a process that was started before.
+        """Follow a process that was started earlier and may have ended.
 
         Args:
             sandbox: Sandbox of the process.
             id_: Id of the process.
-            stdout_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
-            stderr_from: Byte offset to continue from; None is the oldest byte that the guest keeps.
-            to_end: Follow the process to its end. Otherwise follow the output that exists now.
+            stdout_from: Byte offset at which standard output begins; None is the oldest byte that the guest keeps.
+            stderr_from: Byte offset at which standard error begins; None is the oldest byte that the guest keeps.
+            to_end: True follows the process to its end. False yields only the output that exists now.
 
         Raises:
-            NotFoundError: ``process_not_found``.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -376,10 +379,10 @@ class ProcessService:
         """Collect the output that a process has written so far, without waiting for more.
 
         Returns:
-            The outcome (None if the process runs), and the output on stdout and on stderr.
+            The outcome (None if the process still runs), the standard output and the standard error.
 
         Raises:
-            NotFoundError: ``process_not_found``.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         process = await self.follow(sandbox, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
@@ -399,13 +402,13 @@ class ProcessService:
         Args:
             sandbox: Sandbox of the process.
             id_: Id of the process.
-            timeout_s: Longest wait; None waits until the end, 0 does not wait.
+            timeout_s: Seconds to wait; None waits until the end, 0 does not wait.
 
         Returns:
             The outcome; None if the process still runs.
 
         Raises:
-            NotFoundError: ``process_not_found``.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -421,15 +424,15 @@ class ProcessService:
                 return None
 
     async def list(self, sandbox: Sandbox) -> Sequence[ProcessInfo]:
-        """Return the processes that were started through the service: those that run, and the latest that ended. Sandlot's helpers are not listed."""
+        """Return the running processes that clients started, and the latest processes that ended. Sandlot's helpers are not listed."""
         async with sandbox.connection() as link:
             return [info for info in await link.processes.list() if not is_helper(info.argv)]
 
     async def get(self, sandbox: Sandbox, id_: str) -> ProcessInfo:
-        """Return what the guest reports of one process.
+        """Return the state of one process, as the guest reports it.
 
         Raises:
-            NotFoundError: ``process_not_found``.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
@@ -441,29 +444,29 @@ class ProcessService:
         return UNKNOWN if state is None else state.details.get(process, UNKNOWN)
 
     async def signal(self, sandbox: Sandbox, id_: str, number: int) -> bool:
-        """Send a signal to a process's group. Return False if the process had ended.
+        """Send a signal to the process group of a process. Return False if the process had ended.
 
         Raises:
-            NotFoundError: ``process_not_found``.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
             SandboxEndedError: The sandbox has ended.
         """
         async with sandbox.connection() as link:
             return await link.processes.signal(check_id(id_), number)
 
     async def restart(self, sandbox: Sandbox, id_: str, *, description: ExecutionDescription = NATIVE) -> tuple[ProcessId, int]:
-        """Start a process again in the background, after killing it if it runs.
+        """Start a process again in the background. If the process still runs, it is killed first.
 
         Args:
             sandbox: Sandbox of the process.
             id_: Id of the process, which may have ended.
-            description: Facts for the execution log, and an id of the client.
+            description: Description for the execution log, with an optional process id that the client chose.
 
         Returns:
             New id of the process, and its process number inside the sandbox.
 
         Raises:
-            NotFoundError: ``process_not_found``.
-            ConflictError: The parameters of the process are not known any more, or the process does not end.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+            ConflictError: The parameters of the process are no longer known, or the process does not end after SIGKILL.
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -471,18 +474,18 @@ class ProcessService:
         spec = self.details(sandbox, process).spec
         if spec is None:
             raise ConflictError(
-                f"The parameters with which process {process} was started are not known any more.",
+                f"The parameters with which process {process} was started are no longer known.",
                 code=ErrorCode.CONFLICT,
-                hint="Start a new process.",
+                hint="Start a new process with these parameters.",
                 fields={"process": process},
             )
         if known.running:
             await self.signal(sandbox, process, int(signals.SIGKILL))
             if await self.wait(sandbox, process, CALL_TIMEOUT_S) is None:
                 raise ConflictError(
-                    f"Process {process} did not end within {CALL_TIMEOUT_S:g} s of SIGKILL.",
+                    f"Process {process} had not ended {CALL_TIMEOUT_S:g} s after SIGKILL.",
                     code=ErrorCode.CONFLICT,
-                    hint="Find out what the process waits for.",
+                    hint="Wait until the process has ended, and restart it again.",
                     fields={"process": process},
                 )
         return await self.launch(sandbox, spec, description=description)
@@ -511,7 +514,7 @@ def signal_number(signal: str | int) -> int:
 
 async def _kill(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
     if sandbox.is_hibernated:
-        return  # the hibernation cut the link; the client did not leave
+        return  # the hibernation closed the link; the client has not left
     with suppress(SandlotError):
         async with sandbox.connection(CALL_TIMEOUT_S + grace_s) as link:
             if grace_s:

@@ -1,15 +1,15 @@
 """Packages to install, and the command that installs them. Pure.
 
 Invariants:
-- A requirement names a package of an index, and its versions: no option, path, URL, archive or alias. A requirement that a package manager would
-  take for one of these is refused before anything runs.
+- A requirement names a package of an index and, optionally, its versions. A requirement that a package manager would read as an option, a path, a
+  URL, an archive or an alias is refused before any process starts.
 - Requirements reach the package manager as separate arguments after ``--``; no shell reads them.
-- One command installs all packages. After a failure the state is the one that the package manager leaves.
+- One command installs all packages. After a failure, the packages stay in the state in which the package manager left them.
 
-``pip`` installs where the kernel's Python looks (``python3`` of the image), by uv if the image has uv: both read the same index, and uv is faster.
-``npm`` installs under npm's global prefix, which every ``require`` finds by NODE_PATH, so that the working directory stays unchanged.
-``apt`` always runs as root, because no other user can install Debian packages. It reads the lists first if there are none or they are older than a
-day. It finishes first what a killed apt left half done, because apt does nothing else until then.
+``pip`` installs for the Python of the kernel (``python3`` of the image). If the image has uv, uv installs the packages: uv reads the same index as
+pip and is faster. ``npm`` installs under npm's global prefix, so that the working directory stays unchanged; ``require`` finds the packages through
+``NODE_PATH``. ``apt`` always runs as root, because no other user can install Debian packages. The script updates the package lists if there are none
+or if they are older than a day. It also completes an installation that a killed apt left unfinished, because apt installs nothing else until then.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, ProcessSpec, User, ch
 from sandlot.protocol.schema import PACKAGES_PORT
 
 MAX_PACKAGES: Final = 100
-"""Packages of one install."""
+"""Maximum number of packages of one install."""
 MAX_CHARS: Final = 500
-"""Characters of one requirement; markers are its longest part."""
+"""Maximum length of one requirement, in characters. Environment markers are the longest part of a requirement."""
 
 INDEX: Final = f"http://127.0.0.1:{PACKAGES_PORT}"
-"""Address at which the guest serves the package indexes."""
+"""Address inside the sandbox at which the guest serves the package indexes."""
 
 
 class Manager(StrEnum):
@@ -68,7 +68,7 @@ class InstallParams:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Command that the execution log shows."""
+        """Command line that the execution log shows for the install."""
         return (_SHOWN[self.manager], "install", *self.packages)
 
     def spec(self) -> ProcessSpec:
@@ -76,14 +76,14 @@ class InstallParams:
         return ProcessSpec(
             argv=("/bin/sh", "-c", _SCRIPTS[self.manager], f"install-{self.manager}", *self.packages),
             env=_ENV[self.manager],
-            cwd="/",  # no settings of a project in the working directory
+            cwd="/",  # a working directory could contain settings of a project
             user=User.ROOT if self.manager is Manager.APT else self.user,
             timeout_s=self.timeout_s,
         )
 
 
 def choose_manager(name: str) -> Manager:
-    """Return the package manager of a name.
+    """Return the package manager with a name.
 
     Raises:
         InvalidRequestError: There is no such package manager.
@@ -100,7 +100,7 @@ def check_package(manager: Manager, package: str) -> None:
     """Refuse a requirement that does not name a package of an index.
 
     Raises:
-        InvalidRequestError: The requirement is an option, a path, a URL or not a name.
+        InvalidRequestError: The requirement is an option, a path or a URL, or is not a valid name.
     """
     check_text("package", package)
     if len(package) > MAX_CHARS:
@@ -132,12 +132,12 @@ def _pip(package: str) -> str:
 
 
 _PIP_ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|tlz|tar\.[a-z0-9]+)$", re.IGNORECASE)
-"""Names that pip and uv take for a file, if the file exists (pip's ``ARCHIVE_EXTENSIONS``, uv's source distributions)."""
+"""Endings of names that pip and uv read as the name of a file, if the file exists (``ARCHIVE_EXTENSIONS`` of pip, source distributions of uv)."""
 
 _NPM_NAME = re.compile(r"(?:@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~][A-Za-z0-9._~-]*")
 _NPM_RANGE = re.compile(r"[A-Za-z0-9^~<>=*][A-Za-z0-9 .*^~<>=|+_-]*")
 _NPM_ARCHIVE = re.compile(r"\.(?:tgz|tar|tar\.gz)$", re.IGNORECASE)
-"""Endings that npm takes for a file, whatever precedes them (npm-package-arg)."""
+"""Endings of names that npm always reads as the name of a file (npm-package-arg)."""
 _NPM_NAME_CHARS = 214
 
 
@@ -155,7 +155,7 @@ def _npm(package: str) -> str:
 
 
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+](?::[a-z0-9-]+)?(?:=[0-9A-Za-z][0-9A-Za-z.+:~-]*)?")
-"""Debian Policy 5.6.1, 5.6.8 and 5.6.12. A name that ends in '-' removes the package, apt-get(8)."""
+"""Package with optional architecture and version (Debian Policy 5.6.1, 5.6.8, 5.6.12). apt-get(8) removes a package whose name ends in '-'."""
 
 
 def _apt(package: str) -> str:
@@ -189,7 +189,7 @@ if [ -z "$(find "$read_on" -mmin -1440 2>/dev/null)" ] || [ -z "$(find /var/lib/
     apt-get -q update && mkdir -p "${read_on%/*}" && touch "$read_on" || exit
 fi
 if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ] || [ -n "$(dpkg --audit 2>/dev/null)" ]; then
-    echo "What an earlier install left half done is finished first."
+    echo "An installation that was left half done is finished first."
     dpkg --configure -a
     [ -z "$(dpkg --audit)" ] || apt-get -q -y --no-install-recommends -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 --fix-broken install
 fi
@@ -197,11 +197,11 @@ exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pt
 """,
 }
 _ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
-    # Images of Sandlot have the same configuration; other images do not.
+    # The images of Sandlot have the same settings. Other images do not.
     Manager.PIP: {
         "UV_DEFAULT_INDEX": f"{INDEX}/pypi/simple/",
         "UV_NO_PROGRESS": "1",
-        # A copy of each file takes gVisor 1.5 ms, a link 0.05 (a wheel of 4,000 files: 6 s, 0.2 s); a cache that stays need not be deleted.
+        # In gVisor, a copy of a file takes 1.5 ms and a link 0.05 ms: 6 s or 0.2 s for a wheel of 4,000 files. Deleting the cache takes time too.
         "UV_LINK_MODE": "hardlink",
         "UV_NO_CACHE": "0",
         "PIP_INDEX_URL": f"{INDEX}/pypi/simple/",

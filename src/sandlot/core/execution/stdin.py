@@ -1,10 +1,11 @@
-"""Standard input of processes: passed whole, or written piece by piece, each byte once, also across a restart of the service.
+"""Standard input of processes, passed whole or written piece by piece. Each byte is written once, even if the service restarts.
 
 Invariants:
-- A write that returned has reached the guest, which keeps the bytes for the process whatever happens to the service.
-- A write with an offset can be repeated: bytes that have arrived before are not written twice.
-- The input of every process of the sandbox can be written by the process's id, whichever service or image started the process.
-- Writes to one process take turns. A write that is cancelled, or whose client disconnects, gives up its turn.
+- When a write returns, the guest has the bytes. The guest keeps them for the process, even if the service ends.
+- A write with an offset can be repeated: bytes that arrived earlier are not written again.
+- Clients can write to every process of a sandbox by the id of the process, even if an earlier service started the process or the sandbox was
+  restored from an image.
+- Writes to one process run one after another. If a write is cancelled, or its client disconnects, the next write begins.
 - Input that was passed whole is counted in the buffer budget (``core/node/buffer_budget.py``) until the process has taken it.
 """
 
@@ -22,11 +23,11 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.ids import PROCESS_ID, ProcessId
 
 PIECE_BYTES: Final = 64 * 1024
-"""Bytes of one write on the link."""
+"""Maximum bytes of one write on the link."""
 PROMPT_BYTES: Final = 128 * 1024
-"""Bytes that the guest takes at once, whether the process reads or not: half of a stream's window (``protocol/streams.py``)."""
+"""Bytes that the guest accepts even if the process does not read: half of the window of a stream (``protocol/streams.py``)."""
 PROMPT_S: Final = 5.0
-"""Longest wait for another write, or for a guest that confirms the end of an input."""
+"""Maximum seconds to wait for the end of another write, or until the guest has confirmed the end of an input."""
 
 _POLL_S: Final = 0.005
 _MAX_POLL_S: Final = 0.25
@@ -37,7 +38,7 @@ class StdinWriter:
 
     Args:
         call: Call that carries the input.
-        base_bytes: Bytes that had arrived before the call was attached.
+        base_bytes: Bytes of the input that had arrived before the call was attached.
     """
 
     __slots__ = ("_base_bytes", "call", "lock")
@@ -49,7 +50,7 @@ class StdinWriter:
 
     @property
     def position(self) -> int:
-        """Bytes that will have arrived once everything written here has arrived."""
+        """Number of input bytes of the process that were sent, including bytes that have not arrived yet."""
         return self._base_bytes + self.call.sent_bytes
 
 
@@ -64,18 +65,18 @@ class StdinManager:
         self.writers: SandboxLocal[dict[ProcessId, StdinWriter]] = SandboxLocal(lambda _: {})
 
     def register(self, sandbox: Sandbox, call: ProcessCall, base_bytes: int = 0) -> StdinWriter:
-        """Let clients write to a process on a call.
+        """Let clients write to a process over a call.
 
         Args:
             sandbox: Sandbox of the process.
             call: Call that carries the input.
-            base_bytes: Bytes that had arrived before the call was attached.
+            base_bytes: Bytes of the input that had arrived before the call was attached.
         """
         writer = self.writers.of(sandbox)[call.id] = StdinWriter(call, base_bytes)
         return writer
 
     def unregister(self, sandbox: Sandbox, call: ProcessCall) -> None:
-        """Forget a call that is over. Idempotent."""
+        """Forget a call that has ended. Idempotent."""
         writers = self.writers.get(sandbox)
         if writers and call.id in writers and writers[call.id].call is call:
             del writers[call.id]
@@ -87,14 +88,14 @@ class StdinManager:
             sandbox: Sandbox of the process.
             id_: Id of the process.
             chunks: Bytes to write.
-            offset: Position of the first byte in the whole input; bytes that have arrived before are skipped. None appends.
+            offset: Position of the first byte of ``chunks`` in the whole input; bytes that arrived earlier are skipped. None appends.
 
         Returns:
-            Bytes of the input that have arrived so far: the offset of the next write.
+            Number of input bytes that have arrived so far, which is the offset of the next write.
 
         Raises:
-            NotFoundError: ``process_not_found``.
-            ConflictError: The process takes no input, its input was closed, it has ended, or bytes before ``offset`` are missing.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+            ConflictError: The process has ended, takes no input or has a closed input, or bytes before ``offset`` are missing.
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -119,13 +120,14 @@ class StdinManager:
                 return await _confirm(link, writer, process)
 
     async def close(self, sandbox: Sandbox, id_: str) -> None:
-        """End a process's standard input.
+        """Close a process's standard input.
 
-        Return when the guest has confirmed the end, or after 5 s if the process does not read earlier input; the end then follows that input.
+        Return when the guest has confirmed the end of the input. If the process does not read earlier input, return after 5 s; the process
+        then gets the end of the input after the earlier input.
 
         Raises:
-            NotFoundError: ``process_not_found``.
-            ConflictError: The process takes no input, its input was closed before, it has ended, or another write took longer than 5 s.
+            NotFoundError: The sandbox has no such process (code ``process_not_found``).
+            ConflictError: The process has ended, takes no input or has a closed input, or another write takes longer than 5 s.
             SandboxEndedError: The sandbox has ended.
         """
         process = check_id(id_)
@@ -138,7 +140,7 @@ class StdinManager:
                 raise ConflictError(
                     f"Another request is still writing the input of process {process}.",
                     code=ErrorCode.CONFLICT,
-                    hint="Cancel that request, or end the process by a signal: the process does not read its input.",
+                    hint="Cancel that request. If the process does not read its input, end the process by a signal.",
                     fields={"process": process},
                 ) from None
             try:
@@ -152,7 +154,7 @@ class StdinManager:
                 writer.lock.release()
 
     def feed(self, sandbox: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
-        """Write a process's whole input in a task. The caller has reserved the memory; the task releases the memory."""
+        """Write a process's whole input in a new task, and return the task. The caller reserves the memory of the input; the task releases it."""
 
         async def write_all() -> None:
             with suppress(SandlotError):  # a process need not read its input to the end
@@ -162,12 +164,14 @@ class StdinManager:
 
         task = sandbox.tasks.create_task(write_all())
         size = len(data)
-        # Not in the coroutine: a task that is cancelled before its first step runs none of it.
+        # A callback releases the memory, because a task that is cancelled before its first step runs nothing of its coroutine.
         task.add_done_callback(lambda _: sandbox.buffers.give(size))
         return task
 
     async def confirm_fed(self, sandbox: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, size: int) -> None:
-        """Wait until an input that was passed whole has reached the guest, unless that depends on a process that reads.
+        """Wait at most ``PROMPT_S`` seconds until an input that was passed whole has reached the guest.
+
+        Do not wait for more than ``PROMPT_BYTES`` bytes, because the guest accepts more only if the process reads.
 
         Args:
             sandbox: Sandbox of the process.
@@ -198,7 +202,7 @@ class StdinManager:
         if not info.stdin:
             raise _no_input(process)
         call = await link.processes.attach(process, stdout_from=info.stdout_bytes, stderr_from=info.stderr_bytes)
-        if process in writers:  # another request was faster
+        if process in writers:  # another request has registered a writer meanwhile
             await call.aclose()
             return writers[process]
         sandbox.spawn(self.drain(sandbox, call))
@@ -206,26 +210,26 @@ class StdinManager:
 
 
 def check_id(id_: str) -> ProcessId:
-    """Return a text as the id of a process.
+    """Check that a string is the id of a process, and return the id.
 
     Raises:
-        InvalidRequestError: The text is not an id of a process.
+        InvalidRequestError: The string is not the id of a process.
     """
     if PROCESS_ID.fullmatch(id_) is None:
         raise InvalidRequestError(
-            f"{id_[:64]!r} is not the id of a process.", hint="Pass the id that the call returned which started the process: 32 hexadecimal digits."
+            f"{id_[:64]!r} is not the id of a process.", hint="Pass the id from the response that started the process: 32 hexadecimal digits."
         )
     return ProcessId(id_)
 
 
 async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
-    """Wait until everything that was written has arrived. Return the bytes of the input, those of other writers included."""
+    """Wait until the guest has everything that was written. Return the number of input bytes, including bytes of other writers."""
     wait_s = _POLL_S
     while True:
         try:
             info = await link.processes.get(process)
         except UnavailableError as error:
-            # Too many calls at once. A client that gets this error repeats its write, which would write the same bytes twice.
+            # The sandbox has too many calls. A client that got this error would repeat the write, and the same bytes would be written twice.
             if error.code is not ErrorCode.BUSY:
                 raise
         else:
@@ -246,8 +250,8 @@ async def _confirm_closed(link: Link, process: ProcessId) -> None:
 
 def _no_input(process: ProcessId) -> ConflictError:
     return ConflictError(
-        f"Process {process} takes no input: it has ended, its input was closed, or it was started without.",
+        f"Process {process} takes no input: it has ended, its input was closed, or it was started without an input.",
         code=ErrorCode.CONFLICT,
-        hint="Start the process with `stdin_open` to write to it.",
+        hint="Start the process with `stdin_open`.",
         fields={"process": process},
     )

@@ -1,9 +1,9 @@
-"""Processes on a terminal: attach, resize, type. A process on a terminal outlives its clients.
+"""Processes on a terminal: attach to them, resize the terminal and send input. These processes continue when their clients leave.
 
 Invariants:
-- Each client types on its own call, so clients do not wait for each other.
-- Input that the process has not taken yet is kept here, up to 1 MiB, and counted in the buffer budget (``core/node/buffer_budget.py``). A client
-  that sends more while nothing is taken for 30 s is disconnected.
+- Each client sends its input on its own call, so clients do not wait for each other.
+- Up to 1 MiB of input that the process has not taken yet is kept for each client, and counted in the buffer budget
+  (``core/node/buffer_budget.py``). A client that sends more is disconnected if the process takes no input for 30 s.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from sandlot.model.errors import ConflictError, ErrorCode, LimitError
 from sandlot.model.specs import KIB, MIB, check_screen
 
 AHEAD_MAX_BYTES: Final = 1 * MIB
-"""Input that is kept for one client; one message may exceed the limit."""
+"""Maximum pending input of one client; the last message may exceed the limit."""
 STUCK_S: Final = 30.0
-"""Longest time in which the process takes no input before a client beyond the limit is disconnected."""
+"""Seconds without progress until a client with more pending input than ``AHEAD_MAX_BYTES`` is disconnected."""
 _PIECE_BYTES: Final = 64 * KIB
 
 
 async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offset: int | None = None) -> ProcessExecution:
-    """Follow a process on a terminal, to see its output and to type.
+    """Follow a process on a terminal, to read its output and to send input.
 
     Args:
         processes: Service that finds the process.
         sandbox: Sandbox of the process.
         id_: Id of the process.
-        offset: Byte of the output to continue from; None is the oldest byte that the guest keeps.
+        offset: Byte offset at which the output begins; None is the oldest byte that the guest keeps.
 
     Raises:
-        NotFoundError: ``process_not_found``.
+        NotFoundError: The sandbox has no such process (code ``process_not_found``).
         ConflictError: The process has no terminal.
         SandboxEndedError: The sandbox has ended.
     """
     if not (await processes.get(sandbox, id_)).pty:
         raise ConflictError(
-            f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`, or read its output and write its input."
+            f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`."
         )
     return await processes.follow(sandbox, id_, stdout_from=offset, stderr_from=None)
 
@@ -50,7 +50,7 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
     """Change the size of a process's terminal. Return False if the process had ended.
 
     Raises:
-        NotFoundError: ``process_not_found``.
+        NotFoundError: The sandbox has no such process (code ``process_not_found``).
         ConflictError: The process has no terminal.
         InvalidRequestError: The size is not valid.
         SandboxEndedError: The sandbox has ended.
@@ -61,7 +61,7 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
 
 
 class TerminalInput:
-    """Input that a client typed, until the terminal has taken it.
+    """Input of one client that the process on the terminal has not taken yet.
 
     Args:
         sandbox: Sandbox of the process.
@@ -79,11 +79,11 @@ class TerminalInput:
         self._room = asyncio.Event()
 
     async def add(self, data: bytes) -> None:
-        """Add input. Waits while more than the limit is pending.
+        """Add input of the client. Wait while more than ``AHEAD_MAX_BYTES`` bytes are pending.
 
         Raises:
-            LimitError: ``limit_exceeded``: the process took nothing for 30 s.
-            UnavailableError: ``busy``: there is no memory for the input.
+            LimitError: The process took no input for 30 s (code ``limit_exceeded``).
+            UnavailableError: There is no memory for the input (code ``busy``).
         """
         if self._ended:
             return
@@ -99,7 +99,7 @@ class TerminalInput:
                 raise LimitError(
                     f"The process has read no input for {STUCK_S:g} s, and {len(self._pending):,} bytes are pending.",
                     code=ErrorCode.LIMIT_EXCEEDED,
-                    hint="Connect again, and send a signal to the process or wait until it reads.",
+                    hint="Send a signal to the process, or wait until the process reads its input; then connect again.",
                     fields={"process": self._run.id},
                 ) from None
 
@@ -109,14 +109,14 @@ class TerminalInput:
         self._changed.set()
 
     async def hand_on(self) -> None:
-        """Write the input to the process as fast as the process takes it. Never returns.
+        """Write pending input to the process as fast as the process takes input, until cancelled.
 
         Raises:
             SandlotError: The sandbox has ended.
         """
         while True:
             while piece := bytes(self._pending[:_PIECE_BYTES]):
-                with suppress(ConflictError):  # the process or its input has ended; the client is about to learn it
+                with suppress(ConflictError):  # the process or its input has ended; the client sees this in the output
                     await self._run.call.write(piece)
                 self._drop(len(piece))
             if self._ended:

@@ -1,15 +1,15 @@
 """Executions that no client of this service follows, and their entries in the execution log.
 
-These are processes in the background, executions that an earlier service left, and executions whose sandbox was hibernated.
+These are background processes, unfinished executions of an earlier service, and executions whose sandbox was hibernated.
 
 Invariants:
-- Every log entry gets an end. An end that cannot be known because the service stops is left to the next service.
-- A process goes on without clients and keeps its own timeout. The log reads its output once, after its end, if the guest still keeps it.
-- A process makes no sandbox busy: at most :data:`MAX_WAITS` calls of a sandbox wait for process ends, and these waits are not activity.
-- A cell in the background keeps its sandbox from being idle until the cell ends.
-- A client has :data:`BACK_S` to join an inherited cell in the foreground. After that, the cell is interrupted when it has had no follower for some
-  seconds (:mod:`sandlot.core.execution.followers`); otherwise a cell without end would keep its sandbox for ever.
-- An inherited install with access to the package indexes keeps the access until it ends.
+- The end of every execution is written to its log entry. If the service stops first, the next service writes the end.
+- A process continues without clients until its own timeout. Its output is read once for the log, after its end, if the guest still has the output.
+- Waiting for the end of a process does not count as activity of the sandbox, and at most :data:`MAX_WAITS` calls of a sandbox wait for processes.
+- A background cell keeps its sandbox from being idle until the cell ends.
+- Clients have :data:`BACK_S` seconds to join a foreground cell of an earlier service. After that, the cell is interrupted once it has had no
+  follower for some seconds (:mod:`sandlot.core.execution.followers`). Otherwise an endless cell would keep its sandbox alive forever.
+- An install of an earlier service that has access to the package indexes keeps the access until the install ends.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.records import FOREGROUND, INSTALL, ExecutionRecord
 
 BACK_S: Final = 10.0
-"""Time that clients have to join a cell after a restart of the service, from the recovery of the sandbox on. A client that was cut off repeats its
-call after waits that grow to 8 s (``sdk/retries.py``), which is longer than after a broken connection."""
+"""Seconds that clients have to join a cell after a restart of the service, from the recovery of the sandbox on. A disconnected client repeats its
+call after pauses of up to 8 s (``sdk/retries.py``), so this time is longer than ``AWAY_S``."""
 MAX_WAITS: Final = 16
-"""Calls of one sandbox that wait for process ends, of the 192 concurrent calls of a link (``protocol/stream_table.py``)."""
+"""Maximum number of calls of one sandbox that wait for processes. A link has 192 concurrent calls (``protocol/stream_table.py``)."""
 POLL_S: Final = 20.0
-"""Interval of reading the process list for a process whose end no call waits for."""
+"""Seconds between two reads of the process list, for a process whose end no call waits for."""
 BUSY_RETRY_S: Final = 1.0
 
 _Result = TypeVar("_Result")
 
 
 class UnattendedExecutions:
-    """Follows executions without clients to their end.
+    """Follows executions without clients until they end.
 
     Args:
         log: Execution log.
-        code: Cells of the sandboxes.
-        package_access: Access of inherited installs.
+        code: Service that runs the cells.
+        package_access: Access to the package indexes.
 
     Attributes:
-        waits: Calls that wait for the end of a process, by sandbox.
+        waits: Sandbox -> number of calls that wait for the end of a process.
     """
 
     def __init__(self, log: ExecutionLog, code: CodeService, package_access: PackageAccess) -> None:
@@ -63,14 +63,14 @@ class UnattendedExecutions:
         self.waits: Counter[SandboxId] = Counter()
 
     def watch(self, sandbox: Sandbox, entry: LogEntry) -> None:
-        """End a process's log entry when the process ends, with the output that the guest keeps. Returns at once."""
+        """Start a task that waits for the end of a process, and then writes the end and the output to the log entry. Return at once."""
         sandbox.spawn(_finish(entry, self._read_process(sandbox, entry)))
 
     async def settle(self, find: Callable[[SandboxId], Sandbox | None]) -> None:
-        """Continue the executions that an earlier service left. Called once the sandboxes are known; does not wait for their recovery.
+        """Follow the unfinished executions of an earlier service. Call this once the sandboxes are known; it does not wait for their recovery.
 
         Args:
-            find: Returns a sandbox that lives or is being recovered; None for any other.
+            find: Returns the sandbox with an id if it is alive or being recovered, otherwise None.
         """
         for record in await self._log.unfinished():
             if (sandbox := find(record.sandbox)) is None:
@@ -79,13 +79,13 @@ class UnattendedExecutions:
                 self._resume(sandbox, record)
 
     def resume(self, sandbox: Sandbox) -> None:
-        """Continue the executions of a sandbox that was hibernated. Called at the moment at which the sandbox runs again."""
+        """Follow the unfinished executions of a sandbox that was hibernated. Call this as soon as the sandbox runs again."""
         self._code.state.of(sandbox).guest_knows_more = True
         for record in self._log.take_open(sandbox):
             self._resume(sandbox, record)
 
     def _resume(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
-        # Both before the first request to the guest: a client that joins, or a guest that reads an index, must find them.
+        # Do this before the first request to the guest, because an install may read an index, and a client may join a cell, at once.
         if record.mode == INSTALL:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":
@@ -111,7 +111,7 @@ class UnattendedExecutions:
                 self._package_access.close(sandbox)
 
     async def _read_process(self, sandbox: Sandbox, entry: LogEntry) -> None:
-        """Wait for the end of a process, and end its log entry.
+        """Wait for the end of a process, and write its output and its end to the log entry.
 
         Raises:
             NotFoundError: The guest does not remember the process.
@@ -120,7 +120,7 @@ class UnattendedExecutions:
         link = sandbox.require_link()
         outcome = process_outcome(entry.id, await self._wait_process(sandbox, link, entry.id))
         entry.drop_output()
-        with suppress(NotFoundError):  # the guest keeps the output of the latest processes only, within bounds
+        with suppress(NotFoundError):  # the guest keeps a limited amount of output, of the latest processes only
             call = await retry_while_busy(lambda: link.processes.attach(entry.id))
             try:
                 async for event in call:
@@ -143,7 +143,7 @@ class UnattendedExecutions:
                 del self.waits[sandbox.id]
 
     async def _read_cell(self, sandbox: Sandbox, entry: LogEntry, link: Link) -> None:
-        """Follow a cell in the background, which keeps the sandbox from being idle."""
+        """Follow a background cell to its end. The sandbox is not idle until then."""
         background = self._code.state.of(sandbox).background
         background.add(entry.id)
         hold = Hold(sandbox.activity)
@@ -163,7 +163,7 @@ class UnattendedExecutions:
 
 
 async def _wait_for_clients(sandbox: Sandbox, entry: LogEntry, link: Link, followers: ExecutionFollowers) -> None:
-    """Follow a cell in the foreground, and interrupt the cell if no client joins it."""
+    """Follow a foreground cell, and interrupt the cell if no client joins."""
     try:
         await retry_while_busy(lambda: find_cell(link, entry.id))
         execution = CodeExecution(sandbox, await retry_while_busy(lambda: link.kernels.attach(entry.id)), owned=True, followers=followers)
@@ -175,7 +175,7 @@ async def _wait_for_clients(sandbox: Sandbox, entry: LogEntry, link: Link, follo
 
 
 async def _finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
-    """Run the work that ends a log entry. After a failure the entry is lost, cut, or left to the next service."""
+    """Run the work that ends a log entry. If the work fails, mark the entry as lost or killed, or leave the entry to the next service."""
     try:
         await work
     except NotFoundError:
@@ -183,14 +183,14 @@ async def _finish(entry: LogEntry, work: Coroutine[Any, Any, None]) -> None:
     except SandlotError:
         entry.cut()
     except asyncio.CancelledError:
-        entry.cut()  # the task learns of its sandbox's end only by the cancellation
+        entry.cut()  # the end of the sandbox cancels this task
         raise
     finally:
         entry.end(RUNNING)
 
 
 async def retry_while_busy(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Repeat a call while the sandbox has too many calls in progress. The end of the sandbox or of the service cancels this."""
+    """Repeat a call while the sandbox has too many calls in progress. The end of the sandbox or of the service cancels the calling task."""
     while True:
         try:
             return await call()

@@ -2,7 +2,7 @@
 
 Invariants:
 - A reader pages from the store and remembers its own position. A slow reader therefore takes no memory and misses no event.
-- Readers get committed events only. Sequence numbers only grow, so a reader that returns with its last number continues without a gap.
+- Readers get committed events only. Sequence numbers only grow, so a reader that returns with its last received number continues without a gap.
 - A principal sees its own events; an operator sees all. An event of one owner causes no read of the store for another owner.
 """
 
@@ -20,11 +20,11 @@ from sandlot.model.records import EventRecord, NewEvent
 from sandlot.model.storage import EventRepository
 
 PAGE = 100
-"""Events that are read from the store at once."""
+"""Maximum number of events that one read of the store returns, unless the caller sets another limit."""
 MAX_WINDOW = 10_000
-"""Sequence numbers that one step of :meth:`EventFeed.latest` covers at most."""
+"""Maximum number of sequence numbers that one step of :meth:`EventFeed.latest` covers."""
 POLL_S = 5.0
-"""Interval at which followers read the store without a notification: other processes write to the same store."""
+"""Seconds after which a follower reads the store without a notification, because other processes write to the same store."""
 
 
 class EventFeed:
@@ -37,7 +37,7 @@ class EventFeed:
     def __init__(self, table: EventRepository) -> None:
         self._table = table
         self._wakeups: dict[OwnerId | None, set[asyncio.Event]] = {}
-        """Wakeups of the followers by owner; those of operators are under None."""
+        """Owner -> wakeups of the owner's followers. The wakeups of followers that are operators are under None."""
         self._closed = False
 
     def notify(self, *owners: OwnerId) -> None:
@@ -47,7 +47,7 @@ class EventFeed:
                 wakeup.set()
 
     async def publish(self, *events: NewEvent) -> None:
-        """Commit events that belong to no record, and wake their followers."""
+        """Commit events that belong to no record, and wake the followers that may see these events."""
         await self._table.add(events)
         self.notify(*{event.owner for event in events})
 
@@ -98,12 +98,12 @@ class EventFeed:
             after: First yield the stored events with a larger sequence number. None yields only events that are committed from now on.
 
         Raises:
-            UnavailableError: The service stops; the hint has the number to continue with.
+            UnavailableError: The service is stopping. The hint has the sequence number with which to continue.
         """
         with self.subscribe(principal) as wakeup:
             last = await self.last_sequence() if after is None else after
             while not self._closed:
-                wakeup.clear()  # before the read, so that every later commit sets it again
+                wakeup.clear()  # before the read, so that every later commit sets the wakeup again
                 page = await self.page(principal, sandbox=sandbox, after=last)
                 for record in page:
                     yield record

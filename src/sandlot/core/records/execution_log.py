@@ -1,11 +1,11 @@
-"""The execution log: an entry for each cell and each process that a client started, written behind the execution.
+"""Execution log: one entry for each cell and each process that a client started. The entries are written in the background.
 
 Invariants:
-- No execution waits for the log or fails because of it. Starting, filling and ending an entry is work in memory. An entry that the store does
-  not take is lost, with a warning and a metric.
+- No execution waits for the log or fails because of the log. Starting, filling and ending an entry changes only memory. If an entry cannot be
+  stored, it is lost; a warning is logged, and a metric counts the lost entries.
 - While the store responds, an entry is in the store at most a second after it changed. A stopping service writes the remaining entries.
-- The entries in memory are limited in number and bytes, and one owner has at most a quarter of them. Of each output stream the beginning, the
-  end and the number of bytes between them are kept.
+- The entries in memory are limited in number and bytes, and one owner can use at most a quarter of this memory. Of each output stream, an entry
+  keeps the beginning, the end and the number of bytes between them.
 - The entry of an execution that outlives the service stays open. The next service finishes the entry from the data of the guest, or marks
   the entry as lost.
 """
@@ -39,18 +39,18 @@ from sandlot.protocol.schema import STDERR, STDOUT
 RUNNING: Final = "running"
 KILLED: Final = "killed"
 LOST: Final = "lost"
-"""Status of an execution whose end is unknown for good."""
+"""Status of an execution whose end cannot be found out."""
 
 OUTPUT_BYTES: Final = 64 * KIB
 """Bytes of each output stream that are kept: half from the beginning, half from the end."""
 MAX_ENTRIES: Final = 20_000
-"""Entries that wait for the store. Each counts as at least ``MAX_BYTES / MAX_ENTRIES``, so one limit covers both bytes and number."""
+"""Maximum number of entries that wait for the store. Each counts as at least ``MAX_BYTES / MAX_ENTRIES`` bytes, so one limit covers both."""
 MAX_BYTES: Final = 64 * MIB
-"""Memory of all entries that wait for the store or are still running."""
+"""Maximum memory of the entries that wait for the store and of the output of running executions."""
 MAX_UNFINISHED: Final = 10_000
-"""Entries of an earlier service that are finished; older ones stay open."""
+"""Maximum number of unfinished entries of an earlier service that are continued or ended. Older entries stay unfinished."""
 BATCH: Final = 200
-"""Entries of one write to the store."""
+"""Maximum number of entries in one write to the store."""
 
 OutputListener = Callable[[ProcessId, Output | OutputGap | None], None]
 """Function that gets the output of an execution, and None at its end. It must return at once."""
@@ -60,15 +60,15 @@ _log = structlog.get_logger("sandlot.core")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionDescription:
-    """Facts about an execution that its code or command line does not have.
+    """Description of an execution for the log.
 
     Args:
-        id: Id that the client chose; None chooses one.
+        id: Id that the client chose; None lets the service choose an id.
         origin: API of the request: ``native`` or the name of a compatibility API.
         language: Language of code that a command runs; None logs the command itself.
         code: Code that the command runs.
         argv: Command line to log instead of the real one.
-        mode: See :class:`ExecutionRecord`.
+        mode: Mode of the execution, see :class:`ExecutionRecord`.
     """
 
     id: ProcessId | None = None
@@ -83,17 +83,17 @@ NATIVE: Final = ExecutionDescription()
 
 
 class LogEntry:
-    """Entry of one running execution. Add its output, then end the entry or leave it to the next service.
+    """Log entry of one running execution. Add the output of the execution, then end the entry or leave it to the next service.
 
     Args:
         execution_log: Log of the entry.
         sandbox: Sandbox of the execution.
         record: Record of the execution, without output and end.
-        started_monotonic_s: Time at which the execution started.
+        started_monotonic_s: Monotonic time at which the execution started.
 
     Attributes:
         id: Id of the process or cell.
-        captures: Channel -> kept output up to now.
+        captures: Channel -> output that is kept up to now.
         is_over: True after the entry ended or was left to the next service.
     """
 
@@ -111,7 +111,7 @@ class LogEntry:
         execution_log.running[self.id] = self
 
     def add(self, event: Output | OutputGap) -> None:
-        """Add output, or a gap in it."""
+        """Add output of the execution, or a gap in the output."""
         for listener in self._execution_log.listeners.get(self._sandbox.id, ()):
             listener(self.id, event)
         memory = self._execution_log.memory_of[self._record.owner]
@@ -128,7 +128,7 @@ class LogEntry:
         self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
 
     def drop_output(self) -> None:
-        """Drop the output so far, because the caller adds all output again from the beginning."""
+        """Drop the output that was added so far. The caller then adds all output again, from the beginning."""
         self._execution_log.memory_of[self._record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
         self.captures = {channel: Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
 
@@ -136,7 +136,7 @@ class LogEntry:
         """Record the end of the execution. Idempotent.
 
         Args:
-            status: See :class:`ExecutionRecord`. ``running`` records no end, and leaves the entry to the next service or to the next wake.
+            status: See :class:`ExecutionRecord`. ``running`` records no end, and leaves the entry to the next service or the next wake.
             exit_code: Exit code of a command.
             duration_s: Duration that the guest measured; None measures from the start of the entry to now.
         """
@@ -170,7 +170,7 @@ class LogEntry:
         )
 
     def cut(self) -> None:
-        """End the entry as killed, because nothing more will arrive. Leave it open if the execution continues after a restart or a wake."""
+        """End the entry as killed, because no more output will arrive. If the execution continues after a restart or a wake, leave the entry open."""
         continues = (self._sandbox.detaching.is_set() or self._sandbox.is_hibernated) and not self._sandbox.end_requested.is_set()
         self.end(RUNNING if continues else KILLED)
 
@@ -187,8 +187,8 @@ class ExecutionLog:
     Attributes:
         clock: Clock of the service.
         metrics: Counts executions and failed writes.
-        running: Entries of the executions that may still write or end.
-        listeners: Sandbox -> functions that get the output of its executions.
+        running: Id -> entry of an execution that has not ended.
+        listeners: Sandbox -> functions that get the output of the sandbox's executions.
         memory: Memory of the entries that wait for the store, and of the output of running executions.
         memory_of: Owner -> the owner's share of the memory.
         writer: Writes the entries to the store.
@@ -197,7 +197,7 @@ class ExecutionLog:
     def __init__(self, table: ExecutionRepository, node: NodeId, clock: Clock, metrics: Metrics) -> None:
         self._table = table
         self._node = node
-        self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # record and its bytes of memory
+        self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # id -> record, and its memory in bytes
         self._files: dict[ExecutionId, int] = {}
         self._lost = 0
         self._open: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
@@ -245,27 +245,27 @@ class ExecutionLog:
             self.writer.changed.set()
 
     def lose(self, record: ExecutionRecord) -> None:
-        """Record that the end of an execution is unknown for good."""
+        """Record that the end of an execution cannot be found out."""
         self.metrics.execution_ended(record.kind, LOST)
         self.put(replace(record, status=LOST))
 
     # Executions that continue after a restart of the service or a wake of the sandbox ----------------------------------
 
     async def unfinished(self) -> Sequence[ExecutionRecord]:
-        """Return the executions that an earlier service of this node left without an end."""
+        """Return the unfinished executions of earlier services of this node."""
         return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
 
     def reopen(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
-        """Open the entry of an execution that was left without an end. The caller adds all output again from the beginning."""
+        """Open the entry of an unfinished execution again. The caller adds all output from the beginning."""
         return LogEntry(self, sandbox, record, self.clock.monotonic_s() - (self.clock.now() - record.created_at).total_seconds())
 
     def keep_open(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
-        """Keep the record of an execution whose entry was left without an end, until the sandbox wakes."""
+        """Keep the record of an unfinished execution in memory until its sandbox wakes."""
         if not sandbox.is_removed:
             self._open.of(sandbox)[record.id] = record
 
     def take_open(self, sandbox: Sandbox) -> Sequence[ExecutionRecord]:
-        """Return the records that were kept open since the last call, and forget them."""
+        """Return the records of a sandbox that :meth:`keep_open` kept since the last call, and forget these records."""
         kept = self._open.get(sandbox) or {}
         records = list(kept.values())
         kept.clear()
@@ -277,7 +277,7 @@ class ExecutionLog:
         """Return the entry of an execution.
 
         Raises:
-            NotFoundError: ``execution_not_found``.
+            NotFoundError: The log has no such execution, or the principal may not see it (code ``execution_not_found``).
         """
         await self._write_for_reader()
         record = await self._table.get(ExecutionId(id_)) if PROCESS_ID.fullmatch(id_) else None
@@ -285,7 +285,7 @@ class ExecutionLog:
             raise NotFoundError(
                 f"There is no execution {id_[:64]!r}.",
                 code=ErrorCode.EXECUTION_NOT_FOUND,
-                hint="List the executions; this one may have been removed because of its age.",
+                hint="List the executions to find their ids. Old executions are removed from the log.",
                 fields={"execution": id_[:64]},
             )
         return record
@@ -296,7 +296,7 @@ class ExecutionLog:
         """Return entries, newest first.
 
         Args:
-            principal: Reader of the log: sees its own executions, an operator all.
+            principal: Reader of the log. Operators see all executions, other principals only their own.
             sandbox: Return only executions of this sandbox.
             before: Position of the last entry of the previous page.
             limit: Largest number of entries.
@@ -305,14 +305,14 @@ class ExecutionLog:
         return await self._table.page(owner=None if principal.operator else principal.owner, sandbox=sandbox, before=before, limit=limit)
 
     async def _write_for_reader(self) -> None:
-        """Write what is pending, so that a client finds the execution that it has just made."""
+        """Write the pending entries, so that a client finds an execution that it has just started."""
         if self._pending or self._files or self.writer.is_writing:
             await self.writer.flush()
 
     # Writing ---------------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Write the pending entries. Entries that the store does not take are lost."""
+        """Write the pending entries. Entries that the store refuses are lost."""
         await self.writer.close()
         if self._pending:
             lost = len(self._pending)
@@ -322,7 +322,7 @@ class ExecutionLog:
         self._warn_of_lost()
 
     def put(self, record: ExecutionRecord) -> None:
-        """Write a record soon, in place of an earlier one of the execution. A record without memory is lost."""
+        """Write a record soon, in place of a pending record of the same execution. If there is no memory for the record, it is lost."""
         self._drop(record.id)
         texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
         size = max(MAX_BYTES // MAX_ENTRIES, 500 + sum(50 + len(text) for text in texts if text))
@@ -351,9 +351,9 @@ class ExecutionLog:
         try:
             await self._table.save(batch)
         except (HostError, UnavailableError) as error:
-            self._failed(error)  # the disk may get free space again: the entries stay as long as there is memory
+            self._failed(error)  # the store may work again later, so the entries stay pending
             return False
-        except Exception as error:  # noqa: BLE001 - one record that the store never takes must not block the others
+        except Exception as error:  # noqa: BLE001 - one record that the store always refuses must not block the others
             if len(batch) > 1:
                 for record in batch:
                     if not await self._write([record]):
@@ -371,7 +371,7 @@ class ExecutionLog:
         for id_, files in pending.items():
             try:
                 record = await self._table.get(id_) if id_ not in self._pending else None
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - an entry that cannot be read must not end the writer
                 self._failed(error)
                 self._files = pending | self._files
                 return False

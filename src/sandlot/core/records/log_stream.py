@@ -1,12 +1,12 @@
-"""Output of all executions of a sandbox: read it in the order in which the executions started, and follow it.
+"""Output of all executions of a sandbox: read and follow the output, in the order in which the executions started.
 
 Invariants:
 - The output comes from the execution log: the beginning and the end of each stream, also long after the sandbox has ended. The output of a
   background process appears when the process has ended.
-- Reading sends no request to the sandbox, does not wake it and does not count as activity.
+- Reading sends no request to the sandbox, does not wake the sandbox and does not count as activity.
 - One read is limited to the newest executions: :data:`MAX_RUNS` executions or :data:`MAX_CHARS` characters.
 - A follower gets the existing output first and then the new output, each byte once. A follower that is too slow gets the number of lost bytes.
-- The output that waits for one follower is limited and counts against the memory for client data. Without a follower, no output is kept here.
+- The output that waits for one follower is limited and counts against the memory for client data. Without followers, this module keeps no output.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ MAX_RUNS = 200
 MAX_CHARS = 1 * MIB
 PAGE = 50
 MAX_WAITING_BYTES = 512 * KIB
-"""Output that may wait for one follower."""
+"""Maximum bytes of output that wait for one follower."""
 PIECE_BYTES = 128
-"""Approximate memory of a piece beyond its output."""
+"""Approximate memory of a :class:`Piece` in addition to its output."""
 MAX_PROGRESS = 4096
-"""Executions whose progress one follower remembers."""
+"""Maximum number of executions whose progress one follower remembers."""
 POLL_S = 1.0
 """Interval at which a follower checks whether the sandbox has ended, or the service is stopping."""
 
 CHANNELS: Mapping[str, Collection[int]] = {"stdout": (STDOUT,), "stderr": (STDERR,), "both": (STDOUT, STDERR)}
-"""Name in a request -> channels."""
+"""Name of the streams in a request -> channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Entry:
         execution: Id of the execution.
         at: Start of the execution.
         channel: 1 for standard output, 2 for standard error.
-        text: Kept output. If a part is missing, a line in its place says how many bytes it had.
+        text: Kept output. If a part is missing, a line in its place states the number of missing bytes.
         omitted: Bytes that are not kept.
         end: Bytes that a running execution has written up to now; None for an execution that has ended.
     """
@@ -78,7 +78,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Number of bytes that an execution wrote faster than the follower read."""
+    """Output that the follower lost because the execution wrote faster than the follower read."""
 
     execution: ProcessId
     channel: int
@@ -87,18 +87,18 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """End of an execution, or of its output."""
+    """End of an execution and of its output."""
 
     execution: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Output of an execution, or its end.
+    """Output of an execution, or the end of the execution.
 
     Args:
         execution: Id of the execution.
-        event: Output or a gap in it; None is the end of the execution.
+        event: Output or a gap in the output; None is the end of the execution.
     """
 
     execution: ProcessId
@@ -106,7 +106,7 @@ class Piece:
 
 
 class LogFollower:
-    """Output of the executions of a sandbox that waits for one follower, from now on. Close the follower at the end.
+    """Queue of the output that the executions of a sandbox write from now on, for one follower. Close the follower at the end.
 
     Args:
         execution_log: Execution log of the service.
@@ -128,7 +128,7 @@ class LogFollower:
         self.wakeup = asyncio.Event()
 
     def put(self, execution: ProcessId, event: Output | OutputGap | None) -> None:
-        """Add output of an execution, a gap in it, or its end. Touching gaps are merged.
+        """Add output of an execution, a gap in the output, or the end of the execution. Adjacent gaps are merged.
 
         Args:
             execution: Id of the execution.
@@ -169,7 +169,7 @@ class LogFollower:
 
 @dataclass(slots=True)
 class _Progress:
-    """Part of an execution's output that the follower has.
+    """Part of an execution's output that the follower already has.
 
     Args:
         is_complete: True if the follower has all output.
@@ -189,7 +189,7 @@ class _Progress:
 
 
 async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]) -> tuple[Sequence[Entry], bool]:
-    """Return the output of a sandbox's executions up to now, and whether there is older output.
+    """Return the output of a sandbox's executions up to now, and True if older output was left out.
 
     Args:
         execution_log: Execution log of the service.
@@ -213,7 +213,7 @@ async def read(execution_log: ExecutionLog, sandbox: Sandbox, principal: Princip
 async def follow(
     execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal, channels: Collection[int]
 ) -> AsyncIterator[Entry | Wrote | Missed | Over]:
-    """Yield the output of a sandbox's executions, and then their new output, until the sandbox ends.
+    """Yield the existing output of a sandbox's executions, and then new output until the sandbox ends.
 
     Args:
         execution_log: Execution log of the service.
@@ -222,7 +222,7 @@ async def follow(
         channels: Channels to follow.
 
     Raises:
-        UnavailableError: The service stops.
+        UnavailableError: The service is stopping.
     """
     follower = LogFollower(execution_log, sandbox)
     try:
@@ -233,7 +233,7 @@ async def follow(
         for entry in entries:
             yield entry
         while True:
-            has_ended = sandbox.ended.is_set()  # before take(), which then gets everything that was written
+            has_ended = sandbox.ended.is_set()  # read before take(), so that this take() returns all output of an ended sandbox
             for piece in follower.take():
                 for item in _new_items(piece, progress, channels):
                     yield item
@@ -249,7 +249,7 @@ async def follow(
 
 
 async def _newest(execution_log: ExecutionLog, sandbox: Sandbox, principal: Principal) -> tuple[list[ExecutionRecord], bool]:
-    """Return the newest executions, newest first, and whether there are older ones."""
+    """Return the newest executions, newest first, and True if there are older executions."""
     records: list[ExecutionRecord] = []
     chars, before = 0, None
     while len(records) < MAX_RUNS and chars <= MAX_CHARS:

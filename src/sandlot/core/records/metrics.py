@@ -1,7 +1,7 @@
 """Metrics of a service for Prometheus, in its text format 0.0.4.
 
-Invariant: No label has a value that a client or a sandbox chose: no ids, no names, and of paths only the templates of routes. Clients can
-therefore not increase the number of series.
+Invariant: Clients and sandboxes choose no label values. Labels contain no ids, no names that a client chose, and route templates instead of
+paths. Clients therefore cannot increase the number of series.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sandlot.model.states import State, is_terminal
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 CREATE_S = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5, 15, 60, 300)
-"""Buckets of a create: a container takes 0.05 s, gVisor 0.35 s, and the first sandbox of a template waits for the template's build."""
+"""Histogram buckets of create requests: a container takes 0.05 s, gVisor 0.35 s; the first sandbox of a template waits for the template's build."""
 REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 LAG_EVERY_S = 0.5
-"""Interval between two measurements of the event loop's lag."""
+"""Seconds between two measurements of the event loop's lag."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
@@ -37,7 +37,7 @@ OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "sig
 
 
 class Metrics:
-    """All metrics of one service, in a registry of their own."""
+    """All metrics of one service, in their own Prometheus registry."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -64,7 +64,7 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def count_sandboxes(self, states: Callable[[], Iterable[State]]) -> None:
-        """Report the number of sandboxes by state from now on.
+        """Add the number of sandboxes in each state to the metrics.
 
         Args:
             states: Returns the states of all current sandboxes.
@@ -78,7 +78,7 @@ class Metrics:
         self._registry.register(_ReadAtScrape(gauge, by_state))
 
     def created(self, isolation: str, seconds: float, *, source: str = "template") -> None:
-        """Count a create that succeeded.
+        """Count a create request that succeeded.
 
         Args:
             isolation: Isolation of the sandbox.
@@ -89,11 +89,11 @@ class Metrics:
         self._create_s.labels(isolation).observe(seconds)
 
     def not_created(self, isolation: str, why: ExitReason, *, source: str = "template") -> None:
-        """Count a create that was admitted and then failed, or whose client disconnected."""
+        """Count a create request that was admitted but failed, or whose client disconnected."""
         self._creates.labels(source, isolation, str(why)).inc()
 
     def execution_started(self, kind: str) -> None:
-        """Count an execution that starts. Other kinds than ``code`` and ``command`` are counted as ``other``."""
+        """Count an execution that starts. Kinds other than ``code`` and ``command`` are counted as ``other``."""
         self._begun.labels(kind if kind in KINDS else OTHER).inc()
 
     def execution_ended(self, kind: str, outcome: str) -> None:
@@ -118,11 +118,11 @@ class Metrics:
         self._request_s.labels(known).observe(seconds)
 
     def store_failed(self, what: str, lost: int = 0) -> None:
-        """Count a write that the store refused and that no request waits for.
+        """Count a background write that the store refused.
 
         Args:
-            what: Subject of the write, such as ``executions`` or ``retention``.
-            lost: Entries of the execution log that are lost because of the failure.
+            what: Kind of the written rows, such as ``executions``, or ``retention`` for removals.
+            lost: Number of entries of the execution log that are lost because of the failure.
         """
         self._store.labels(what).inc()
         self._lost.inc(lost)
@@ -170,7 +170,7 @@ class Metrics:
         """Add the counters of the package cache to the metrics.
 
         Args:
-            counted: Returns name -> value. The name of a number of bytes ends in ``_bytes``.
+            counted: Returns name of a counter -> value. The name of a counter of bytes ends in ``_bytes``.
         """
 
         def events() -> Iterator[tuple[list[str], int]]:
@@ -194,7 +194,7 @@ class _ReadAtScrape(Collector):
 
     Args:
         create: Creates the metric without values.
-        read: Returns the values of the labels, each with the value of the metric.
+        read: Returns pairs of label values and the value of the metric for these labels.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class _ReadAtScrape(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metric without values. The registry calls this at the registration."""
+        """Return the metric without values. The registry calls this method when the metric is registered."""
         return [self._create()]
 
     def collect(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """Removal of old rows from the store: log entries, events and records of ended sandboxes.
 
-Invariant: Only finished things are removed. Records of live sandboxes and the monthly counts of executions stay. Files of the file store stay
-until their owner deletes them.
+Invariant: Records of live sandboxes and the monthly counts of executions are never removed. Files of the file store stay until their owner deletes
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.model.storage import Store
 
 INTERVAL_S = 600.0
-"""Pause between two removals: rows with a limit of a week may stay ten minutes longer."""
+"""Seconds between two removals. A row can therefore stay ten minutes longer than its limit."""
 DAY_S = 86400.0
 
 _log = structlog.get_logger("sandlot.core")
@@ -25,14 +25,14 @@ _log = structlog.get_logger("sandlot.core")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits of age and number.
+    """Limits of age and number of the kept rows. Ages are in seconds.
 
     Args:
-        executions_s: Age of log entries, from the start of the execution.
-        executions: Number of log entries. An entry usually takes 1 KiB, at most 200 KiB.
-        events_s: Age of events.
-        events: Number of events.
-        sandboxes_s: Age of records of ended sandboxes, from the end of the sandbox.
+        executions_s: Maximum age of log entries, from the start of the execution.
+        executions: Maximum number of log entries. An entry usually takes 1 KiB, at most 200 KiB.
+        events_s: Maximum age of events.
+        events: Maximum number of events.
+        sandboxes_s: Maximum age of records of ended sandboxes, from the end of the sandbox.
     """
 
     executions_s: float = 7 * DAY_S
@@ -65,7 +65,7 @@ class Retention:
             await self._clock.sleep_until(self._clock.monotonic_s() + INTERVAL_S)
 
     async def remove_old(self) -> int:
-        """Remove all rows beyond the limits, and return their number. Rows whose removal fails are removed the next time."""
+        """Remove all rows beyond the limits, and return their number. If a removal fails, the next call removes these rows."""
         keep, store, now = self._keep, self._store, self._clock.now()
         dropped = {
             "executions": await self._try(lambda: store.executions.forget(created_before=now - timedelta(seconds=keep.executions_s)))
@@ -81,7 +81,7 @@ class Retention:
     async def _try(self, drop: Callable[[], Awaitable[int]]) -> int:
         try:
             return await drop()
-        except Exception as error:  # noqa: BLE001 - the other rows are still removed, and the next time tries again
+        except Exception as error:  # noqa: BLE001 - the other rows are still removed, and the next removal tries again
             self._metrics.store_failed("retention")
             _log.warning("retention.failed", error=str(error))
             return 0

@@ -1,9 +1,9 @@
 """Records of sandboxes: written before a client gets the response that depends on them, and read back when the service starts.
 
 Invariants:
-- An intent that cannot be recorded is not carried out: the sandbox is not created, and the change is refused.
-- A sandbox ends even if its end cannot be recorded, because a full disk must not keep it alive. The newest record of each such sandbox is
-  written again every few seconds. If the service dies before that, its next start notices that the sandbox is gone.
+- A create request or a change that cannot be recorded is refused, and not carried out.
+- A sandbox ends even if its end cannot be recorded, because a full disk must not keep the sandbox alive. The newest record of such a sandbox is
+  written again every few seconds until the store accepts it. If the service dies before that, the next service finds that the sandbox is gone.
 - A record and its event are committed together.
 - The records of one sandbox are written one at a time, in the order of its states.
 - The environment of an ended sandbox is not stored.
@@ -33,11 +33,11 @@ from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Store
 
 RETRY_S: Final = 5.0
-"""Pause between two attempts to write the records that the store refused."""
+"""Seconds between two attempts to write the records that the store refused."""
 LAST_ATTEMPT_S: Final = 5.0
-"""Limit of the last attempt, when the service stops."""
+"""Maximum seconds of the last attempt, when the service stops."""
 MAX_REFUSED: Final = 1000
-"""Sandboxes whose refused records are kept. The next start of the service settles the others."""
+"""Maximum number of sandboxes whose refused records are kept. The next service records the end of the other sandboxes."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -58,7 +58,7 @@ class SandboxRecorder:
         node: This node.
         clock: Clock of the service.
         events: Feed whose followers are woken after an event is committed.
-        metrics: Counts the creates.
+        metrics: Counts the create requests.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SandboxRecorder:
         return list(reversed(await self.store.sandboxes.ended_last(self._node, limit=limit)))
 
     async def save(self, sandbox: Sandbox, event: str | None = None, *, state: State | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
-        """Write the record of a sandbox as it is now.
+        """Write the record of a sandbox in its current state.
 
         Args:
             sandbox: Sandbox to record.
@@ -113,9 +113,9 @@ class SandboxRecorder:
         await self._write(record if state is None else replace(record, state=state), new_event)
 
     async def save_eventually(self, sandbox: Sandbox, event: str | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
-        """Write the record of a sandbox as it is now. Never raises.
+        """Write the record of a sandbox in its current state. Never raises.
 
-        A record that the store refuses is written again in the background, until the store takes it or a newer record of the sandbox.
+        A record that the store refuses is written again in the background, until the store accepts this record or a newer record of the sandbox.
 
         Args:
             sandbox: Sandbox to record.
@@ -126,7 +126,7 @@ class SandboxRecorder:
         new_event = None if event is None else NewEvent(event, self._clock.now(), sandbox.owner, sandbox.id, data)
         try:
             await self._write(record, new_event)
-        except Exception as error:  # noqa: BLE001 - no failure of a store may keep the sandbox from its end
+        except Exception as error:  # noqa: BLE001 - a failing store must not prevent the end of a sandbox
             _log.error("sandbox.not_recorded", sandbox=sandbox.id, state=str(record.state), error=str(error))
             self._refused[sandbox.id] = _Refused(record, new_event)
             self._refused.move_to_end(sandbox.id)
@@ -136,7 +136,7 @@ class SandboxRecorder:
                 self._retrying = asyncio.create_task(self._retry())
 
     async def save_running(self, sandbox: Sandbox) -> None:
-        """Record that a new sandbox runs, before its client gets the response, and count the create.
+        """Record that a new sandbox runs, and count the create request. Call this before the client gets the response.
 
         Raises:
             SandlotError: The store refused the record.
@@ -164,7 +164,7 @@ class SandboxRecorder:
         await self.save(sandbox, "sandbox.updated", changed=list(changed))
 
     async def save_end(self, sandbox: Sandbox) -> None:
-        """Record that the processes of a sandbox are dead, and count a failed create. Never raises."""
+        """Record that a sandbox has ended. If the sandbox was never ready, count a failed create request. Never raises."""
         exit_ = sandbox.exit
         if not sandbox.ready.done():
             self.metrics.not_created(sandbox.spec.isolation, exit_.reason if exit_ is not None else ExitReason.CRASHED)
@@ -172,7 +172,7 @@ class SandboxRecorder:
         await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
 
     async def settle(self, record: SandboxRecord, exit_: Exit, state: State) -> None:
-        """Record the end of a sandbox that an earlier service left.
+        """Record the end of a sandbox that an earlier service did not end.
 
         Args:
             record: Record that the earlier service wrote.
@@ -190,7 +190,7 @@ class SandboxRecorder:
             exit_reason=str(exit_.reason),
             exit_detail=exit_.detail,
             ended_at=self._clock.now(),
-            # No client got a response about an unfinished create, so the same request may create another sandbox.
+            # No client got a response to an unfinished create request, so the same request may create another sandbox.
             idempotency_key=record.idempotency_key if was_created else None,
         )
         data = {"reason": ended.exit_reason, "detail": ended.exit_detail, "state": str(state)}
@@ -200,7 +200,7 @@ class SandboxRecorder:
     async def _write(self, record: SandboxRecord, event: NewEvent | None) -> None:
         async with self._locks.hold(record.id):
             await self.store.sandboxes.save(record, event)
-            self._refused.pop(record.id, None)  # older than this record
+            self._refused.pop(record.id, None)  # a refused record is older than this one
         if event is not None:
             self._events.notify(record.owner)
 
@@ -225,7 +225,7 @@ class SandboxRecorder:
 
 
 def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
-    """Return the record of a sandbox as it is now. Pure."""
+    """Return the record of a sandbox in its current state. Pure."""
     exit_ = sandbox.exit or sandbox.requested_exit
     env = {} if is_terminal(sandbox.state) else sandbox.spec.env
     return SandboxRecord(
@@ -247,7 +247,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
 
 
 def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
-    """Return the sandbox of a record, as it is before its recovery or after its end.
+    """Create the sandbox object of a record: a live sandbox before its recovery, or an ended sandbox.
 
     Args:
         record: Stored record.
@@ -255,7 +255,7 @@ def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> S
         clock: Clock of the service.
     """
     sandbox = Sandbox(
-        replace(record.spec, volumes=placed(record.spec.volumes)),  # records of earlier versions have no slots
+        replace(record.spec, volumes=placed(record.spec.volumes)),  # records of earlier versions have no volume slots
         owner=record.owner,
         name=record.name,
         created_at=record.created_at,

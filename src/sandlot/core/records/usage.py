@@ -1,8 +1,8 @@
-"""Executions of each owner in the current month: counted in memory, written behind.
+"""Number of executions of each owner in the current month, counted in memory and written to the store in the background.
 
 Invariants:
 - No execution waits for a database. An execution is counted against its owner's quota before it starts, and subtracted again if it cannot start.
-- A kill of the service loses at most the counts of the last second. A stop loses none and counts none twice.
+- A kill of the service loses at most the counts of the last second. A regular stop loses no count and counts nothing twice.
 - Nodes that share a database add to the same counts. A node knows the counts of the other nodes with a delay of at most ``REFRESH_S``.
 """
 
@@ -24,14 +24,14 @@ from sandlot.model.errors import SandlotError
 from sandlot.model.storage import ExecutionRepository
 
 REFRESH_S: Final = 10.0
-"""Interval at which the counts of other nodes are read."""
+"""Seconds between two reads of the counts of other nodes."""
 _MONTH: Final = "%Y-%m"
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class MonthlyExecutionCounter:
-    """Counts of the current month.
+    """Counts the executions of each owner in the current month.
 
     Args:
         table: Stored counts.
@@ -39,26 +39,26 @@ class MonthlyExecutionCounter:
         quota_of: Returns the quota of an owner.
 
     Attributes:
-        writer: Writes new counts to the store, and reads those of other nodes.
+        writer: Writes new counts to the store, and reads the counts of other nodes.
     """
 
     def __init__(self, table: ExecutionRepository, clock: Clock, quota_of: Callable[[OwnerId], Quota]) -> None:
         self._table = table
         self._clock = clock
         self._quota_of = quota_of
-        # Each has (month, owner) -> number of executions. A month is written as in the store: 2026-11.
-        self._used: Counter[tuple[str, OwnerId]] = Counter()  # as far as this node knows
-        self._begun: Counter[tuple[str, OwnerId]] = Counter()  # the part that is not in the store
-        self._writing: Counter[tuple[str, OwnerId]] = Counter()  # the part that is being written, or that the store refused
+        # Each of these counters maps (month, owner) to a number of executions. A month is written as in the store: 2026-11.
+        self._used: Counter[tuple[str, OwnerId]] = Counter()  # all executions that this node knows
+        self._begun: Counter[tuple[str, OwnerId]] = Counter()  # executions that are not in the store
+        self._writing: Counter[tuple[str, OwnerId]] = Counter()  # executions that are being written, or that the store refused
         self.writer = WriteBehind(self._write_pending, refresh_s=REFRESH_S)
 
     async def refresh(self) -> None:
-        """Read the stored counts. Call this before any other method."""
+        """Read the stored counts. Call this method before any other method."""
         month = f"{self._clock.now():{_MONTH}}"
         stored = await self._table.counts(month)
         self._used = Counter({(month, owner): number for owner, number in stored.items()})
         for pending in (self._begun, self._writing):
-            self._used.update(pending)  # adds
+            self._used.update(pending)  # adds the numbers
 
     def used(self, owner: OwnerId) -> int:
         """Return the number of executions that an owner has started this month."""
@@ -68,7 +68,7 @@ class MonthlyExecutionCounter:
         """Refuse an execution of an owner whose quota is used up.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
         now, limit = self._clock.now(), self._quota_of(owner).executions_per_month
         used = self._used[f"{now:{_MONTH}}", owner]
@@ -88,7 +88,7 @@ class MonthlyExecutionCounter:
         """Count an execution while the body starts it. If the body raises, the execution is not counted.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
         self.check(owner)
         counted = f"{self._clock.now():{_MONTH}}", owner
@@ -104,7 +104,7 @@ class MonthlyExecutionCounter:
             self.writer.changed.set()
 
     async def _write_pending(self) -> bool:
-        self._writing.update(self._begun)  # adds; a count is negative if its execution was written and then could not start
+        self._writing.update(self._begun)  # adds; a number is negative if an execution was written and then could not start
         self._begun = Counter()
         try:
             for month in sorted({month for month, _ in self._writing}):

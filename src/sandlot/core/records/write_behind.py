@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Final
 
 FLUSH_S: Final = 0.5
-"""Changes gather for this long before they are written: half of the second that a killed service may lose."""
+"""Seconds for which changes are collected before they are written. A killed service may lose the changes of one second."""
 RETRY_S: Final = 1.0
-"""Pause after the store refused a write."""
+"""Seconds to wait after the store refused a write."""
 LAST_FLUSH_S: Final = 5.0
-"""Limit of the last write when the service stops."""
+"""Maximum seconds of the last write, when the service stops."""
 
 
 class WriteBehind:
@@ -20,10 +20,10 @@ class WriteBehind:
 
     Args:
         write: Writes everything that is pending now. Returns False if the store refused a part, which stays pending.
-        refresh_s: Call ``write`` at least this often, for a function that also reads what other nodes wrote. None calls it only after a change.
+        refresh_s: Seconds after which ``write`` is called without a change, to read what other nodes wrote. None calls it only after a change.
 
     Attributes:
-        changed: Set the event when something is pending.
+        changed: Event that callers set when a change is pending.
     """
 
     __slots__ = ("_lock", "_refresh_s", "_write", "changed")
@@ -40,7 +40,7 @@ class WriteBehind:
         return self._lock.locked()
 
     async def run(self) -> None:
-        """Write whenever something is pending, until the task is cancelled."""
+        """Write pending changes whenever there are some, until cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._refresh_s):
@@ -50,9 +50,9 @@ class WriteBehind:
                 await asyncio.sleep(RETRY_S)
 
     async def flush(self) -> bool:
-        """Write what is pending now, and return whether the store took all of it.
+        """Write the pending changes. Return True if the store accepted all of them.
 
-        A cancelled caller still waits for the write: what was committed must not be pending afterwards, because it would count twice.
+        A cancelled caller still waits for the end of the write. Otherwise committed changes could stay pending, and would be counted twice.
         """
         writing = asyncio.create_task(self._locked_write())
         try:
@@ -62,7 +62,7 @@ class WriteBehind:
             raise
 
     async def close(self) -> None:
-        """Write what is left, for at most ``LAST_FLUSH_S`` seconds."""
+        """Write the pending changes, for at most ``LAST_FLUSH_S`` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_FLUSH_S):
                 await self._locked_write()
