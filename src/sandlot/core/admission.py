@@ -1,8 +1,8 @@
-"""Decide which sandboxes may be created, before anything is started or reserved. Pure.
+"""Checks of create requests, before resources are reserved and a sandbox is started. Pure: the functions do no I/O.
 
 Invariants:
-- The operator's policy limits what a request may choose. A request never gets weaker isolation or a wider network than it asked for.
-- A field that is not enforced is refused, never stored and ignored.
+- The operator's policy limits what a create request may choose. A sandbox never has weaker isolation or a wider network than requested.
+- A request whose isolation, network or limits cannot be enforced is refused. The value is never stored and ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sandlot.model.specs import (
 AUTO: Final = "auto"
 """Isolation of a request that leaves the choice to the operator."""
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
-"""Names of all kinds of isolation, whether this service has a driver for them or not."""
+"""Names of all isolations, including those for which this service has no driver."""
 UNSUPPORTED_NETWORKS: Final = ("allowlist", "internet")
 """Network policies of the API that need the egress proxy, which this version does not have."""
 
@@ -40,9 +40,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_METADATA_ENTRIES: Final = 64
 MAX_METADATA_BYTES: Final = 16 * KIB
 MAX_METADATA_NAME_BYTES: Final = 255
-"""Length of one name in UTF-8. Names and values that requests filter by are in an index, and an index row of PostgreSQL holds 2,704 bytes."""
+"""Maximum length of a metadata name in UTF-8. Names and values are indexed for filters, and an index row of PostgreSQL holds 2,704 bytes."""
 RESERVED_PREFIX: Final = "sandlot."
-"""Prefix of the names in the metadata that the service and its compatibility APIs set."""
+"""Prefix of metadata names that only the service and its compatibility APIs may set."""
 MIN_IDLE_TIMEOUT_S: Final = 5.0
 """Smallest idle timeout: the interval of the idle monitor (``core/lifecycle/idle.py``)."""
 
@@ -53,22 +53,22 @@ _REQUIRED: Final = (
     DriverCapability.LIMIT_PIDS,
     DriverCapability.LIMIT_DISK,
 )
-"""Capabilities without which a driver cannot keep the limits of a sandbox."""
+"""Capabilities that a driver needs to start a sandbox and to enforce its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """Policy of the operator.
+    """Limits that the operator sets for all sandboxes of the service.
 
     Args:
-        isolation_default: Isolation of requests with ``auto``.
-        isolation_allowed: Isolations that a request may name.
+        isolation_default: Isolation of a sandbox whose create request has the isolation ``auto``.
+        isolation_allowed: Isolations that a sandbox may have.
         max_sandboxes: Largest number of live sandboxes. A sandbox counts until nothing of it is left on the host.
-        max_creates: Largest number of sandboxes that are prepared or booted at once. A create takes about 100 ms of a processor, so more at once
-            would only delay all of them.
-        max_waiting: Largest number of creates that wait for a start slot; further ones are refused.
+        max_creates: Number of start slots: the largest number of sandboxes that are prepared or booted at the same time. A start takes about 100 ms
+            of processor time, so more concurrent starts would only delay all of them.
+        max_waiting: Largest number of create requests that wait for a start slot. Further requests are refused.
         overcommit: Share of the host that may be reserved.
-        max_suspended_s: Seconds for which a paused or hibernated sandbox is kept.
+        max_suspended_s: Seconds after which a paused or hibernated sandbox is ended.
     """
 
     isolation_default: str = "gvisor"
@@ -87,18 +87,18 @@ class CreateSandboxParams:
     Args:
         template: Name of the template.
         snapshot: Id or name of a snapshot to start from instead of the template. None: the template.
-        name: Name for people. None: no name.
-        env: Environment of every process.
-        metadata: Metadata of the owner: at most 64 entries, 16 KiB, and 255 bytes for each name.
+        name: Name that the client chose. None: no name.
+        env: Environment variables of every process in the sandbox.
+        metadata: Metadata that the client chose: at most 64 entries, 16 KiB, and 255 bytes for each name.
         limits: Limits of the sandbox.
-        timeout_s: Seconds until ``on_timeout``. None: the sandbox is persistent.
-        idle_timeout_s: Seconds without activity until the sandbox ends. None: never.
+        timeout_s: Seconds until the action ``on_timeout`` is carried out. None: the sandbox is persistent.
+        idle_timeout_s: Seconds without activity until the action ``on_timeout`` is carried out. None: no idle timeout.
         isolation: ``auto`` or the name of a driver.
         network: Name of the network policy.
         files: Ids of stored files to copy into the working directory.
-        on_timeout: Action when the timeout passes.
-        auto_resume: True if a request to the paused or hibernated sandbox resumes it.
-        volumes: Volumes to attach, by name or id: at most eight, none below the path of another.
+        on_timeout: Action when the timeout or the idle timeout passes.
+        auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
+        volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         unique_name: True if the request fails while the owner has a live sandbox of the same name.
     """
 
@@ -119,26 +119,26 @@ class CreateSandboxParams:
     unique_name: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse invalid values of the fields that need neither policy nor host.
+        """Check the fields that can be checked without the operator's policy and without the host.
 
         Raises:
-            InvalidRequestError: Name, volumes, metadata or idle timeout are invalid.
+            InvalidRequestError: The name, the metadata, the idle timeout or a volume is invalid.
         """
         check_properties(self.name, self.metadata, self.idle_timeout_s, unique_name=self.unique_name)
         check_mounts(self.volumes)
 
 
 def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout_s: float | None, *, unique_name: bool) -> None:
-    """Refuse invalid values of the properties that a create request and an update have in common.
+    """Check the properties of a sandbox that both a create request and an update can set.
 
     Args:
-        name: Name of the sandbox. None: no name, or an unchanged one.
-        metadata: Metadata of the owner.
-        idle_timeout_s: Seconds without activity until the sandbox ends. None: no idle timeout, or an unchanged one.
+        name: Name of the sandbox. None: the sandbox has no name, or an update keeps the name.
+        metadata: Metadata that the client chose.
+        idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout, or an update keeps the idle timeout.
         unique_name: True if no other live sandbox of the owner may have the name.
 
     Raises:
-        InvalidRequestError: A value is invalid, or a unique name is missing.
+        InvalidRequestError: A value is invalid, or ``unique_name`` is set without a name.
     """
     if name is not None and NAME.fullmatch(name) is None:
         raise InvalidRequestError(
@@ -151,7 +151,7 @@ def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout
     if idle_timeout_s is not None and not MIN_IDLE_TIMEOUT_S <= idle_timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
             f"`idle_timeout` is {idle_timeout_s:g}; {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds are allowed.",
-            hint="Omit `idle_timeout` for none.",
+            hint="Pass `idle_timeout` within these bounds, or omit it.",
             fields={"field": "idle_timeout"},
         )
     if metadata:
@@ -159,14 +159,14 @@ def check_properties(name: str | None, metadata: Mapping[str, str], idle_timeout
 
 
 def check_reserved_names(metadata: Mapping[str, str], current: Mapping[str, str] | None = None) -> None:
-    """Refuse metadata of a client whose names are reserved for the service, unless they repeat current entries.
+    """Refuse reserved names in the metadata of a client's request. An entry that equals an entry of the current metadata is allowed.
 
     Args:
         metadata: Metadata of the request.
-        current: Current metadata of the sandbox or pool.
+        current: Current metadata of the sandbox or pool. None: the sandbox or pool does not exist yet.
 
     Raises:
-        InvalidRequestError: A name is reserved.
+        InvalidRequestError: The metadata would add or change an entry with a reserved name.
     """
     for name, value in metadata.items():
         if name.startswith(RESERVED_PREFIX) and (current or {}).get(name) != value:
@@ -209,9 +209,9 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
         source: Isolation of the snapshot or parent that the sandbox starts from. None: the sandbox starts from its template.
 
     Raises:
-        InvalidRequestError: The isolation does not exist, or is not that of the source.
+        InvalidRequestError: The isolation does not exist, or differs from the isolation of the source.
         ForbiddenError: The operator does not allow the isolation.
-        UnsupportedError: The isolation is allowed, but this version has no driver for it.
+        UnsupportedError: The operator allows the isolation, but this version of Sandlot has no driver for it.
     """
     if source is not None and requested not in {AUTO, source}:
         raise InvalidRequestError(
@@ -247,14 +247,14 @@ def resolve_network(requested: str) -> Network:
     """Return the network policy of a request.
 
     Raises:
-        UnsupportedError: The policy is not enforced yet.
-        InvalidRequestError: The policy does not exist.
+        UnsupportedError: This version of Sandlot cannot enforce the network policy.
+        InvalidRequestError: The network policy does not exist.
     """
     if requested in UNSUPPORTED_NETWORKS:
         raise UnsupportedError(
             f"Network policy {requested!r} needs the egress proxy, which this version does not have.",
             code=ErrorCode.UNSUPPORTED,
-            hint="Omit `network`, which allows pip, npm and apt-get, and upload other data as files.",
+            hint="Omit `network`: the default policy allows pip, npm and apt-get. Upload other data as files.",
             fields={"field": "network"},
         )
     try:
@@ -273,7 +273,7 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
         volumes: True if the sandbox has volumes.
 
     Raises:
-        HostError: The driver cannot boot sandboxes or cannot enforce a limit. The message gives the reason and the fix.
+        HostError: The driver cannot boot sandboxes or cannot enforce a limit. The message gives the reason.
         UnsupportedError: The driver cannot attach volumes.
     """
     for required in _REQUIRED:
@@ -287,7 +287,7 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
             )
     if volumes and not capabilities.can(DriverCapability.VOLUMES):
         raise UnsupportedError(
-            f"The {capabilities.driver} driver has no volumes on this host: {capabilities.why_not(DriverCapability.VOLUMES)}",
+            f"The {capabilities.driver} driver cannot attach volumes on this host: {capabilities.why_not(DriverCapability.VOLUMES)}",
             code=ErrorCode.UNSUPPORTED,
             hint="Omit `volumes`.",
             fields={"field": "volumes"},
@@ -295,19 +295,19 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
 
 
 def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
-    """Refuse to create a sandbox beyond the numbers that the operator allows.
+    """Refuse a new sandbox if the service has the largest number of live sandboxes or of waiting create requests that the operator allows.
 
     Args:
         live: Number of sandboxes, including those that are being created or removed.
-        waiting: Number of creates that wait for a start slot.
+        waiting: Number of create requests that wait for a start slot.
         policy: Policy of the operator.
 
     Raises:
-        UnavailableError: ``busy`` with ``retry_after_s``.
+        UnavailableError: One of the numbers is reached; code ``busy``, with the field ``retry_after_s``.
     """
     if live >= policy.max_sandboxes:
         raise UnavailableError(
-            f"{live} sandboxes exist; this service may have {policy.max_sandboxes}.",
+            f"{live} sandboxes exist; this service allows {policy.max_sandboxes}.",
             code=ErrorCode.BUSY,
             hint="Kill a sandbox that is no longer needed, retry later, or raise SANDLOT_MAX_SANDBOXES.",
             fields={"retry_after_s": BUSY_RETRY_AFTER_S, "max_sandboxes": policy.max_sandboxes},

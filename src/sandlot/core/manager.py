@@ -1,10 +1,12 @@
-"""Manager of sandboxes: create, kill, update, suspend and resume them, and open and close all of them with the service.
+"""Manager of sandboxes: create, kill, update, suspend and resume sandboxes.
+
+The manager recovers sandboxes when the service starts, and leaves or ends them when the service stops.
 
 Invariants:
 - A sandbox counts against the limit of the service and against the host's resources (:mod:`sandlot.core.node.reservations`) from its create request
   until nothing of it is left on the host.
-- A create whose client disconnects leaves nothing behind.
-- A create request with an idempotency key creates one sandbox, however often the request is sent, also to the next service.
+- If the client of a create request disconnects before the response, the sandbox is ended and nothing of it is left.
+- A create request with an idempotency key creates one sandbox, even if the request is repeated or the service restarts in between.
 - A service that stops leaves its sandboxes to the next service (:mod:`sandlot.core.lifecycle.recovery`), or ends them: see
   :meth:`SandboxManager.aclose`.
 - A kill is idempotent, and any number of callers can wait for the same end.
@@ -39,7 +41,7 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.states import LIFECYCLE, Recovery, State, is_terminal
 
 CLOSE_TIMEOUT_S = 60.0
-"""Seconds for the removal of all sandboxes when the service stops. The next start removes what is left."""
+"""Seconds that the removal of all sandboxes may take when the service stops. The next start of the service removes what is left."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -60,13 +62,14 @@ class SandboxManager:
         self._lifecycle = lifecycle
         self._recorder = lifecycle.recorder
         self._idempotency = idempotency
-        self._tasks = TaskSet("service.defect")
+        self._tasks = TaskSet("service.internal_error")
         self._close_by_s: float | None = None
 
     async def open(self) -> int:
-        """Recover the sandboxes that an earlier service of this node left, and remove its leftovers. Return the number of recovered sandboxes.
+        """Start to recover the sandboxes that an earlier service of this node left. Return the number of these sandboxes.
 
-        The recoveries go on after the return: a call to a sandbox waits for its recovery. Call this method first, and only while the service holds
+        Sandboxes that were not completely created, and other resources of the earlier service, are removed. The recoveries continue after this method
+        has returned: a call to a sandbox waits until the sandbox is recovered. Call this method before all others, and only while the service holds
         the lock of the data directory.
 
         Raises:
@@ -80,7 +83,7 @@ class SandboxManager:
                 expired = record.expires_at is not None and record.expires_at <= self._lifecycle.clock.now()
                 await self._recorder.settle(record, *recovery.over(record, expired))
             elif record.spec.isolation not in self._lifecycle.drivers:
-                _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with that driver again.")
+                _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with this driver again.")
                 kept.add(record.ref)
                 self._registry.without_driver.add(record.id)
             else:
@@ -90,13 +93,13 @@ class SandboxManager:
         return self._registry.count
 
     def refuse(self) -> None:
-        """Refuse new sandboxes, because the service is about to stop."""
+        """Refuse create requests from now on, because the service is about to stop."""
         self._scheduler.close()
 
     async def aclose(self, *, keep: bool = False) -> None:
-        """Leave all sandboxes to the next service, or end them and wait until they are removed. No sandbox can be created any more.
+        """Leave all sandboxes to the next service, or end them and wait until they are removed. Create requests are refused from now on.
 
-        A sandbox that is being created is ended in any case, and its client gets an error. Idempotent; all calls together wait at most
+        A sandbox that is being created is always ended, and its client gets an error. The method is idempotent; all calls together wait at most
         ``CLOSE_TIMEOUT_S``.
 
         Args:
@@ -124,17 +127,17 @@ class SandboxManager:
         Args:
             params: The request.
             principal: Caller; the sandbox belongs to its owner.
-            key: Idempotency key. A repeated request returns the same sandbox, even if the sandbox has ended.
+            key: Idempotency key. A repeated request returns the same sandbox, even if the sandbox has ended. None: each request creates a sandbox.
             source: Snapshot or sandbox from which the new sandbox starts. None: its template.
 
         Raises:
             InvalidRequestError: The request is invalid or can never fit on this node.
             ForbiddenError: The operator does not allow the isolation.
             UnsupportedError: The isolation cannot enforce a property of the request.
-            NotFoundError: ``template_not_found``, ``file_not_found``.
-            LimitError: ``quota_exceeded``.
-            ConflictError: A different request was sent under this key.
-            HostError: This host cannot start the sandbox; the message says why.
+            NotFoundError: The template or a file does not exist; code ``template_not_found`` or ``file_not_found``.
+            LimitError: The sandbox would exceed the caller's quota; code ``quota_exceeded``.
+            ConflictError: The idempotency key was used for a different request.
+            HostError: This host cannot start the sandbox; the message gives the reason.
             UnavailableError: There is no room, or the service is stopping.
             SandboxEndedError: The sandbox was killed while it was created.
         """
@@ -145,27 +148,27 @@ class SandboxManager:
             return await self._find_created(principal.owner, key, digest) or await self._create(params, principal, key, digest, source)
 
     async def _find_created(self, owner: OwnerId, key: str, digest: str) -> Sandbox | None:
-        """Return the sandbox that an earlier request with this key created. The caller holds the lock of the key.
+        """Return the sandbox that an earlier request with this idempotency key created. The caller holds the lock of the key.
 
-        Return None if there is none, or if the client of the earlier request disconnected before it got the response.
+        Return None if no earlier request used the key, or if its client disconnected before the response.
 
         Raises:
-            ConflictError: The key was used for another request.
-            UnavailableError: ``busy``: the sandbox is on another node, or its end is not recorded yet.
+            ConflictError: The key was used for a different request.
+            UnavailableError: The sandbox is on another node, or its end is not recorded yet; code ``busy``.
         """
         while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, key)) is not None:
             check_same(record.request_digest, digest)
             sandbox = self._registry.known.get(record.id)
             if sandbox is None and not is_terminal(record.state):
                 raise UnavailableError(
-                    f"Sandbox {record.id}, which this Idempotency-Key names, is on another node, or its end is not recorded yet.",
+                    f"Sandbox {record.id}, created under this Idempotency-Key, is on another node, or its end is not recorded yet.",
                     code=ErrorCode.BUSY,
-                    hint="Retry later, ask the node that created the sandbox, or use a new key for another sandbox.",
+                    hint="Retry later, send the request to the node that created the sandbox, or use a new key to create another sandbox.",
                     fields={"retry_after_s": 5},
                 )
             if sandbox is None or sandbox.is_announced:
                 return sandbox or self._registry.revive(record)
-            await sandbox.ended.wait()  # its client disconnected, so it ends; then its record no longer has the key
+            await sandbox.ended.wait()  # the client disconnected, so the sandbox ends, and its record loses the key
             await asyncio.sleep(0)
         return None
 
@@ -189,7 +192,7 @@ class SandboxManager:
             sandbox.request_end(Exit(ExitReason.KILLED, "the client that created it disconnected"))
             raise
         except SandboxEndedError:
-            self._scheduler.check_open()  # no client has seen the sandbox: the request may be repeated at the next service
+            self._scheduler.check_open()  # while the service stops, the error is retryable: no client knows the sandbox yet
             raise
         _log.info("sandbox.created", sandbox=sandbox.id, template=sandbox.spec.template, isolation=sandbox.spec.isolation)
         return sandbox
@@ -216,7 +219,7 @@ class SandboxManager:
             self._lifecycle.volumes.hold(sandbox.id, sandbox.spec.volumes)
 
     def _remove(self, sandbox: Sandbox) -> None:
-        """Release the reservation and the volumes of a sandbox, once nothing of it is left on the host or the service has detached."""
+        """Forget a sandbox that was removed from the host or from which the service has detached. Release its reservation and its volumes."""
         self._registry.remove(sandbox)
         self._lifecycle.reservations.release(sandbox.id)
         self._lifecycle.volumes.release(sandbox.id)
@@ -225,7 +228,7 @@ class SandboxManager:
         """End a sandbox and return when its processes are dead. Idempotent.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
         """
         sandbox = await self._registry.load(id_, principal)
         sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
@@ -241,12 +244,12 @@ class SandboxManager:
         """Apply all changes to a sandbox, or none.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
-            LimitError: ``quota_exceeded``.
+            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
+            LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
             InvalidRequestError: A value is out of bounds.
             UnsupportedError: A limit cannot be changed while the sandbox runs.
             ConflictError: The sandbox uses more than the new limits allow, or is still being created.
-            UnavailableError: ``busy``: the node has not enough resources now.
+            UnavailableError: The node does not have enough free resources now; code ``busy``.
             SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)
@@ -256,26 +259,26 @@ class SandboxManager:
         return sandbox
 
     async def usage(self, id_: str, principal: Principal) -> Used:
-        """Return the measured usage of a sandbox and its limits."""
+        """Return the resources that a sandbox has used, and its limits."""
         return await used(self._registry.find(id_, principal))
 
     async def pause(self, id_: str, principal: Principal) -> Sandbox:
         """Freeze a sandbox. Does nothing if the sandbox is suspended already.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
+            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
             UnsupportedError: The isolation cannot pause sandboxes.
             SandboxEndedError: The sandbox has ended.
         """
         return await self._submit(self._registry.find(id_, principal), suspend.pause)
 
     async def hibernate(self, id_: str, principal: Principal) -> Sandbox:
-        """Write a sandbox to disk and release its memory.
+        """Write the memory and files of a sandbox to disk, then release the memory. Does nothing if the sandbox is hibernated already.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
-            UnsupportedError: The isolation cannot write memory.
-            HostError: The sandbox cannot be written; it goes on.
+            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
+            UnsupportedError: The isolation cannot hibernate sandboxes.
+            HostError: The sandbox cannot be written to disk; it keeps running.
             SandboxEndedError: The sandbox has ended.
         """
         return await self._submit(self._registry.find(id_, principal), suspend.hibernate)
@@ -286,13 +289,13 @@ class SandboxManager:
         Args:
             id_: Id of the sandbox.
             principal: Caller.
-            timeout_s: New timeout. None: no timeout.
+            timeout_s: New timeout in seconds. None: no timeout. ``suspend.SAME``: the timeout does not change.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``.
-            LimitError: ``quota_exceeded``.
-            UnavailableError: ``busy``: the node has no room for the hibernated sandbox now.
-            ConflictError: ``snapshot_unusable``: the hibernation image cannot be used any more.
+            NotFoundError: The sandbox does not exist; code ``sandbox_not_found``.
+            LimitError: The sandbox or its new timeout would exceed the owner's quota; code ``quota_exceeded``.
+            UnavailableError: The node has no room for the hibernated sandbox now; code ``busy``.
+            ConflictError: The hibernation image can no longer be restored; code ``snapshot_unusable``.
             SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(id_, principal)

@@ -3,7 +3,7 @@
 Invariants:
 - The state changes only as the table in :mod:`sandlot.model.states` allows.
 - The end of a sandbox is requested once: the first reason counts, and every client gets this reason.
-- A call that fails because the sandbox ended reports why the sandbox ended, not how the link noticed.
+- A call that fails because the sandbox ended reports why the sandbox ended, not how the link was lost.
 - A call to a sandbox that is being recovered after a restart of the service waits for the recovery; the call is not refused.
 - A call to a suspended sandbox resumes the sandbox, if ``auto_resume`` is set; otherwise the call is refused.
 - A service that stops closes its links and ends no sandbox: processes inside keep running.
@@ -35,14 +35,14 @@ from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, can_follow, is_terminal
 
 CALL_TIMEOUT_S: Final = 60.0
-"""Timeout of calls that do no work for the user (stat, signal, list): a guest that takes longer does not respond."""
+"""Timeout of calls that take the guest little time, such as stat, signal and list. A guest that takes longer is treated as not responding."""
 GRACE_S: Final = 30.0
-"""Time after the timeout of an execution until the service stops waiting for a guest that should have ended the execution."""
+"""Seconds that the service waits, after the timeout of an execution, for the guest to end the execution."""
 _EXIT_WAIT_S: Final = 5.0
-"""Longest wait of a call for the driver's reason of an end."""
+"""Seconds that a failed call waits at most until the driver has reported why the sandbox ended."""
 _REACHABLE: Final = frozenset({State.RUNNING, State.SNAPSHOTTING})
 _SUSPENDED: Final = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
-"""Suspended states, and the transitions into and out of them."""
+"""Suspended states, and the states of the transitions between a running and a suspended sandbox."""
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class Hold:
-    """Work for a client, from now on. Until the hold is released, the sandbox is not idle.
+    """Mark that a client uses a sandbox. From the creation of the hold until its release, the sandbox is not idle.
 
     Args:
         activity: Activity of the sandbox.
@@ -63,7 +63,7 @@ class Hold:
         self._activity: ActivityTracker | None = activity
 
     def release(self) -> None:
-        """End the work. Idempotent."""
+        """Release the hold. Idempotent."""
         activity, self._activity = self._activity, None
         if activity is not None:
             activity.held -= 1
@@ -71,14 +71,14 @@ class Hold:
 
 
 class ActivityTracker:
-    """Work in progress in a sandbox, and the time of the last activity.
+    """Number of clients that use a sandbox now, and the time of the last activity.
 
     Args:
         clock: Clock of the service.
 
     Attributes:
         held: Number of holds that are not released.
-        quiet_since_s: Monotonic time of the last activity, which counts while ``held`` is 0.
+        quiet_since_s: Monotonic time of the last activity. Meaningful only while ``held`` is 0.
     """
 
     __slots__ = ("clock", "held", "quiet_since_s")
@@ -116,7 +116,7 @@ class Deadline:
         self.changed.set()
 
     def set(self, expires_at: datetime | None) -> None:
-        """Set the deadline to a moment in UTC, which may have passed. None removes the deadline."""
+        """Set the deadline to a moment in UTC, which may be in the past. None removes the deadline."""
         self.extend(None if expires_at is None else (expires_at - self.clock.now()).total_seconds())
         self.expires_at = expires_at
 
@@ -126,7 +126,7 @@ class Deadline:
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """Set the deadline back to its present moment if the body fails."""
+        """Restore the current deadline if the body of the ``with`` block fails."""
         before = self.expires_at, self.monotonic_s
         try:
             yield
@@ -140,24 +140,24 @@ class Sandbox:
     """One sandbox.
 
     Args:
-        spec: Requested sandbox; the limits are those that the driver last applied.
+        spec: Spec of the sandbox. Its limits are the limits that the driver last applied.
         owner: Owner of the sandbox.
-        name: Name for people; None if the sandbox has none.
+        name: Name that the client chose; None if the sandbox has no name.
         created_at: Time of the create request, UTC.
-        buffers: Share of the sandbox in the service's memory for client data.
+        buffers: The sandbox's part of the service's memory for buffered client data.
         clock: Clock of the service.
-        idle_timeout_s: Seconds without activity after which the sandbox is ended; None keeps an idle sandbox.
+        idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout.
         state: ``CREATING``, or the recorded state of a sandbox of an earlier service.
 
     Attributes:
         deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
-        awake: Set while the sandbox is not suspended, and from the request of its end on.
-        inherited: True for a sandbox that an earlier service created: the guest may know executions that this service does not.
-        single_use: True for a sandbox of one request, which ends with the service: no client learns its id.
-        resume_operation: Resumes the suspended sandbox; set by the lifecycle.
-        steady: Number of operations in progress during which no volume may be attached or detached.
-        locals: State of features; only :class:`SandboxLocal` uses this.
-        is_removed: True once every trace of the sandbox is removed.
+        awake: Set while the sandbox is not suspended, and set permanently once its end is requested.
+        inherited: True for a sandbox that an earlier service created. Its guest may know executions that this service does not know.
+        single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
+        resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
+        steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.
+        locals: State that features have for the sandbox. Only :class:`SandboxLocal` uses this attribute.
+        is_removed: True once nothing of the sandbox is left on the host.
     """
 
     __slots__ = (
@@ -245,26 +245,26 @@ class Sandbox:
         self.end_requested = asyncio.Event()
         self.requested_exit: Exit | None = None
         self.ended = asyncio.Event()
-        self.tasks = TaskSet("sandbox.defect", sandbox=self.id)
+        self.tasks = TaskSet("sandbox.internal_error", sandbox=self.id)
         self.inherited = state is not State.CREATING
         self.locals: dict[SandboxLocal[Any], Any] = {}
         self.is_removed = is_terminal(state)
 
     @property
     def is_announced(self) -> bool:
-        """True once the response to the create request was sent, by this service or an earlier one."""
+        """True once this service or an earlier service has sent the response to the create request."""
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     @property
     def counted_limits(self) -> Limits:
-        """Limits that count against the owner's quota: during a change the larger of the old and the new limits."""
+        """Limits that count against the owner's quota. While limits are changed, the larger of the old and the new value counts for each limit."""
         return self.reserved_limits or self.spec.limits
 
     def become(self, state: State) -> None:
         """Change the state.
 
         Raises:
-            InternalError: The table of states does not allow the change.
+            InternalError: :func:`~sandlot.model.states.can_follow` does not allow the change.
         """
         if not can_follow(self.state, state):
             raise InternalError(f"Sandbox {self.id} cannot go from {self.state} to {state}.")
@@ -275,23 +275,23 @@ class Sandbox:
             self.awake.set()
 
     def request_end(self, reason: Exit) -> None:
-        """Request the end of the sandbox. Idempotent: only the first reason counts."""
+        """Request the end of the sandbox. Only the reason of the first call counts. Does nothing if the sandbox has ended."""
         if self.requested_exit is None and not is_terminal(self.state):
             self.requested_exit = reason
             self.end_requested.set()
 
     def detach(self) -> None:
-        """Leave the sandbox running while the service stops; a single-use sandbox ends instead."""
+        """Detach the service from the sandbox, which keeps running when the service stops. A single-use sandbox is ended instead."""
         if self.single_use:
             self.request_end(Exit(ExitReason.KILLED, "the service was stopped"))
         else:
             self.detaching.set()
 
     async def wait_reachable(self) -> None:
-        """Wait for the recovery of the sandbox and resume it if it is suspended. Return also if the sandbox has ended.
+        """Wait until the sandbox is recovered, and resume the sandbox if it is suspended. Also return if the sandbox has ended.
 
         Raises:
-            ConflictError: ``sandbox_paused``: the sandbox is suspended and ``auto_resume`` is not set.
+            ConflictError: The sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
             SandlotError: The sandbox could not be resumed.
         """
         await self.recovered.wait()
@@ -302,13 +302,13 @@ class Sandbox:
         await self.operations.submit(self.resume_operation)
 
     async def wait_awake(self) -> None:
-        """Wait until the sandbox is recovered and not suspended, without resuming it. Return also if its end is requested."""
+        """Wait until the sandbox is recovered and not suspended, without resuming it. Also return if its end is requested."""
         await self.recovered.wait()
         await self.awake.wait()
 
     @property
     def is_hibernated(self) -> bool:
-        """True while the sandbox is hibernated, or is being hibernated or woken: nothing is heard of its processes."""
+        """True while the sandbox is hibernated, or is being hibernated or woken: its guest does not report the state of processes."""
         return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.end_requested.is_set()
 
     def require_link(self) -> Link:
@@ -317,7 +317,7 @@ class Sandbox:
         Raises:
             ConflictError: The sandbox is still being created, or is suspended.
             SandboxEndedError: The sandbox has ended, or its end is requested.
-            UnavailableError: ``service_stopping``.
+            UnavailableError: The service is stopping and leaves the sandbox to the next service; code ``service_stopping``.
         """
         if self.detaching.is_set() and not self.end_requested.is_set():
             raise self.stopping_error()
@@ -338,14 +338,14 @@ class Sandbox:
         """Return the driver's side of the sandbox.
 
         Raises:
-            SandboxEndedError: There is none, because the sandbox has ended or was just lost.
+            SandboxEndedError: The driver has no instance, because the sandbox has ended or was just lost.
         """
         if self.instance is None:
             raise self.ended_error()
         return self.instance
 
     def suspended_error(self) -> ConflictError:
-        """Return the error of calls that would have to resume the sandbox."""
+        """Return the error of a call to a suspended sandbox that the call may not resume."""
         return ConflictError(
             f"Sandbox {self.id} is {self.state}.",
             code=ErrorCode.SANDBOX_PAUSED,
@@ -354,7 +354,7 @@ class Sandbox:
         )
 
     def stopping_error(self) -> UnavailableError:
-        """Return the error of calls that are interrupted by the end of the service."""
+        """Return the error of a call that is interrupted because the service stops."""
         return UnavailableError(
             f"The service stopped during this call. Sandbox {self.id} and its processes keep running.",
             code=ErrorCode.SERVICE_STOPPING,
@@ -363,26 +363,28 @@ class Sandbox:
         )
 
     def ended_error(self) -> SandboxEndedError:
-        """Return the error of calls to an ended sandbox."""
+        """Return the error of a call to a sandbox that has ended."""
         end = self.exit or self.requested_exit
         reason, detail = (str(end.reason), end.detail) if end is not None else ("", "")
         return SandboxEndedError(
             f"Sandbox {self.id} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
             code=ErrorCode.SANDBOX_ENDED,
-            hint="Create a new sandbox; the files of the old one are removed.",
+            hint="Create a new sandbox. The files of the ended sandbox are removed.",
             fields={"sandbox": self.id, "reason": reason, "detail": detail},
         )
 
     @asynccontextmanager
     async def connection(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Link]:
-        """Provide the link for one piece of work. Waits for recovery, resumes the sandbox and counts as activity.
+        """Provide the link to the guest for the body of the ``with`` block.
+
+        Waits until the sandbox is recovered and resumes the sandbox if it is suspended. The body counts as activity of a client.
 
         Args:
-            timeout_s: Seconds that the work may take; None leaves the timeout to the caller.
+            timeout_s: Seconds that the body may take. None: no timeout.
 
         Raises:
-            SandboxEndedError: The sandbox ended before or during the work; the error has the reason.
-            TimeoutExceededError: The guest did not respond in time.
+            SandboxEndedError: The sandbox ended before or during the body; the error has the reason.
+            TimeoutExceededError: The body took longer than ``timeout_s``.
         """
         if self.state in _SUSPENDED or not self.recovered.is_set():
             await self.wait_reachable()
@@ -397,31 +399,31 @@ class Sandbox:
             raise TimeoutExceededError(
                 f"Sandbox {self.id} did not respond within {timeout_s:g} s.",
                 code=ErrorCode.TIMEOUT,
-                hint="Kill the sandbox and create a new one: a process inside may keep it from responding.",
+                hint="Kill the sandbox and create a new sandbox: a process inside may prevent a response.",
                 fields={"sandbox": self.id},
             ) from None
         finally:
             hold.release()
 
     async def explain(self, error: SandlotError) -> SandlotError:
-        """Return the error of a call that was cut off, after waiting up to 5 s for the driver's reason.
+        """Return the error for a client whose call failed. If the sandbox has ended, wait up to 5 s for the reason from the driver.
 
         Args:
-            error: Error of the link. An error that has another cause than an end is returned unchanged.
+            error: Error of the link. Returned unchanged if neither the sandbox nor the service has ended.
         """
         if self.detaching.is_set() and not self.end_requested.is_set():
             return self.stopping_error()
         if isinstance(error, UnavailableError) and not self.end_requested.is_set() and (self.state in _REACHABLE or self.state in _SUSPENDED):
-            return error  # too many calls at once, for example, or the sandbox was suspended
+            return error  # the sandbox has not ended: for example, the link has too many calls, or the sandbox was suspended
         try:
             async with asyncio.timeout(_EXIT_WAIT_S):
                 await self.ended.wait()
         except TimeoutError:
-            pass  # the error then says that the reason is not known
+            pass  # the message of the error then gives no reason, or the reason for which the end was requested
         return self.ended_error()
 
     def forget(self) -> None:
-        """Close the state of all features. Called when every trace of the sandbox is removed."""
+        """Close the state that features have for the sandbox. Called when nothing of the sandbox is left on the host."""
         self.instance = self.link = None
         self.is_removed = True
         for local, value in self.locals.items():
@@ -440,7 +442,7 @@ class SandboxLocal(Generic[T]):
 
     Args:
         create: Creates the state of a sandbox.
-        close: Releases what the state holds.
+        close: Releases the resources of the state.
     """
 
     __slots__ = ("_create", "close")
@@ -450,7 +452,7 @@ class SandboxLocal(Generic[T]):
         self.close = close
 
     def of(self, sandbox: Sandbox) -> T:
-        """Return the state of a sandbox.
+        """Return the feature's state for a sandbox. Create the state on first use.
 
         Raises:
             SandboxEndedError: The sandbox is removed.
@@ -463,5 +465,5 @@ class SandboxLocal(Generic[T]):
         return state
 
     def get(self, sandbox: Sandbox) -> T | None:
-        """Return the state of a sandbox; None if there is none."""
+        """Return the feature's state for a sandbox, or None if no state was created."""
         return sandbox.locals.get(self)

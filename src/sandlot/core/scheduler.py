@@ -1,9 +1,9 @@
-"""Admission of sandboxes: check a request, choose a warm sandbox, and reserve resources. Nothing is started here.
+"""Admission of sandboxes: check a create request, claim a warm sandbox if there is one, and reserve resources. This module starts nothing.
 
 Invariants:
-- A request that can never fit is refused before a request that does not fit now.
-- A reservation is made in the same step as the last checks, without ``await`` between them: no other request can come between.
-- A sandbox that starts from a snapshot or a fork has the template, isolation and root filesystem of its source, whatever the request says.
+- A request that can never fit on this node gets an error that is not retryable, even if the node is also full at the moment.
+- There is no ``await`` between the last checks and the reservation, so no other request can take the resources in between.
+- A sandbox that starts from a snapshot or as a fork has the template, isolation and root filesystem of its source, whatever the request says.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sandlot.model.specs import SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
-"""Step between the first response of a guest and the response to the client, such as writing files."""
+"""Function that sets up a new sandbox, for example writes files, after the first response of its guest and before the response to the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class StartSourceConstraints:
     Args:
         spec: Spec of the source: template, isolation, root filesystem and environment. The request's environment takes precedence.
         restored: Part of the source that is restored: ``memory`` or ``files``.
-        volumes: Volumes whose mount points the restored memory still has and the new sandbox must remove.
-        shares_volumes: True if the new sandbox has the volumes of its source at the same mount points.
+        volumes: Volumes that are still mounted in the restored memory. They are unmounted in the new sandbox.
+        shares_volumes: True if the new sandbox has the volumes of its source, and their mount points stay in use.
     """
 
     spec: SandboxSpec
@@ -60,8 +60,8 @@ class Admitted:
 
     Args:
         sandbox: The sandbox.
-        claim: Claim on the pools. None: the request cannot use a pool.
-        setup: Steps that write the request's files.
+        claim: Result of the search for a warm sandbox. None: the request cannot use a pool.
+        setup: Steps that write the files of the request into the sandbox.
     """
 
     sandbox: Sandbox
@@ -80,14 +80,14 @@ class Scheduler:
         policy: Policy of the operator.
         pools: Pools of warm sandboxes.
         volumes: Volumes of this node.
-        files: File store, for the files that a new sandbox gets.
-        api_keys: Quotas of owners.
-        buffers: Memory of the service for buffered client data; each sandbox gets a part.
+        files: Stored files that a create request can name.
+        api_keys: API keys, which have the quotas of the owners.
+        buffers: Memory of the service for buffered client data. Each sandbox gets a part of it.
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part of the service
+    def __init__(  # noqa: PLR0913 - each argument is a part of the service
         self,
         *,
         registry: SandboxRegistry,
@@ -118,11 +118,11 @@ class Scheduler:
         self._is_closed = False
 
     def close(self) -> None:
-        """Admit no sandbox from now on, because the service is about to stop."""
+        """Refuse create requests from now on, because the service is about to stop."""
         self._is_closed = True
 
     def check_open(self) -> None:
-        """Refuse new sandboxes after :meth:`close`.
+        """Check that the service still creates sandboxes: :meth:`close` was not called.
 
         Raises:
             UnavailableError: The service is stopping.
@@ -138,19 +138,19 @@ class Scheduler:
     async def admit(
         self, params: CreateSandboxParams, principal: Principal, source: StartSourceConstraints | None = None, batch: str | None = None
     ) -> Admitted:
-        """Check a create request, choose a warm sandbox if there is one, and reserve the resources.
+        """Check a create request, claim a warm sandbox if there is one, and reserve the resources.
 
         Args:
             params: The request.
             principal: Caller; the sandbox belongs to its owner.
-            source: Properties that the sandbox takes from its source. None: the sandbox starts from its template.
-            batch: Key of a reservation of :meth:`admit_batch` from which the sandbox draws its part. None: the sandbox reserves its own.
+            source: Properties that the sandbox takes from the snapshot or sandbox that it starts from. None: the sandbox starts from its template.
+            batch: Key of a reservation of :meth:`admit_batch`, from which the sandbox draws its part. None: the sandbox gets its own reservation.
 
         Raises:
             SandlotError: The request is refused; see ``SandboxManager.create``.
         """
         if params.snapshot is not None and source is None:
-            raise InternalError("A sandbox that starts from a snapshot is created by SnapshotManager.create.")
+            raise InternalError("The create request names a snapshot but has no source. Call SnapshotManager.create for such a request.")
         spec = self._spec(params, source)
         volumes = self._volumes.resolve(principal, params.volumes) if params.volumes else ()
         if source is None:
@@ -169,7 +169,7 @@ class Scheduler:
             reading = await self._reservations.make_room(takes)
             self._check_now(params, principal, takes, reading)
         if volumes:
-            spec = replace(spec, volumes=self._volumes.resolve(principal, params.volumes))  # again: one may have been deleted meanwhile
+            spec = replace(spec, volumes=self._volumes.resolve(principal, params.volumes))  # again: a volume may have been deleted meanwhile
         claim = self._pools.claim(pool_spec, principal.owner) if has_pools else None
         warm = None if claim is None else claim.warm
         if warm is not None:
@@ -189,25 +189,25 @@ class Scheduler:
             self._reservations.draw(batch, sandbox.id, takes)
         else:
             if reading is None:
-                raise InternalError("A warm sandbox disappeared although nothing was awaited.")
+                raise InternalError("A pool had a warm sandbox, but no warm sandbox could be claimed, although nothing was awaited in between.")
             self._reservations.reserve(sandbox.id, takes, reading)
         return Admitted(sandbox, claim, setup)
 
     async def admit_batch(self, key: str, params: CreateSandboxParams, principal: Principal, count: int) -> None:
-        """Check and reserve what several equal sandboxes need together, before the first of them is admitted.
+        """Check that several equal sandboxes fit, and make one reservation for all of them, before the first sandbox is admitted.
 
         :meth:`admit` draws the part of each sandbox from the reservation.
 
         Args:
-            key: Key of the reservation. The caller releases what no sandbox has drawn.
+            key: Key of the reservation. The caller releases the part that no sandbox has drawn.
             params: Request of each sandbox; its isolation is the name of a driver.
             principal: Caller.
             count: Number of sandboxes.
 
         Raises:
             InvalidRequestError: The sandboxes can never fit on this node together.
-            LimitError: ``quota_exceeded``.
-            UnavailableError: ``busy``: there is no room for all of them now.
+            LimitError: The sandboxes would exceed the caller's quota; code ``quota_exceeded``.
+            UnavailableError: The node does not have room for all of the sandboxes now; code ``busy``.
         """
         one = self._drivers[params.isolation].max_resources(params.limits)
         together = Resources(memory_bytes=count * one.memory_bytes, disk_bytes=count * one.disk_bytes, pids=count * one.pids)
@@ -231,14 +231,14 @@ class Scheduler:
         self._reservations.reserve(key, together, reading)
 
     async def readmit(self, sandbox: Sandbox) -> None:
-        """Reserve again what a hibernated sandbox may use when it runs.
+        """Reserve the resources of a hibernated sandbox again, before it is woken.
 
         Args:
-            sandbox: The hibernated sandbox; only its image is reserved.
+            sandbox: The hibernated sandbox. Until now only the disk space of its image is reserved.
 
         Raises:
-            LimitError: ``quota_exceeded``: the owner has created other sandboxes since.
-            UnavailableError: ``busy``: there is no room.
+            LimitError: The owner's other sandboxes leave too little of the quota; code ``quota_exceeded``.
+            UnavailableError: The node does not have room for the sandbox now; code ``busy``.
         """
         takes = self._drivers[sandbox.spec.isolation].max_resources(sandbox.spec.limits)
         reading = await self._reservations.make_room(takes, ignoring=sandbox.id)
@@ -260,13 +260,13 @@ class Scheduler:
             limits: New limits.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The update would exceed the quota; code ``quota_exceeded``.
         """
         others = [other.counted_limits for other in self._registry.awake(sandbox.owner) if other is not sandbox]
         quotas.check_update(principal.quota, sandbox.spec.limits, limits.over(sandbox.spec.limits), timeout_s, others)
 
     def _check_now(self, params: CreateSandboxParams, principal: Principal, takes: Resources, reading: HostReading | None) -> None:
-        """Check everything that other requests can change."""
+        """Check a create request against all that can change while the request waits: other sandboxes, the host, and the stop of the service."""
         self.check_open()
         if reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error

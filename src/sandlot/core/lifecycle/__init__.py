@@ -1,1 +1,1 @@
-"""Lifecycle of one sandbox: start, suspend, update, recover, end."""
+"""Lifecycle of a sandbox: start, suspend, update, recover and end it."""

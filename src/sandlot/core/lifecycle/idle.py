@@ -1,14 +1,15 @@
-"""Idle monitor: ends sandboxes whose idle timeout has passed.
+"""Idle monitor: kill, pause or hibernate sandboxes whose idle timeout has passed.
 
-A sandbox is idle while it has no call, no cell, no foreground process and no attached stream, and its background processes use less than 1 % of a
-core over a minute.
+A sandbox is idle while no call, cell, foreground process or attached stream of a client is in progress, and its background processes use less than
+1 % of a core over a minute.
 
 Invariants:
-- Work for a client holds the sandbox as long as the work runs. The idle time counts from the release of the last hold.
-- Only the processor time of processes inside counts, as the guest measures it. The runtime's own time is not the tenant's, and exceeds 1 % on
-  some builds.
+- Work for a client holds the sandbox (:class:`~sandlot.core.sandbox.Hold`) as long as the work runs. The idle time begins when the last hold is
+  released.
+- Only the processor time of the processes inside counts, which the guest measures. The processor time of the runtime itself does not count: it
+  exceeds 1 % with some builds of the runtime.
 - A guest that does not respond cannot prevent the end of its sandbox.
-- At the idle timeout the same happens as at the timeout of the sandbox (``on_timeout``).
+- When the idle timeout has passed, the ``on_timeout`` of the sandbox is carried out, as after its timeout.
 """
 
 from __future__ import annotations
@@ -28,42 +29,42 @@ from sandlot.model.specs import OnTimeout
 from sandlot.model.states import State
 
 TICK_S = 5.0
-"""Seconds between two rounds of the monitor; an idle sandbox ends at most this much late."""
+"""Seconds between two checks of all sandboxes. The end of an idle sandbox is late by at most this time."""
 WINDOW_S = 60.0
 BUSY_SHARE = 0.01
-"""Share of one core over ``WINDOW_S`` from which background processes keep a sandbox busy."""
+"""Share of one core. Background processes that use at least this share over ``WINDOW_S`` seconds keep a sandbox busy."""
 ANSWER_TIMEOUT_S = 2.0
 MISSES = 3
-"""Missing responses after which a silent guest no longer counts; one may be due to a busy host."""
+"""Consecutive missing responses of a guest after which its sandbox counts as idle. A single response may be missing because the host is busy."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Processor time of the processes inside at one moment."""
+    """Processor time that the processes of a sandbox have used until one moment."""
 
     at_monotonic_s: float
     cpu_s: float
 
 
 class Background:
-    """Processor use of one sandbox while no client works with it."""
+    """Samples of the processor time of one sandbox while no client uses the sandbox."""
 
     __slots__ = ("_quiet_since_s", "_samples", "missed")
 
     def __init__(self) -> None:
         self.missed = 0
-        """Number of successive requests without a response."""
+        """Number of consecutive requests to the guest without a response."""
         self._samples: list[Sample] = []
         self._quiet_since_s = 0.0
 
     def add(self, sample: Sample, quiet_since_s: float) -> bool:
-        """Add a sample and return whether the processes are busy.
+        """Add a sample and return True if the background processes are busy.
 
         Args:
             sample: The sample.
-            quiet_since_s: Time of the last activity of a client; earlier samples do not count.
+            quiet_since_s: Monotonic time of the last activity of a client. Earlier samples are dropped.
         """
         if quiet_since_s != self._quiet_since_s:
             self._samples.clear()
@@ -76,29 +77,34 @@ class Background:
         return passed_s > 0 and sample.cpu_s - first.cpu_s >= BUSY_SHARE * passed_s
 
     def seen_s(self) -> float:
-        """Return the seconds that the samples span."""
+        """Return the seconds between the first and the last sample."""
         return self._samples[-1].at_monotonic_s - self._samples[0].at_monotonic_s if self._samples else 0.0
 
 
 def wants_look(idle_timeout_s: float, quiet_s: float) -> bool:
-    """Return whether a sandbox is so near to its idle timeout that its processes have to be sampled."""
+    """Return True if a sandbox is so close to its idle timeout that its background processes must be sampled.
+
+    Args:
+        idle_timeout_s: Idle timeout of the sandbox.
+        quiet_s: Seconds since the last activity of a client or a busy process.
+    """
     return quiet_s >= idle_timeout_s - WINDOW_S - 2 * TICK_S
 
 
 def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) -> bool:
-    """Return whether the idle timeout of a sandbox has passed.
+    """Return True if the idle timeout of a sandbox has passed.
 
     Args:
-        idle_timeout_s: The idle timeout.
+        idle_timeout_s: Idle timeout of the sandbox.
         quiet_s: Seconds since the last activity of a client or a busy process.
-        seen_s: Seconds that the samples of its processes span.
-        tasks: Number of processes and threads.
+        seen_s: Seconds between the first and the last sample of the background processes.
+        tasks: Number of processes and threads in the sandbox.
     """
     return quiet_s >= idle_timeout_s and (tasks == 0 or seen_s >= min(WINDOW_S, idle_timeout_s))
 
 
 class IdleMonitor:
-    """Ends sandboxes whose idle timeout has passed.
+    """Kills, pauses or hibernates sandboxes whose idle timeout has passed, according to their ``on_timeout``.
 
     Args:
         registry: Sandboxes of this service.
@@ -116,11 +122,11 @@ class IdleMonitor:
             await self._clock.sleep_until(self._clock.monotonic_s() + TICK_S)
             try:
                 await self.look()
-            except Exception:  # noqa: BLE001 - a failure with one sandbox must not keep all others alive forever
-                _log.exception("idle.defect")
+            except Exception:  # noqa: BLE001 - an error with one sandbox must not stop the monitor for all sandboxes
+                _log.exception("idle.internal_error")
 
     async def look(self) -> None:
-        """Check every running sandbox that has an idle timeout once."""
+        """Check each running sandbox that has an idle timeout."""
         watched = [
             sandbox
             for sandbox in self._registry.live()
@@ -137,7 +143,7 @@ class IdleMonitor:
         tasks, background = 0, self._seen.setdefault(sandbox.id, Background())
         background.missed += 1
         with contextlib.suppress(TimeoutError, SandlotError):
-            # Not by sandbox.connection(), which counts as activity.
+            # sandbox.connection() would count this request as activity of a client, so the link is used directly.
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 info = await sandbox.require_link().info()
             tasks, background.missed = info.tasks, 0
@@ -146,7 +152,7 @@ class IdleMonitor:
                 return
         if 0 < background.missed < MISSES:
             return
-        # Checked again, because the response of the guest took time.
+        # A client may have begun to use the sandbox while the guest responded, so the activity is checked again.
         if not self._is_held(sandbox) and has_idled(limit_s, self._quiet_s(sandbox), background.seen_s(), tasks):
             _log.info("sandbox.idle", sandbox=sandbox.id, idle_timeout_s=limit_s)
             if sandbox.spec.on_timeout is OnTimeout.KILL:

@@ -1,7 +1,7 @@
-"""Folders of hibernation images and snapshot images, one for each sandbox or snapshot, below the data directory.
+"""Folders of hibernation images and snapshot images below the data directory: one folder for each hibernated sandbox or snapshot.
 
-A folder contains ``image``, written by a driver, and ``files.layer``, a layer of files. This module does not know whether a folder is complete:
-drivers publish an image by a rename, and the records in the store say what has to exist.
+A folder contains ``image``, which a driver writes, and ``files.layer``, a layer of files. This module does not check that a folder is complete:
+drivers give an image its name only when the image is complete, and the records in the store tell which images must exist.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ LAYER = "files.layer"
 
 @dataclass(frozen=True, slots=True)
 class MemoryImages:
-    """Folders of images, by the id of their sandbox or snapshot.
+    """Folders of hibernation images or snapshot images, each named by the id of its sandbox or snapshot.
 
     Args:
-        folder: Parent of the folders; created with the first one.
+        folder: Folder that contains the folders. Created together with the first of them.
     """
 
     folder: Path
 
     def image(self, id_: str) -> Path:
-        """Return the path of a driver's image. The image need not exist."""
+        """Return the path of the image of a sandbox or snapshot. The image need not exist."""
         return self.folder / id_ / IMAGE
 
     def layer(self, id_: str) -> Path:
-        """Return the path of a layer of files. The layer need not exist."""
+        """Return the path of the file layer of a sandbox or snapshot. The layer need not exist."""
         return self.folder / id_ / LAYER
 
     async def make(self, id_: str) -> Path:
-        """Create a folder, if it does not exist, and return the path for its image."""
+        """Create the folder of a sandbox or snapshot, if it does not exist, and return the path at which a driver is to write the image."""
         await asyncio.to_thread(lambda: (self.folder / id_).mkdir(mode=0o700, parents=True, exist_ok=True))
         return self.image(id_)
 
     async def copy(self, image: Path, into: Path) -> int:
-        """Copy an image by hard links and return its size in bytes. The files of an image are never written again, so both share them."""
+        """Copy an image by hard links and return its size in bytes. The copy can share the files of the image, because they never change."""
         return await asyncio.to_thread(_link_all, image, into)
 
     async def remove(self, id_: str) -> None:
-        """Remove a folder. Idempotent."""
+        """Remove the folder of a sandbox or snapshot. Idempotent."""
         await asyncio.to_thread(shutil.rmtree, self.folder / id_, ignore_errors=True)
 
     async def tidy(self, keep: Collection[str]) -> int:
-        """Remove all folders except some, and return the number of removed folders.
+        """Remove all folders except those to keep. Return the number of removed folders.
 
         Args:
-            keep: Ids of the folders to keep.
+            keep: Ids of the sandboxes or snapshots whose folders are kept.
         """
         return await asyncio.to_thread(_tidy, self.folder, frozenset(keep))
 

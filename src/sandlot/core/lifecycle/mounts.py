@@ -1,18 +1,19 @@
-"""Mounts: the volumes of a sandbox, mounted at its start, attached to a running sandbox and detached from it.
+"""Mounts: mount the volumes of a new sandbox, and attach volumes to a running sandbox or detach them from it.
 
-The host mounts a volume once. The driver shows the volume to the sandbox, and the guest mounts it at its path, as root inside, if the runtime cannot.
+The host mounts a volume once, for all sandboxes that have it. The driver makes the volume visible to a sandbox. If the runtime cannot mount the
+volume at its path inside, the guest does so, as root inside the sandbox.
 
 Invariants:
-- The volumes of a new sandbox are mounted before the response. Memory of a snapshot contains no volumes but may contain their mount points: those
-  are removed first.
-- Attach, detach and settle are operations (:mod:`sandlot.core.operations`), so nothing else is done with the sandbox meanwhile.
-- A move is recorded before it begins, and its result before the response. If the service is killed in between, the volume is *moving*: the next
-  service attaches it or, if this fails, detaches it. The next attach, detach, resume, fork or snapshot does the same after a failure of the guest or
-  the store.
-- A volume belongs to the sandbox from the step in which its name is resolved until it has been detached: it cannot be deleted meanwhile.
-- A volume is detached only if no process inside has a file of it open or mapped, or works in it. The guest checks first, then the host's kernel.
-  A volume that is in use stays attached.
-- No volume is attached or detached while a fork or a snapshot needs the volumes of its sandbox unchanged.
+- The volumes of a new sandbox are mounted before the response. A sandbox that is restored from a snapshot may still have the mount points of the
+  source's volumes. These mount points are unmounted first.
+- Attach, detach and settle are operations (:mod:`sandlot.core.operations`), so no other operation changes the sandbox meanwhile.
+- A *move* is the attachment or detachment of a volume. A move is recorded before it begins, and its result is recorded before the response. If the
+  service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store fails, the next
+  attach, detach, resume, fork or snapshot does the same.
+- A volume cannot be deleted from the step in which a request for it is resolved until the volume has been detached.
+- A volume is detached only if no process inside has a file of the volume open or mapped, or has its working directory on the volume. The guest checks
+  this first, then the host's kernel. A volume that is in use stays attached.
+- No volume is attached to a sandbox or detached from it while a fork or a snapshot needs the volumes of the sandbox unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def mount_step(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Set
     """Return the setup step that mounts volumes inside a new sandbox.
 
     Args:
-        gone: Volumes whose mount points the restored memory still has; unmounted first.
+        gone: Volumes that are still mounted in the restored memory. They are unmounted first.
         there: Volumes to mount.
     """
 
@@ -61,14 +62,15 @@ def mount_step(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Set
 
 
 async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
-    """Run the guest program that mounts and unmounts volumes inside a sandbox.
+    """Run the helper program that mounts and unmounts volumes inside a sandbox, and return its result.
 
     Args:
         sandbox: The sandbox.
-        request: Request to the program: lists ``gone``, ``there`` and ``free``.
+        request: Request to the program: the lists ``gone`` (paths to unmount), ``there`` (volumes to mount) and ``free`` (volumes to unmount if they
+            are not in use).
 
     Raises:
-        SandlotError: The program failed; the message says why.
+        SandlotError: The program failed; the message gives the reason.
     """
     helper = await helpers.start(sandbox, PROGRAM, {"gone": [], "there": [], **request}, user=User.ROOT)
     try:
@@ -78,22 +80,23 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
 
 
 WHAT: Final = "volumes"
-"""Name of the changed property in the event of the sandbox."""
+"""Name of the changed property in the event that records an update of a sandbox."""
 ROUNDS: Final = (4, 8, 24)
-"""Rounds in which the sandbox's kernel drops unused folders, before a volume counts as used. A folder is dropped after the files in it."""
+"""For each attempt to detach a volume: how often the sandbox's kernel drops unused files and folders from its caches before the volume counts as
+used. Several rounds are needed because a folder is dropped after the files in it."""
 _log = structlog.get_logger("sandlot.core")
 
 
 @contextlib.asynccontextmanager
 async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
-    """Keep the volumes of a sandbox unchanged around a fork or a snapshot.
+    """Keep the volumes of a sandbox unchanged during the body of the ``async with`` block, which forks the sandbox or takes a snapshot.
 
     Raises:
-        ConflictError: A volume is being moved, or an interrupted move cannot be finished now.
+        ConflictError: A volume is being attached or detached, or an interrupted attachment or detachment cannot be finished now.
         SandboxEndedError: The sandbox has ended.
     """
     if _moving(sandbox):
-        await sandbox.operations.submit(settle)  # after what is under way
+        await sandbox.operations.submit(settle)  # runs after the operations that are in progress
     if _moving(sandbox):
         raise ConflictError(
             f"A volume of sandbox {sandbox.id} is being attached or detached.",
@@ -109,7 +112,7 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
 
 
 async def settle(supervisor: SandboxSupervisor) -> None:
-    """Finish interrupted moves: attach each moving volume, or detach it if this fails."""
+    """Finish interrupted attachments and detachments: attach each moving volume or, if this fails, detach it."""
     sandbox = supervisor.sandbox
     if not _moving(sandbox) or sandbox.state is not State.RUNNING:
         return
@@ -125,12 +128,12 @@ async def settle(supervisor: SandboxSupervisor) -> None:
 
 
 async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: VolumeMount) -> None:
-    """Attach a volume to a sandbox. Does nothing if the sandbox has the volume in this way already.
+    """Attach a volume to a sandbox. Do nothing if the sandbox has the volume at this path already, with the same ``read_only``.
 
     Args:
-        supervisor: Supervisor of the sandbox, which is resumed if it is suspended.
+        supervisor: Supervisor of the sandbox. A suspended sandbox is resumed.
         principal: Owner of the volume.
-        mount: The volume, by name or id, and its path.
+        mount: Name or id of the volume, its path inside the sandbox, and ``read_only``.
 
     Raises:
         SandlotError: See :meth:`MountManager.attach`.
@@ -160,7 +163,7 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
     """Detach a volume from a sandbox.
 
     Args:
-        supervisor: Supervisor of the sandbox, which is resumed if it is suspended.
+        supervisor: Supervisor of the sandbox. A suspended sandbox is resumed.
         which: Path, name or id of the volume.
 
     Raises:
@@ -187,7 +190,12 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
 
 
 async def _awake(supervisor: SandboxSupervisor) -> None:
-    """Resume the sandbox if it is suspended, finish interrupted moves, and refuse if a fork or a snapshot needs the volumes unchanged."""
+    """Prepare a sandbox for a change of its volumes: resume the sandbox if it is suspended, and finish interrupted attachments and detachments.
+
+    Raises:
+        ConflictError: A fork or a snapshot needs the volumes unchanged, or the sandbox is suspended and its ``auto_resume`` is not set.
+        SandlotError: The sandbox has ended or cannot be resumed.
+    """
     sandbox = supervisor.sandbox
     if sandbox.state is not State.RUNNING:  # the sandbox was suspended while this operation waited
         if not sandbox.spec.auto_resume or sandbox.resume_operation is None:
@@ -205,7 +213,7 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
 
 
 async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Mount a volume on the host, in the sandbox's view, and at its path inside."""
+    """Mount a volume on the host, make the volume visible to the sandbox, and mount it at its path inside."""
     sandbox = supervisor.sandbox
     attachments = await driver_step("attach a volume to", supervisor.dependencies.volumes.attach(sandbox.id, (mount,)))
     instance = sandbox.require_instance()
@@ -215,14 +223,19 @@ async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 
 async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Unmount a volume inside first, then in the sandbox's view, where the kernel refuses if the volume is in use."""
+    """Unmount a volume inside the sandbox, then hide the volume from the sandbox. The host's kernel refuses this if the volume is in use.
+
+    Raises:
+        ConflictError: The volume is in use inside the sandbox.
+        SandlotError: The guest or the driver failed.
+    """
     sandbox, instance = supervisor.sandbox, supervisor.sandbox.require_instance()
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
     if mount.slot is None:
         raise InternalError(f"Volume {mount.volume} has no slot in sandbox {sandbox.id}.")
     away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
-        with contextlib.suppress(ConflictError):  # the first attempt fails because the guest still has the volume mounted
+        with contextlib.suppress(ConflictError):  # the first attempt fails if the volume is still mounted inside
             return await driver_step("detach a volume from", instance.configure(away))
         response = await driver_step("detach a volume from", ask(sandbox, free=[[*place, rounds]]))
         if response.get("used"):
@@ -234,7 +247,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 
 
 async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
-    """Detach a volume after a failed attach. A volume in use stays attached. If the result is unknown, the volume stays moving."""
+    """Detach a volume after its attachment failed. A volume that is in use stays attached. If the result is unknown, the volume stays *moving*."""
     sandbox = supervisor.sandbox
     if sandbox.end_requested.is_set():
         return
@@ -252,7 +265,7 @@ def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:
     return ConflictError(
         f"The volume at {mount.path} is in use inside sandbox {sandbox.id}.",
         code=ErrorCode.CONFLICT,
-        hint="End the processes that have files of the volume open or work in it, or kill the sandbox; then detach the volume again.",
+        hint="End the processes that have open files or a working directory on the volume, then detach the volume again. Or kill the sandbox.",
         fields={"sandbox": sandbox.id, "volume": mount.volume, "path": mount.path},
     )
 
@@ -262,19 +275,19 @@ def _moving(sandbox: Sandbox) -> list[VolumeMount]:
 
 
 def _become(sandbox: Sandbox, mount: VolumeMount, now: VolumeMount | None) -> None:
-    """Replace a volume in the spec of the sandbox, or remove it."""
+    """Replace a volume in the spec of the sandbox. If ``now`` is None, remove the volume."""
     kept = (one if one.volume != mount.volume else now for one in sandbox.spec.volumes)
     sandbox.spec = replace(sandbox.spec, volumes=tuple(one for one in kept if one is not None))
 
 
 def _check_place(sandbox: Sandbox, requested: VolumeMount) -> None:
-    """Refuse a volume that conflicts with the volumes of the sandbox."""
+    """Refuse to attach a volume that the sandbox has already, that exceeds the maximum number, or whose path conflicts with another volume."""
     has = sandbox.spec.volumes
     same = next((one for one in has if one.volume == requested.volume), None)
     if same is not None:
-        message, hint = f"Sandbox {sandbox.id} has this volume already, at {same.path}.", "Detach it first."
+        message, hint = f"Sandbox {sandbox.id} already has volume {same.volume} at {same.path}.", "Detach the volume first."
     elif len(has) >= MOST_MOUNTS:
-        message, hint = f"Sandbox {sandbox.id} has {len(has)} volumes, and may have no more.", "Detach one first."
+        message, hint = f"Sandbox {sandbox.id} has {len(has)} volumes, the maximum number.", "Detach a volume first."
     else:
         try:
             replace(sandbox.spec, volumes=(*has, requested))
@@ -289,14 +302,14 @@ def found(sandbox: Sandbox, which: str) -> VolumeMount:
     """Return a volume of a sandbox by its path, name or id.
 
     Raises:
-        NotFoundError: ``volume_not_found``: the sandbox has no such volume.
+        NotFoundError: The sandbox has no such volume; code ``volume_not_found``.
     """
     there = next((one for one in sandbox.spec.volumes if which in {one.path, one.volume} or (which and which == one.asked)), None)
     if there is None:
         raise NotFoundError(
             f"Sandbox {sandbox.id} has no volume {'at ' if which.startswith('/') else ''}{which[:64]!r}.",
             code=ErrorCode.VOLUME_NOT_FOUND,
-            hint="Get the sandbox to see its volumes and their paths.",
+            hint="Get the sandbox; its `volumes` lists the volumes and their paths.",
             fields={"sandbox": sandbox.id, "volume": which[:256]},
         )
     return there
@@ -317,30 +330,32 @@ class MountManager:
         self._volumes = volumes
 
     async def attach(self, sandbox_id: str, principal: Principal, mount: VolumeMount) -> Sandbox:
-        """Attach a volume to a sandbox, which is resumed if it is suspended. Does nothing if the sandbox has the volume in this way already.
+        """Attach a volume to a sandbox. A suspended sandbox is resumed.
+
+        Does nothing if the sandbox has the volume at this path already, with the same ``read_only``.
 
         Args:
             sandbox_id: Id of the sandbox.
             principal: Caller. The volume belongs to the owner of the sandbox.
-            mount: The volume, by name or id, and its path.
+            mount: Name or id of the volume, its path inside the sandbox, and ``read_only``.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``; ``volume_not_found``.
-            UnsupportedError: The isolation cannot attach volumes, or the path cannot be created in the image.
-            ConflictError: The path or the volume is in use in this sandbox, the sandbox has the maximum of volumes, or is being forked or written to
-                a snapshot; ``sandbox_paused``.
+            NotFoundError: The sandbox or the volume does not exist; code ``sandbox_not_found`` or ``volume_not_found``.
+            UnsupportedError: The isolation cannot attach volumes, or the path cannot be created in the root filesystem.
+            ConflictError: The sandbox has the volume at another path, has another volume at the path, has the maximum number of volumes, or is being
+                forked or written to a snapshot. Or the sandbox is suspended and its ``auto_resume`` is not set; code ``sandbox_paused``.
             HostError: The host cannot mount the volume, or the change cannot be recorded; nothing is attached.
             SandboxEndedError: The sandbox has ended.
         """
         sandbox = self._registry.find(sandbox_id, principal)
         owner = principal if sandbox.owner == principal.owner else replace(principal, owner=sandbox.owner, operator=False)
-        self._volumes.resolve(owner, (mount,))  # before anything is resumed for it
+        self._volumes.resolve(owner, (mount,))  # a request for a missing volume must not resume the sandbox
         await self._check(sandbox)
         await self._ordered(sandbox, functools.partial(attach, principal=owner, mount=mount))
         return sandbox
 
     async def detach(self, sandbox_id: str, principal: Principal, which: str) -> Sandbox:
-        """Detach a volume from a sandbox, which is resumed if it is suspended. The contents of the volume stay.
+        """Detach a volume from a sandbox. A suspended sandbox is resumed. The contents of the volume are kept.
 
         Args:
             sandbox_id: Id of the sandbox.
@@ -348,9 +363,10 @@ class MountManager:
             which: Path, name or id of the volume.
 
         Raises:
-            NotFoundError: ``sandbox_not_found``; ``volume_not_found``: the sandbox has no such volume.
+            NotFoundError: The sandbox does not exist or does not have the volume; code ``sandbox_not_found`` or ``volume_not_found``.
             UnsupportedError: The isolation cannot detach volumes.
-            ConflictError: A process inside uses the volume, or the sandbox is being forked or written to a snapshot; ``sandbox_paused``.
+            ConflictError: A process inside uses the volume, or the sandbox is being forked or written to a snapshot. Or the sandbox is suspended and
+                its ``auto_resume`` is not set; code ``sandbox_paused``.
             HostError: The host cannot unmount the volume, or the change cannot be recorded; the volume stays attached.
             SandboxEndedError: The sandbox has ended.
         """
@@ -369,7 +385,7 @@ class MountManager:
                 raise UnsupportedError(
                     f"Isolation {sandbox.spec.isolation!r} cannot change the volumes of a running sandbox: {can.why_not(ability)}.",
                     code=ErrorCode.UNSUPPORTED,
-                    hint="Name the volumes when the sandbox is created.",
+                    hint="Create a sandbox with the volumes that are needed.",
                     fields={"ability": str(ability)},
                 )
 

@@ -1,13 +1,14 @@
-"""Recovery of the sandboxes that an earlier service left, at the start of the service.
+"""Recover the sandboxes that an earlier service left, when the service starts.
 
 Invariants:
-- Every sandbox that a client knows is recovered, or has a record of why it ended.
-- Variables, processes and files of a recovered sandbox are unchanged: its guest only gets a connection and its deadline. A warm sandbox that was
-  claimed and not yet woken is woken with its identity.
-- A frozen sandbox stays frozen. A hibernated sandbox stays hibernated, and so does a sandbox that was about to hibernate or to wake and does not run.
-- Programs that the earlier service ran inside for itself, such as the packing of a folder, are ended. Executions of clients go on.
-- A sandbox for one request of the earlier service, such as a one-shot run, is ended: its client is lost.
-- Sandboxes that were not completely created are removed: no client knows them.
+- Each sandbox that a client knows is recovered, or its record gives the reason why the sandbox ended.
+- The variables, processes and files of a recovered sandbox do not change. The service only connects to its guest and sends the guest its deadline. A
+  warm sandbox that was claimed but not yet woken is woken with its identity.
+- A paused sandbox stays paused. A hibernated sandbox stays hibernated. A sandbox that was about to hibernate or to wake, and does not run, counts as
+  hibernated.
+- Helper programs of the earlier service, such as a program that packs a folder, are ended. Executions of clients continue.
+- A sandbox that served one request of the earlier service, such as a one-shot run, is ended, because the connection to its client is lost.
+- Sandboxes that were not completely created are removed, because no client knows them.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from sandlot.model.states import LIFECYCLE, Recovery, State
 
 TRIES = 3
 PAUSE_S = 0.5
-"""Seconds between two attempts to adopt an instance that exists."""
+"""Seconds between two attempts to adopt an instance, if the first attempt failed although the instance exists."""
 
 SWEEP_PAUSE_S = 60.0
 
 USE_WORD, ONE_RUN = "sandlot.use", "oneshot"
-"""Metadata of a sandbox for one run: after a restart, no client could find the sandbox."""
+"""Name and value of the metadata entry of a sandbox for a one-shot run. After a restart, no client could find such a sandbox."""
 
-CLIENT_LOST = "the service that made it for one run ended"
+CLIENT_LOST = "the service that created it for a one-shot run ended"
 ENDED_UNATTENDED = "it ended while no service ran"
 EXPIRED = "its timeout passed"
 NOT_CREATED = "the service ended while it was created"
@@ -48,11 +49,11 @@ NOT_REMOVED = "the service ended while it was removed"
 _log = structlog.get_logger("sandlot.core")
 
 
-def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noqa: FBT001 - a pure decision's input
-    """Return how a sandbox ended that an earlier service left and that does not run.
+def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noqa: FBT001 - the argument is an input value, not an option
+    """Return the exit and the final state of a sandbox that an earlier service left and that does not run.
 
     Args:
-        record: Record of the sandbox.
+        record: Record of the sandbox that the earlier service wrote last.
         now_expired: True if the deadline of the sandbox has passed.
     """
     if record.state is State.CREATING:
@@ -68,12 +69,12 @@ def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noq
 
 
 async def recover(supervisor: SandboxSupervisor) -> None:
-    """Recover a sandbox that an earlier service left, running or hibernated.
+    """Recover a running, paused or hibernated sandbox that an earlier service left.
 
     Raises:
         SupervisionEndedError: The sandbox ended while no service ran.
         SandlotError: The sandbox exists but cannot be recovered.
-        SupervisionDetachedError: The service stops.
+        SupervisionDetachedError: The service is stopping.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     recovery = LIFECYCLE[sandbox.state].recovery
@@ -91,23 +92,23 @@ async def recover(supervisor: SandboxSupervisor) -> None:
             exit_ = Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, ENDED_UNATTENDED)
             raise SupervisionEndedError(exit_) from None
         supervisor.take_instance(instance)
-    if instance.limits != sandbox.spec.limits:  # an update was interrupted: the limits in the driver's record are in force
+    if instance.limits != sandbox.spec.limits:  # an update was interrupted; the driver's limits are in force
         sandbox.spec = replace(sandbox.spec, limits=instance.limits)
         supervisor.reserve_limits()
     if sandbox.state is State.PAUSED:
-        await driver_step("pause", instance.pause())  # a resume may have been interrupted
+        await driver_step("pause", instance.pause())  # an interrupted resume may have thawed the sandbox already
     else:
         await driver_step("resume", instance.resume())
-        # Without a start slot: a silent guest must not delay other recoveries and creates.
+        # The start slot is released before this step, so that a guest that does not respond delays no other recovery and no create request.
         sandbox.link = await wait_first_response(supervisor, reconnect_guest(supervisor, instance))
-        if sandbox.state is State.SNAPSHOTTING:  # if the sandbox was paused, its remaining time is not known
+        if sandbox.state is State.SNAPSHOTTING:  # the remaining time is not known if the sandbox was paused
             sandbox.deadline.extend(sandbox.spec.timeout_s)
         if sandbox.state is not State.RUNNING:
             sandbox.become(State.RUNNING)
-        await dependencies.memory_images.remove(sandbox.id)  # an incomplete image, or one older than the running sandbox
+        await dependencies.memory_images.remove(sandbox.id)  # an image is incomplete, or older than the running sandbox
         sandbox.spawn(_end_helpers(sandbox))
     sandbox.activity.touch()
-    sandbox.spawn(_settle_mounts(sandbox))  # submitted before any operation of a client
+    sandbox.spawn(_settle_mounts(sandbox))  # submitted before all operations of clients
     sandbox.recovered.set()
     _log.info("sandbox.adopted", sandbox=sandbox.id)
     if sandbox.metadata.get(USE_WORD) == ONE_RUN:
@@ -122,18 +123,18 @@ async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
 
 
 async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
-    """Remove resources of earlier services that no sandbox uses, once every recovery has ended.
+    """Wait until all recoveries have ended, then remove the resources of earlier services that no sandbox uses.
 
     Args:
         sandboxes: Sandboxes that are being recovered.
-        drivers: Drivers to sweep.
-        kept: Refs that stay although no sandbox of this service has them.
+        drivers: Drivers whose resources are removed.
+        kept: References of instances that are not removed although no sandbox of this service has them.
     """
     await asyncio.gather(*(sandbox.recovered.wait() for sandbox in sandboxes))
     while True:
         try:
             swept = sum([await driver.sweep(keep=kept) for driver in drivers])
-        except Exception:  # noqa: BLE001 - the sweep is repeated, and leftovers do no harm meanwhile
+        except Exception:  # noqa: BLE001 - the sweep is repeated, and the resources do no harm meanwhile
             _log.exception("sandboxes.sweep_failed", next_try_s=SWEEP_PAUSE_S)
             await asyncio.sleep(SWEEP_PAUSE_S)
         else:
@@ -157,13 +158,13 @@ async def _adopt(supervisor: SandboxSupervisor) -> Instance:
 
 
 async def _settle_mounts(sandbox: Sandbox) -> None:
-    """Finish attaching or detaching volumes, where the earlier service was interrupted."""
+    """Finish the attachments and detachments of volumes that were interrupted by the end of the earlier service."""
     if any(mount.moving for mount in sandbox.spec.volumes):
         with contextlib.suppress(SandlotError):
             await sandbox.operations.submit(mounts.settle)
 
 
 async def _end_helpers(sandbox: Sandbox) -> None:
-    """End the programs that the earlier service ran inside for itself."""
+    """End the helper programs that the earlier service ran inside the sandbox."""
     with contextlib.suppress(SandlotError):
         await helpers.end_leftovers(sandbox)

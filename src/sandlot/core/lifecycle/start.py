@@ -1,23 +1,23 @@
-"""Start of a sandbox: strategies that are tried in order, and the steps that connect to its guest and wake the guest.
+"""Start of a sandbox: start strategies, which are tried in order, and the steps that connect to the guest and wake the guest.
 
 ====================  ========  =========================================================================================================
 strategy              path      action
 ====================  ========  =========================================================================================================
-WarmStart             warm      a claimed warm sandbox is thawed, gets its identity in one message, and is recorded in one commit
+WarmStart             warm      a claimed warm sandbox is thawed, its guest gets an identity in one request, and it is recorded in one commit
 TemplateSnapshotStart prepared  a prepared sandbox of a pool is restored from the template snapshot
-TemplateSnapshotStart restored  the driver prepares a sandbox, which is restored from the template snapshot
+TemplateSnapshotStart restored  the driver prepares a sandbox, which is then restored from the template snapshot
 BootStart             booted    the sandbox boots from its root filesystem
 MemoryImageStart                a sandbox is restored from a snapshot image or a hibernation image
 ====================  ========  =========================================================================================================
 
 Invariants:
-- Each resource that a driver makes is owned by the supervisor before the next step.
-- If a strategy fails, all that the strategy took is released before the next strategy, and the request still succeeds, only later. If the store
-  refuses a record, or the end of the sandbox was requested, no other strategy is tried.
+- The supervisor owns each resource that a driver makes before the next step begins.
+- If a strategy fails, the release of its resources begins before the next strategy is tried. The request can still succeed, but takes longer. If
+  the store refuses a record or the end of the sandbox was requested, no other strategy is tried.
 - A claimed warm sandbox has had no other owner. A warm sandbox whose claim failed is never claimed again.
-- A claim is recorded once, before the response. If the service is killed before the commit, the next service removes the warm sandbox like any
-  leftover. If the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the claim had not.
-- A restored guest receives no request before it was woken with its own identity.
+- A claim is recorded in one commit before the response. If the service is killed before the commit, the next service removes the warm sandbox. If
+  the service is killed after the commit, the next service recovers the sandbox, and wakes its guest if the guest is still asleep.
+- A restored guest receives no other request before it is woken with its own identity.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from sandlot.model.specs import Shape
 from sandlot.model.states import State
 
 _MAX_GUEST_MESSAGE_CHARS: Final = 500
-"""Characters of a guest's own message that an error quotes."""
+"""Largest number of characters that an error quotes from a message of a guest."""
 
 _log = structlog.get_logger("sandlot.core")
 
 
 class StartStrategyError(Exception):
-    """A strategy failed, and the next strategy may be tried.
+    """A start strategy failed, and the next strategy may be tried.
 
     Args:
-        cause: Reason for logs.
-        release_wait_s: Seconds to wait until the resources of the failed strategy are destroyed.
+        cause: Reason of the failure, for logs.
+        release_wait_s: Largest number of seconds to wait for the removal of the failed strategy's resources before the next strategy is tried.
     """
 
     def __init__(self, cause: str, *, release_wait_s: float = 0.0) -> None:
@@ -67,17 +67,17 @@ class StartStrategyError(Exception):
 
 
 class StartStrategy(Protocol):
-    """Brings a sandbox to the first response of its guest.
+    """Way to start a sandbox, until its guest has responded.
 
-    A strategy records the intent first if a kill of the service could otherwise leave resources that no later service finds.
+    Before a strategy makes resources, it records the sandbox, unless the next service would find and remove the resources without a record.
     """
 
     async def start(self, supervisor: SandboxSupervisor) -> bool:
-        """Start the sandbox. Return whether the sandbox is already recorded as running.
+        """Start the sandbox. Return True if the strategy has recorded the sandbox as running, False if the caller must do so.
 
         Raises:
-            StartStrategyError: The strategy failed; the next one may be tried.
-            SandlotError: The start failed for good.
+            StartStrategyError: The strategy failed; the next strategy may be tried.
+            SandlotError: The start failed; no other strategy may be tried.
             SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
         """
         ...
@@ -85,14 +85,14 @@ class StartStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StartSource:
-    """Source of a new sandbox other than a template.
+    """Snapshot or sandbox from which a new sandbox starts, instead of its template.
 
     Args:
         strategies: Start strategies, in the order in which they are tried.
         constraints: Properties that the new sandbox takes from the source.
-        setup: Steps between the guest's first response and the response to the client.
-        batch: Key of the batch reservation from which the new sandbox draws its resources. None: it reserves its own.
-        digest: Digest of the create request, if the request's own fields do not say all of it. None: the digest of its fields.
+        setup: Steps that run after the guest's first response and before the response to the client.
+        batch: Key of the batch reservation from which the new sandbox draws its resources. None: the sandbox gets its own reservation.
+        digest: Digest that identifies the create request for its idempotency key. None: the digest of ``CreateSandboxParams``.
     """
 
     strategies: Sequence[StartStrategy]
@@ -107,7 +107,7 @@ def template_strategies(admitted: Admitted, *, has_setup: bool) -> Sequence[Star
 
     Args:
         admitted: The admitted sandbox.
-        has_setup: True if setup steps follow: a claim is recorded after them.
+        has_setup: True if setup steps follow. A claim is then recorded after the setup steps.
     """
     claim = admitted.claim
     if claim is None:
@@ -119,12 +119,12 @@ def template_strategies(admitted: Admitted, *, has_setup: bool) -> Sequence[Star
 
 
 async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrategy], setup: Sequence[SetupStep]) -> None:
-    """Start a sandbox and announce it.
+    """Start a sandbox, run its setup steps, record it as running, and resolve ``Sandbox.ready``.
 
     Args:
         supervisor: Supervisor of the sandbox.
-        strategies: Start strategies. The last one never raises ``StartStrategyError``.
-        setup: Steps between the guest's first response and the response to the client.
+        strategies: Start strategies, in the order in which they are tried. The last strategy never raises ``StartStrategyError``.
+        setup: Steps that run after the guest's first response and before the response to the client.
 
     Raises:
         SandlotError: The sandbox could not be started.
@@ -150,12 +150,12 @@ async def begin(supervisor: SandboxSupervisor, strategies: Sequence[StartStrateg
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Turns a warm sandbox into the sandbox of a request.
+    """Strategy that turns a claimed warm sandbox into the sandbox of a create request.
 
     Args:
         claim: Claim of the request.
         warm: The claimed warm sandbox.
-        records: True if the commit that records the sandbox overlaps the guest's wake-up. False if setup steps follow.
+        records: True: record the sandbox as running while the guest wakes up. False: the caller records the sandbox after the setup steps.
     """
 
     claim: PoolClaim
@@ -175,7 +175,7 @@ class WarmStart:
             if saving is not None:
                 await asyncio.wait({saving})  # saves of one sandbox never overlap
                 if saving.exception() is not None:
-                    raise  # the store refused the record: no other strategy helps
+                    raise  # the store refused the record, and would refuse it for any other strategy
             if not isinstance(error, SandlotError | SupervisionEndedError):
                 raise
             supervisor.check_end()
@@ -198,7 +198,7 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSnapshotStart:
-    """Restores the sandbox from the snapshot of its template.
+    """Strategy that restores a sandbox from the snapshot of its template.
 
     Args:
         claim: Claim of the request.
@@ -212,7 +212,7 @@ class TemplateSnapshotStart:
         snapshot = pools.current_snapshot(self.claim.spec)
         if snapshot is None:
             raise StartStrategyError("the template has no snapshot")
-        # Outside of the `try`: a store that refuses the record says nothing about the snapshot, and would refuse the boot as well.
+        # An error of the store is no reason to discard the snapshot or to try another strategy, so the record is saved outside of the `try`.
         await supervisor.dependencies.recorder.save(sandbox)
         try:
             was_prepared = await _restore(supervisor, snapshot.image)
@@ -227,10 +227,10 @@ class TemplateSnapshotStart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryImageStart:
-    """Restores the sandbox from a snapshot image or from its own hibernation image.
+    """Strategy that restores a sandbox from a snapshot image, or from its own hibernation image.
 
     Args:
-        image: Folder that the driver wrote.
+        image: Folder with the image that the driver wrote.
     """
 
     image: Path
@@ -244,10 +244,10 @@ class MemoryImageStart:
 
 @dataclass(frozen=True, slots=True)
 class BootStart:
-    """Boots the sandbox from its root filesystem image.
+    """Strategy that boots a sandbox from its root filesystem image.
 
     Args:
-        claim: Claim of the request, whose pools count the start. None: the request has no pools.
+        claim: Claim of the request, for the statistics of the pools. None: the request cannot use a pool.
     """
 
     claim: PoolClaim | None = None
@@ -270,7 +270,7 @@ class BootStart:
 
 
 async def _restore(supervisor: SandboxSupervisor, image: Path) -> bool:
-    """Restore the sandbox from an image. Return whether a pool had the prepared sandbox. The caller has recorded the intent."""
+    """Restore a sandbox from an image. Return True if the prepared sandbox came from a pool. The caller has recorded the sandbox."""
     sandbox, driver = supervisor.sandbox, supervisor.driver
     template = await supervisor.resolve_template()
     async with supervisor.start_slot():
@@ -305,7 +305,7 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, instance: Instance, t
     except BaseException as error:
         await link.aclose()
         if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):
-            # An error of the guest must not look like an error in the client's request.
+            # The error of the guest may have a code that would blame the client's request, so another error is raised.
             raise _bad_guest(f"its guest refused to begin: {error.message[:_MAX_GUEST_MESSAGE_CHARS]}") from None
         raise
     return link
@@ -322,7 +322,7 @@ async def _connect(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 
 
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:
-    """Give a sleeping guest the identity, environment, limits and deadline of the sandbox."""
+    """Wake a guest that is asleep, with the identity, environment, limits and deadline of its sandbox."""
     sandbox = supervisor.sandbox
     timeout_s = sandbox.deadline.remaining_s() if sandbox.is_announced else sandbox.spec.timeout_s
     await link.wake(
@@ -336,7 +336,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
 
 
 async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> Link:
-    """Connect to a guest that an earlier service, or an earlier link, has left. A sleeping guest is woken.
+    """Connect again to the guest of a running sandbox, after a restart of the service or a loss of the link. A guest that is asleep is woken.
 
     Raises:
         SandlotError: The guest cannot be reached.
@@ -347,9 +347,9 @@ async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> 
         if link.asleep:
             await wake_guest(supervisor, link, await dependencies.templates.resolve_for(sandbox.spec))
         else:
-            # Also without a deadline: after an update that was cut in half, the recorded deadline counts.
+            # Sent even if the sandbox has no deadline: an interrupted update may have set another deadline in the guest than the recorded one.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))
-            with suppress(ConflictError):  # more processes run than the limit allows; the host's limits hold all the same
+            with suppress(ConflictError):  # more processes run than the guest's limit allows; the host's limit still holds
                 await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)
     except BaseException:
         await link.aclose()
@@ -358,11 +358,15 @@ async def reconnect_guest(supervisor: SandboxSupervisor, instance: Instance) -> 
 
 
 async def wait_first_response(supervisor: SandboxSupervisor, connecting: Coroutine[Any, Any, Link]) -> Link:
-    """Return the link to the guest of a sandbox that was just started or adopted.
+    """Wait for the first response of the guest of a sandbox that was just started or adopted, and return the link to the guest.
+
+    Args:
+        supervisor: Supervisor of the sandbox.
+        connecting: Coroutine that connects to the guest and returns the link.
 
     Raises:
         InvalidRequestError: The sandbox has too little memory to start.
-        HostError: The sandbox ended; the message says how.
+        HostError: The sandbox ended before the response; the message gives the reason.
         SupervisionEndedError: The end of the sandbox was requested.
     """
     sandbox = supervisor.sandbox

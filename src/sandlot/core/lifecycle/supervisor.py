@@ -1,15 +1,16 @@
-"""Supervisor of one sandbox: one task that owns everything that the sandbox has on the host, from start to end.
+"""Supervisor of one sandbox: a task that owns the sandbox's resources on the host from the start of the sandbox to its end.
 
 Invariants:
-- Whatever fails, all resources that the driver made are released by this task, and by no other.
-- An end that is requested during a start takes effect at the next step. No step of the driver is cut in half.
+- All resources that the driver made for the sandbox are released by this task and by no other, whatever fails.
+- If the end of the sandbox is requested during its start, the start stops before the next step. No step of the driver is interrupted.
 - Operations on the sandbox (:mod:`sandlot.core.operations`) and its ``on_timeout`` run in this task, one at a time.
-- A guest that violates the protocol of the link, or closes the link, loses its own sandbox and affects no other.
-- A state is recorded before the response. Whenever the service is killed, the next service therefore recovers every sandbox that a client knows,
-  and removes all others.
+- If a guest violates the protocol of the link or closes the link, its sandbox is ended. No other sandbox is affected.
+- A new state is recorded before the response. If the service is killed, the next service therefore recovers all sandboxes that clients know, and
+  removes all others.
 - When the service detaches from a sandbox, the processes of the sandbox keep running.
-- The response to a kill is sent when the processes are dead. Releasing the rest may take longer, and the resources stay reserved meanwhile. If no
-  process ran yet, or the driver cannot tell, the response waits at most until the first failed release or for ``STEP_TIMEOUT_S``.
+- The response to a kill is sent when the processes are dead. The release of the other resources may take longer, and they stay reserved meanwhile. If
+  no process has run, or the driver cannot report the end of the processes, the response is sent after the release, after the first failed attempt to
+  release, or after ``STEP_TIMEOUT_S``, whichever is first.
 - The end of a sandbox waits at most ``RECORD_TIMEOUT_S`` for the store, and saves of one sandbox never overlap.
 """
 
@@ -44,11 +45,11 @@ from sandlot.model.ports import Attachment, Driver, Exit, ExitReason, Instance, 
 from sandlot.model.states import State
 
 GUEST_GRACE_S: Final = 60.0
-"""Seconds by which the guest's deadline is later than the service's: the guest ends its sandbox only if no service did."""
+"""Seconds by which the guest's deadline is later than the service's. The guest ends its sandbox only if no service has ended it by then."""
 RECORD_TIMEOUT_S: Final = 1.0
-"""Seconds for which the end of a sandbox waits for the store: a slow disk or database must not keep a sandbox alive."""
+"""Seconds for which the end of a sandbox waits for the store at most. A slow disk or database must not keep a sandbox alive."""
 EXIT_TIMEOUT_S: Final = 3.0
-"""Seconds to wait for the exit of a sandbox from its driver, after the link was lost."""
+"""Seconds to wait, after the link to a guest was lost, until the driver reports how the sandbox ended."""
 
 ResultT = TypeVar("ResultT")
 
@@ -56,7 +57,11 @@ _log = structlog.get_logger("sandlot.core")
 
 
 class SupervisionEndedError(Exception):
-    """The end of the sandbox was requested, or the sandbox has ended."""
+    """The end of the sandbox was requested, or the sandbox has ended.
+
+    Args:
+        exit_: Reason of the end.
+    """
 
     def __init__(self, exit_: Exit) -> None:
         super().__init__(exit_.detail)
@@ -64,7 +69,7 @@ class SupervisionEndedError(Exception):
 
 
 class SupervisionDetachedError(Exception):
-    """The service stops and leaves the sandbox running."""
+    """The service is stopping and leaves the sandbox running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +81,18 @@ class LifecycleDependencies:
         templates: Templates and their builds.
         recorder: Records of sandboxes.
         reservations: Reservations of this node.
-        disposer: Destroys resources of the host.
-        scheduler: Readmits hibernated sandboxes and checks quotas.
+        disposer: Destroys resources on the host.
+        scheduler: Reserves resources for hibernated sandboxes that are woken, and checks quotas.
         pools: Pools of warm sandboxes.
         volumes: Volumes of this node.
         memory_images: Folders of hibernation images.
         package_access: Access of guests to the package indexes.
-        link_factory: Makes a link to a guest.
+        link_factory: Connects to guests.
         clock: Clock of the service.
         policy: Policy of the operator.
-        start_slots: Semaphore of ``max_creates`` slots for starts and recoveries.
+        start_slots: Semaphore with ``max_creates`` slots, for starts and recoveries.
         on_timeout: Operation that runs when the deadline of a sandbox has passed.
-        on_wake: Listeners, called when a suspended sandbox runs again.
+        on_wake: Functions that are called with the sandbox when a suspended sandbox runs again.
     """
 
     drivers: Drivers
@@ -109,11 +114,11 @@ class LifecycleDependencies:
 
 
 class SandboxSupervisor:
-    """Owner of one sandbox's resources on the host.
+    """Owner of the resources that one sandbox has on the host.
 
     Args:
         sandbox: The sandbox.
-        dependencies: Parts of the service.
+        dependencies: Parts of the service that all supervisors share.
 
     Attributes:
         driver: Driver of the sandbox.
@@ -127,18 +132,18 @@ class SandboxSupervisor:
         self.exited: asyncio.Future[Exit] | None = None
         self._resource: PreparedSandbox | Instance | None = None
         self._releases: set[asyncio.Task[None]] = set()
-        """Releases of earlier resources: of a start that failed, or of the time before a hibernation."""
+        """Tasks that release earlier resources of the sandbox: those of failed starts, and those that the sandbox had before a hibernation."""
 
     # Run ------------------------------------------------------------------------------------------------------------------
 
     async def run(self, begin: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Start or recover the sandbox, serve it until its end, and remove it; or detach from it when the service stops.
+        """Start or recover the sandbox, run its operations until its end, and remove it. If the service stops, detach from the sandbox instead.
 
-        ``sandbox.ready`` is resolved when the sandbox runs, or gets the error that prevented this. ``sandbox.ended`` is set when its processes are
-        dead. The method returns when nothing of the sandbox is left on the host, or after the service has detached.
+        ``sandbox.ready`` is resolved when the sandbox runs, or gets the error of the failed start. ``sandbox.ended`` is set when the processes of the
+        sandbox are dead. The method returns when nothing of the sandbox is left on the host, or when the service has detached from the sandbox.
 
         Args:
-            begin: Brings the sandbox to its running state; called with this supervisor and ``args``.
+            begin: Starts or recovers the sandbox; called with this supervisor and ``args``.
             args: Further arguments of ``begin``.
         """
         sandbox = self.sandbox
@@ -154,8 +159,8 @@ class SandboxSupervisor:
             exit_ = end.exit
         except SandlotError as error:
             failure, exit_ = error, Exit(ExitReason.CRASHED, error.message)
-        except Exception as error:  # noqa: BLE001 - a defect must not leave a sandbox behind
-            _log.exception("sandbox.defect", sandbox=sandbox.id)
+        except Exception as error:  # noqa: BLE001 - the sandbox must be removed even after an internal error
+            _log.exception("sandbox.internal_error", sandbox=sandbox.id)
             failure = InternalError(f"Sandbox {sandbox.id} failed because of a defect in Sandlot.", hint="Report the traceback in the service's log.")
             exit_ = Exit(ExitReason.CRASHED, type(error).__name__)
         finally:
@@ -163,10 +168,10 @@ class SandboxSupervisor:
         await self._end(sandbox.requested_exit or exit_, failure)
 
     async def serve(self) -> Exit:
-        """Run operations until the sandbox ends by itself, loses its link, or its end is requested. Return how the sandbox ended.
+        """Run operations until the sandbox ends, the link to its guest is lost, or its end is requested. Return the reason of the end.
 
         Raises:
-            SupervisionDetachedError: The service stops.
+            SupervisionDetachedError: The service is stopping.
         """
         sandbox, deadline = self.sandbox, self.sandbox.deadline
         requested = asyncio.ensure_future(sandbox.end_requested.wait())
@@ -211,7 +216,7 @@ class SandboxSupervisor:
         return self.exited is not None and self.exited.done()
 
     def check_end(self) -> None:
-        """Stop the current work if the end of the sandbox was requested.
+        """Raise an error if the end of the sandbox was requested, so that the current work stops.
 
         Raises:
             SupervisionEndedError: The end of the sandbox was requested.
@@ -220,13 +225,14 @@ class SandboxSupervisor:
             raise SupervisionEndedError(self.sandbox.requested_exit)
 
     async def until_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Return the result of some work; cancel the work if the sandbox ends or the service detaches.
+        """Return the result of some work. Cancel the work if the end of the sandbox is requested, the sandbox ends, or the service detaches.
 
-        The method waits until cancelled work has ended, and prefers a result that arrived at the same time: otherwise a start slot could be lost.
+        The method waits until cancelled work has ended. If the work has a result all the same, the result is returned: otherwise a start slot that
+        was acquired at the last moment would be lost.
 
         Raises:
             SupervisionEndedError: The end of the sandbox was requested, or the sandbox has ended.
-            SupervisionDetachedError: The service stops.
+            SupervisionDetachedError: The service is stopping.
         """
         sandbox = self.sandbox
         task = asyncio.ensure_future(work)
@@ -251,7 +257,7 @@ class SandboxSupervisor:
 
     @asynccontextmanager
     async def start_slot(self) -> AsyncIterator[None]:
-        """Wait for a start slot and hold the slot; see :meth:`until_end`."""
+        """Wait for a start slot and hold the slot during the body of the ``async with`` block. Raises the errors of :meth:`until_end`."""
         slots = self.dependencies.start_slots
         await self.until_end(slots.acquire())
         try:
@@ -261,14 +267,14 @@ class SandboxSupervisor:
             slots.release()
 
     async def resolve_template(self) -> ResolvedTemplate:
-        """Return the build that the sandbox starts from, and write its digest into the spec."""
+        """Return the build of the template from which the sandbox starts. Set ``spec.root`` of the sandbox to the digest of the build."""
         sandbox = self.sandbox
         template = await self.until_end(self.dependencies.templates.resolve_for(sandbox.spec))
         sandbox.spec = replace(sandbox.spec, root=template.root.digest)
         return template
 
     async def mount_volumes(self) -> tuple[Attachment, ...]:
-        """Mount the volumes of the sandbox on the host and return how a driver attaches them. They are unmounted after the removal of the sandbox."""
+        """Mount the volumes of the sandbox on the host and return them for the driver. They stay mounted until the sandbox is removed."""
         sandbox = self.sandbox
         if not sandbox.spec.volumes:
             return ()
@@ -285,7 +291,13 @@ class SandboxSupervisor:
         await self.dependencies.recorder.save_running(self.sandbox)
 
     async def exit_after_link_lost(self, lost: LinkClosed) -> Exit:
-        """Return how the sandbox ended after its link was lost. The exit that the driver reports counts, if it comes within ``EXIT_TIMEOUT_S``."""
+        """Return the reason of the sandbox's end after the link to its guest was lost.
+
+        If the driver reports an exit within ``EXIT_TIMEOUT_S``, return this exit. Otherwise the reason is that the link was lost.
+
+        Args:
+            lost: Reason why the link was closed.
+        """
         if self.exited is None:
             return Exit(ExitReason.CRASHED, lost.detail)
         if lost.reason is not LinkClosedReason.VIOLATION:
@@ -298,11 +310,11 @@ class SandboxSupervisor:
     # Resources ------------------------------------------------------------------------------------------------------------
 
     def take(self, resource: PreparedSandbox) -> None:
-        """Own a prepared sandbox from now on, in place of an earlier one."""
+        """Own a prepared sandbox from now on, instead of an earlier resource. The supervisor releases what it owns when the sandbox ends."""
         self._resource = resource
 
     def take_instance(self, instance: Instance, *, link: Link | None = None, exited: asyncio.Future[Exit] | None = None) -> None:
-        """Own an instance from now on, in place of the prepared sandbox that the instance was started from.
+        """Own an instance from now on, instead of the prepared sandbox from which the instance was started.
 
         Args:
             instance: The instance.
@@ -315,25 +327,25 @@ class SandboxSupervisor:
         self.exited = exited or asyncio.ensure_future(instance.wait())
 
     def reserve_limits(self) -> None:
-        """Record the reservation for the sandbox's current limits."""
+        """Set the sandbox's reservation to the amount of its current limits, without a check whether the amount fits."""
         self.dependencies.reservations.record(self.sandbox.id, self.driver.max_resources(self.sandbox.spec.limits))
 
     def reserve_disk_only(self, disk_bytes: int) -> None:
-        """Shrink the reservation to the hibernation image, and release the volumes: the sandbox has no processes.
+        """Reduce the reservation to the disk space of the hibernation image, and release the volumes. Called when the sandbox has no processes.
 
         Args:
-            disk_bytes: Size of the image.
+            disk_bytes: Size of the image in bytes.
         """
         self.dependencies.reservations.record(self.sandbox.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
         self.dependencies.volumes.release(self.sandbox.id)
 
     async def release(self, *, wait_s: float) -> None:
-        """Release the resources of a failed start, so that another strategy can be tried.
+        """Release the resources of a failed start, so that another start strategy can be tried.
 
-        The resources have a reservation of their own until they are destroyed.
+        The resources have a separate reservation until they are destroyed.
 
         Args:
-            wait_s: Seconds to wait until the resources are destroyed. The attempts go on afterwards.
+            wait_s: Largest number of seconds to wait until the resources are destroyed. Afterwards the release continues in the background.
         """
         sandbox, reservations = self.sandbox, self.dependencies.reservations
         limits = sandbox.spec.limits if sandbox.instance is None else sandbox.instance.limits
@@ -347,10 +359,10 @@ class SandboxSupervisor:
         await asyncio.wait({release}, timeout=wait_s)
 
     async def release_memory(self, disk_bytes: int) -> None:
-        """Begin to release everything but the hibernation image. The caller does not wait for the end.
+        """Begin to release all resources of a hibernated sandbox except its image. The release continues after this method has returned.
 
         Args:
-            disk_bytes: Size of the image, which stays reserved.
+            disk_bytes: Size of the image in bytes, which stays reserved.
         """
         release = await self._begin_release()
         if release is None:
@@ -408,7 +420,7 @@ class SandboxSupervisor:
             sandbox.operations.close(sandbox.ended_error)
             if not sandbox.ready.done():
                 sandbox.ready.set_exception(failure or sandbox.ended_error())
-                sandbox.ready.exception()  # the client that created the sandbox may have disconnected
+                sandbox.ready.exception()  # mark the error as retrieved: if the client has disconnected, nothing awaits `ready`
         _log.info("sandbox.ended", sandbox=sandbox.id, reason=str(exit_.reason), detail=exit_.detail)
         await self._detach()
         await removal
@@ -425,11 +437,14 @@ class SandboxSupervisor:
             await self.dependencies.disposer.destroy(self._resource, on_failure=failed.set, sandbox=self.sandbox.id)
 
     async def _wait_processes_dead(self, removal: asyncio.Future[None], failed: asyncio.Event) -> None:
-        """Return when the processes are dead: before all resources are destroyed, if the driver can tell.
+        """Wait until the processes of the sandbox are dead.
+
+        If the driver cannot report their end, wait for the removal of the resources instead, at most until the first failed attempt or for
+        ``STEP_TIMEOUT_S``.
 
         Args:
-            removal: Destroys all resources.
-            failed: Set after a failed attempt.
+            removal: Task that destroys all resources.
+            failed: Set after the first failed attempt to destroy the resources.
         """
         instance = self.sandbox.instance
         if instance is not None:
@@ -445,7 +460,7 @@ class SandboxSupervisor:
         has_failed.cancel()
 
     async def _detach(self) -> None:
-        """Close the link; no more requests are sent to the guest."""
+        """Close the link to the guest and cancel the tasks of the sandbox."""
         sandbox = self.sandbox
         if sandbox.link is not None:
             await sandbox.link.aclose()
@@ -456,10 +471,14 @@ class SandboxSupervisor:
 
 
 def state_after(exit_: Exit) -> State:
-    """Return the state that a sandbox ends in."""
+    """Return the final state of a sandbox: stopped if it exited or was killed, otherwise failed."""
     return State.STOPPED if exit_.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
 
 
 def guest_deadline_s(timeout_s: float | None) -> float | None:
-    """Return the seconds after which a guest ends its sandbox by itself, for the seconds after which the service does. None: never."""
+    """Return the timeout of a guest: ``GUEST_GRACE_S`` longer than the timeout that the service enforces. None: no timeout.
+
+    Args:
+        timeout_s: Seconds until the service ends the sandbox. None: no timeout.
+    """
     return None if timeout_s is None else timeout_s + GUEST_GRACE_S

@@ -1,15 +1,17 @@
 """Pause, resume, hibernate and wake a sandbox, write its memory image, and carry out its ``on_timeout``.
 
-Each function is an operation (:mod:`sandlot.core.operations`): the sandbox's supervisor runs operations one at a time.
+The public functions are operations (:mod:`sandlot.core.operations`): the supervisor of a sandbox runs one operation at a time.
 
 Invariants:
-- The intent of an operation is recorded before the operation begins, if the next service would otherwise treat the sandbox differently. The result
-  is recorded before the response.
-- A failed operation leaves the sandbox as it was. A sandbox that cannot be paused again runs. A sandbox that cannot run again is ended.
-- A hibernated sandbox consists of its image. The image is removed only after the store has recorded that the sandbox runs again. A live sandbox
-  takes precedence over its image.
-- No deadline of the guest passes while its sandbox is frozen. A suspended sandbox has its own deadline (``AdmissionPolicy.max_suspended_s``).
-- Resources that a hibernation frees stay reserved until they are released.
+- The intent of an operation is recorded before the operation begins, if the next service must recover the sandbox differently after a kill of the
+  service during the operation. The result is recorded before the response.
+- After a failed operation the sandbox has the same state as before, with two exceptions: a sandbox that cannot be paused again keeps running, and a
+  sandbox that cannot run again is ended.
+- Only the image is left of a hibernated sandbox. The image is removed only after the store has recorded that the sandbox runs again. If both the
+  instance of a sandbox and an image exist, the instance is used.
+- No deadline of the guest passes while its sandbox is frozen. The deadline of a suspended sandbox is ``AdmissionPolicy.max_suspended_s`` after the
+  suspension.
+- The resources of a hibernated sandbox stay reserved until they are released.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from sandlot.model.specs import OnTimeout
 from sandlot.model.states import LIFECYCLE, SUSPENDED, State
 
 QUIESCE_TIMEOUT_S = 30.0
-"""Seconds that a guest has to quiesce. A full pipe without a reader is no reason to wait longer."""
+"""Seconds that a guest has to quiesce. A guest that takes longer probably waits for a full pipe that nothing reads."""
 
 WRITE_TIMEOUT_S = 600.0
-"""Timeout for writing an image of many GiB to a slow disk: 60 GB at 100 MB/s."""
+"""Seconds within which an image must be written: enough for 60 GB at 100 MB/s."""
 
 EXPIRY_RETRY_S: Final = 60.0
-"""Seconds until a sandbox that could neither be hibernated nor paused at its deadline is tried again."""
+"""Seconds until the next attempt to suspend a sandbox that could neither be hibernated nor paused at its deadline."""
 
 SAME = -1.0
 """Value of ``timeout_s`` that keeps the timeout of the sandbox."""
@@ -54,7 +56,7 @@ async def pause(supervisor: SandboxSupervisor) -> None:
 
     Raises:
         UnsupportedError: The driver cannot pause sandboxes.
-        HostError: The state cannot be recorded; the sandbox keeps running.
+        HostError: The new state cannot be recorded; the sandbox keeps running.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is not State.RUNNING:
@@ -75,15 +77,15 @@ async def pause(supervisor: SandboxSupervisor) -> None:
 
 
 async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) -> None:
-    """Thaw a paused sandbox or wake a hibernated one. A running sandbox only gets the new timeout.
+    """Thaw a paused sandbox, or wake a hibernated sandbox. A running sandbox only gets the new timeout.
 
     Args:
         supervisor: Supervisor of the sandbox.
-        timeout_s: Timeout from now on. None: no timeout. :data:`SAME`: the timeout of the sandbox.
+        timeout_s: New timeout in seconds from now. None: no timeout. :data:`SAME`: the sandbox keeps its timeout.
 
     Raises:
-        UnavailableError: ``busy``: there is no room for the hibernated sandbox, which stays hibernated.
-        HostError: The sandbox cannot be restored or recorded; the sandbox stays suspended.
+        UnavailableError: The node has no room for the hibernated sandbox, which stays hibernated; code ``busy``.
+        HostError: The sandbox cannot be restored, or its new state cannot be recorded; the sandbox stays suspended.
     """
     sandbox = supervisor.sandbox
     was = sandbox.spec
@@ -104,11 +106,11 @@ async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) 
 
 
 async def hibernate(supervisor: SandboxSupervisor) -> None:
-    """Write a sandbox to disk and release its memory. Does nothing if the sandbox is hibernated already.
+    """Write the memory and files of a sandbox to disk, then release the memory. Does nothing if the sandbox is hibernated already.
 
     Raises:
-        UnsupportedError: The driver cannot write memory.
-        SandlotError: The sandbox cannot be written or recorded; its state is as before.
+        UnsupportedError: The driver cannot write the memory of a sandbox.
+        SandlotError: The image cannot be written, or the operation cannot be recorded. The sandbox has the same state as before.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is State.HIBERNATED:
@@ -116,7 +118,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
     instance, was = sandbox.require_instance(), sandbox.state
     await _intend(supervisor, State.HIBERNATING)
-    await dependencies.memory_images.remove(sandbox.id)  # an image that exists later was written by this operation
+    await dependencies.memory_images.remove(sandbox.id)  # from here on, an image that exists was written by this operation
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
@@ -125,38 +127,38 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
         size_bytes = await driver_step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, SandboxEndedError) and sandbox.link is not None:
-            raise  # the supervisor notices the end by the lost link
+            raise  # the supervisor notices the end of the sandbox because the link is lost
         if was is State.PAUSED:
-            sandbox.deadline.extend(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again
+            sandbox.deadline.extend(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again below
         if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.memory_images.image(sandbox.id).is_dir):
             await dependencies.memory_images.remove(sandbox.id)
             if was is State.PAUSED:
                 with contextlib.suppress(SandlotError):
                     await pause(supervisor)
             raise
-        # The hibernation exceeded its timeout and finished all the same: the image is all that is left of the sandbox.
+        # The driver exceeded the timeout but finished the image. Only the image is left of the sandbox, so the sandbox is hibernated.
         size_bytes = await asyncio.to_thread(_size, dependencies.memory_images.image(sandbox.id))
     sandbox.deadline.extend(dependencies.policy.max_suspended_s)
     sandbox.become(State.HIBERNATED)
-    # If this fails, the next service finds the intent and a complete image, and keeps the sandbox hibernated.
+    # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
     await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
     await supervisor.release_memory(size_bytes)
     _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
 
 
 async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: bool = True) -> int:
-    """Write a sandbox's memory and files into a new folder and return their size in bytes. Afterwards the sandbox is in the same state as before.
+    """Write an image of a sandbox's memory and files into a new folder, and return its size in bytes. The sandbox keeps its state.
 
-    A paused sandbox that cannot be frozen again afterwards runs, even if its snapshot was written; see :func:`_pause_again`.
+    A paused sandbox is thawed for the image. If it cannot be frozen again, it keeps running, even if the image was written; see :func:`_pause_again`.
 
     Args:
         supervisor: Supervisor of a running, paused or hibernated sandbox.
         into: Folder to create.
-        durable: Sync the image to disk, so that it survives a loss of power.
+        durable: True if the image must survive a loss of power: it is synced to disk.
 
     Raises:
-        UnsupportedError: The driver cannot write memory.
-        SandlotError: The image cannot be written; the sandbox is in the same state as before.
+        UnsupportedError: The driver cannot write the memory of a sandbox.
+        SandlotError: The image cannot be written. The sandbox keeps its state.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     await _require(supervisor, DriverCapability.SNAPSHOT, "be written to a snapshot")
@@ -178,9 +180,10 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 
 
 async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
-    """Keep a sandbox hibernated that an earlier service hibernated or was about to wake.
+    """Recover a sandbox that an earlier service hibernated or was about to wake, and keep the sandbox hibernated.
 
-    The image is not checked here. An image that cannot be restored today, because a build of the runtime is missing, may be restorable later.
+    The method checks only that the image exists. An image that cannot be restored now, because a build of the runtime is missing, may be restorable
+    later.
 
     Raises:
         ConflictError: The image is missing, so nothing is left of the sandbox.
@@ -197,7 +200,8 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
 async def expire(supervisor: SandboxSupervisor) -> None:
     """Carry out the ``on_timeout`` of a sandbox whose deadline has passed.
 
-    A suspended sandbox is ended. A sandbox that can neither be hibernated nor paused runs for ``EXPIRY_RETRY_S`` more, so that its data is not lost.
+    A suspended sandbox is ended. A sandbox that can neither be hibernated nor paused keeps running, so that its data is not lost, and is tried again
+    after ``EXPIRY_RETRY_S``.
     """
     sandbox = supervisor.sandbox
     operations = {OnTimeout.HIBERNATE: (hibernate, pause), OnTimeout.PAUSE: (pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
@@ -213,17 +217,17 @@ async def expire(supervisor: SandboxSupervisor) -> None:
                 _log.warning("sandbox.not_suspended", sandbox=sandbox.id, on_timeout=str(sandbox.spec.on_timeout), error=str(error))
             else:
                 return
-        with contextlib.suppress(SandlotError):  # without an answer, the guest ends the sandbox at its own deadline
+        with contextlib.suppress(SandlotError):  # a guest that does not respond ends the sandbox at its old deadline
             await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(EXPIRY_RETRY_S)))
         sandbox.deadline.extend(EXPIRY_RETRY_S)
         sandbox.activity.touch()
 
 
 async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> None:
-    """Freeze a paused sandbox that was thawed for its snapshot.
+    """Freeze a paused sandbox again that was thawed for a snapshot.
 
-    A sandbox that cannot be frozen must not be shown as paused: its processes run, while its guest counts no time and its timeout does not
-    pass. The sandbox is resumed instead, its timeout starts again, and its owner gets the event of a resume.
+    If the sandbox cannot be frozen, its processes run, so its state must not be paused. The sandbox is resumed instead: its timeout starts again, and
+    its owner gets the event ``sandbox.resumed``.
     """
     sandbox = supervisor.sandbox
     try:
@@ -296,10 +300,10 @@ async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, wha
 
 
 async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
-    """Enter a state, and record the state first if the next service would treat it differently from the current one.
+    """Change the state of a sandbox before an operation. Record the new state first if its recovery differs from that of the current state.
 
     Raises:
-        SandlotError: The store refused the record; nothing was changed.
+        SandlotError: The store refused the record; the state was not changed.
         SupervisionEndedError: The end of the sandbox was requested.
     """
     sandbox = supervisor.sandbox
@@ -312,7 +316,7 @@ async def _intend(supervisor: SandboxSupervisor, state: State) -> None:
 
 @contextlib.asynccontextmanager
 async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
-    """Arm the guest for a checkpoint that the guest survives, and disarm the guest afterwards unless ``stays`` is set."""
+    """Arm the guest for a checkpoint after which the guest continues. Disarm the guest after the body of the block, unless ``stays`` is set."""
     await driver_step("stand still", link.checkpoint(armed=True))
     try:
         yield
@@ -323,9 +327,9 @@ async def _armed(link: Link, *, stays: bool) -> AsyncIterator[None]:
 
 
 async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, None]) -> None:
-    """Do some work and record its result at the same time. Each is finished even if the other one fails.
+    """Do some work and record its result at the same time. If the work or the record fails, wait for the other, then raise the error.
 
-    If the service is killed in between, the next service finds a record of work that was not done, and does the work then.
+    If the service is killed when only the record is complete, the next service does the work.
     """
     for result in await asyncio.gather(work, record, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -333,26 +337,26 @@ async def _both(work: Coroutine[Any, Any, None], record: Coroutine[Any, Any, Non
 
 
 async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
-    # An armed guest does not count time until it is disarmed: no timeout inside passes.
+    # An armed guest does not count time until it is disarmed, so no timeout inside passes while the sandbox is frozen.
     await driver_step("stand still", _link(sandbox).checkpoint(armed=True))
     await driver_step("pause", instance.pause())
 
 
 async def _goes_on(sandbox: Sandbox, link: Link) -> None:
-    # Both requests are sent in this order, without waiting for a response in between.
+    # The guest gets the two requests in this order. The second request is sent without waiting for the response to the first.
     deadline_s = guest_deadline_s(sandbox.spec.timeout_s)
     await asyncio.gather(driver_step("go on", link.checkpoint(armed=False)), driver_step("go on", link.set_deadline(deadline_s)))
 
 
 async def _restart_timeout(sandbox: Sandbox) -> None:
-    """Start the timeout of a sandbox again, in the guest first."""
+    """Start the timeout of a sandbox again, first in the guest and then in the service."""
     await driver_step("go on", _link(sandbox).set_deadline(guest_deadline_s(sandbox.spec.timeout_s)))
     sandbox.deadline.extend(sandbox.spec.timeout_s)
     sandbox.activity.touch()
 
 
 async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
-    """Return the link. A sandbox that an earlier service froze has none and is connected."""
+    """Return the link to the guest. If there is no open link, connect: a sandbox that an earlier service paused has no link yet."""
     sandbox = supervisor.sandbox
     if sandbox.link is None or sandbox.link.closed:
         sandbox.link = await driver_step("answer", reconnect_guest(supervisor, instance))
@@ -360,15 +364,15 @@ async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 
 
 async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
-    """Let a sandbox run again after a failed operation. A live sandbox that cannot run again is ended.
+    """Resume a sandbox after a failed operation. If the sandbox lives but cannot be resumed, request its end.
 
     Args:
         supervisor: Supervisor of the sandbox.
         instance: Instance of the sandbox.
-        event: Type of the event to record, if clients know that the sandbox did not run.
+        event: Type of the event to record. None: no event, because clients do not know that the sandbox was not running.
 
     Returns:
-        False if the sandbox had ended already.
+        False if the sandbox had already ended.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     try:
@@ -380,12 +384,12 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
                 link = await _linked(supervisor, instance)
                 await driver_step("go on", link.checkpoint(armed=False))
                 await driver_step("go on", link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s())))
-            except UnavailableError:  # the guest did not quiesce in time, and its link accepts no more calls
+            except UnavailableError:  # the guest did not quiesce in time, so the link accepts no more calls and is replaced
                 if sandbox.link is not None:
                     await sandbox.link.aclose()
                 await _linked(supervisor, instance)
     except SandboxEndedError:
-        if sandbox.link is None:  # the supervisor cannot notice the end by a lost link
+        if sandbox.link is None:  # without a link, the supervisor does not notice the end of the sandbox
             sandbox.request_end(Exit(ExitReason.CRASHED, "its guest cannot be reached"))
         return False
     except SandlotError as error:

@@ -1,18 +1,20 @@
-"""Updates of a sandbox: deadline, idle timeout, metadata, name and limits, all or nothing; and measured usage.
+"""Update a sandbox: change its deadline, idle timeout, metadata, name and limits. Measure the resources that a sandbox has used.
 
 Invariants:
-- The guest gets a new deadline before the service uses it. If the guest refuses, the old deadline still holds on both sides.
-- An update is recorded before the response.
-- A suspended sandbox is resumed only for new limits. Its new timeout begins when it is resumed.
-- More resources are reserved before they are given, and less resources are released only after they were taken back.
-- The guest limits the processes that the tenant starts, and the host's limit is the backstop. The guest's limit is never higher: the host's is
-  raised first and lowered last.
-- A quota is checked in the step that claims the larger of the old and the new limits: no other update or create comes between.
-- Warm sandboxes are evicted for a sandbox that grows, as for a new one.
-- The guest must respond before memory is added: a silent guest gets no memory.
-- A change that fails half-way is undone. Resources that cannot be withdrawn, such as memory in use, stay the sandbox's limit and stay reserved: the
-  limit that clients see is the limit that holds.
-- Numbers that a guest reports are bounded, and count for its own sandbox only.
+- An update makes all its changes or none, and is recorded before the response.
+- The guest gets a new deadline before the service uses the deadline. If the guest refuses, both sides keep the old deadline.
+- A suspended sandbox is resumed only for new limits. A new timeout of a suspended sandbox begins when the sandbox is resumed.
+- When a limit is raised, the resources are reserved before the limit is set. When a limit is lowered, the reservation is reduced after the new limit
+  is in force.
+- Both the guest and the host enforce the process limit. The guest's limit is never higher than the host's: the host's limit is raised first and
+  lowered last.
+- There is no ``await`` between the check of the quota and the step from which the larger of the old and new limits counts, so no other update or
+  create request can use the same part of the quota.
+- Warm sandboxes are evicted to make room for a sandbox that grows, as for a new sandbox.
+- The guest must respond before memory is added. A sandbox whose guest does not respond gets no memory.
+- A change that fails half-way is undone. Resources that cannot be withdrawn, such as memory in use, remain in the sandbox's limits and reservation.
+  Clients therefore always see the limits that are in force.
+- Numbers that a guest reports are bounded and affect only its own sandbox.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from sandlot.model.specs import Limits, OnTimeout, SandboxSpec
 from sandlot.model.states import SUSPENDED, State
 
 COUNT_TIMEOUT_S = 2.0
-"""Seconds that a guest has to count its processes; the response contains the host's numbers without them."""
+"""Seconds that a guest has to count its processes. Afterwards the usage is returned without the number of processes."""
 BACK_TIMEOUT_S = 5.0
-"""Seconds that a guest has to accept its old limits; then the host withdraws what it can without the guest."""
+"""Seconds that a guest has to accept its old limits after a failed update. Afterwards only the host's limits are set back."""
 _NOTHING = Usage(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, pids=0, disk_bytes=0)
 """Usage of a hibernated sandbox."""
 _log = structlog.get_logger("sandlot.core")
@@ -51,7 +53,8 @@ class Used:
 
     Args:
         usage: Usage, measured by the host.
-        pids: Processes and threads that count against the limit, measured by the guest. None: the guest did not respond in time.
+        pids: Number of processes and threads that count against the process limit, measured by the guest. None: the sandbox is suspended, or the
+            guest did not respond in time.
         limits: Limits of the sandbox.
     """
 
@@ -65,26 +68,26 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
 
     Raises:
         InvalidRequestError: A limit is out of bounds.
-        UnsupportedError: The driver cannot change a limit; the message says why.
+        UnsupportedError: The driver cannot change a limit; the message gives the reason.
     """
     for ability in change.needs(limits):
         if not can.can(ability):
             raise UnsupportedError(
                 f"The {ability.removeprefix('configure.')} limit of a running sandbox cannot be changed: {can.why_not(ability)}.",
                 code=ErrorCode.UNSUPPORTED,
-                hint="Create another sandbox with the limits that are needed.",
+                hint="Create a new sandbox with the limits that are needed.",
                 fields={"ability": str(ability)},
             )
 
 
 async def used(sandbox: Sandbox) -> Used:
-    """Return the resources that a sandbox has used so far.
+    """Return the resources that a sandbox has used so far, and its limits. A suspended sandbox is not resumed.
 
     Raises:
         SandboxEndedError: The sandbox has ended.
     """
     await sandbox.recovered.wait()
-    if sandbox.state is State.HIBERNATED:  # a hibernated sandbox is not woken for this
+    if sandbox.state is State.HIBERNATED:  # a hibernated sandbox uses nothing, and is not woken
         return Used(_NOTHING, None, sandbox.spec.limits)
     if sandbox.state is State.PAUSED:
         return Used(await sandbox.require_instance().usage(), None, sandbox.spec.limits)
@@ -99,11 +102,11 @@ async def used(sandbox: Sandbox) -> Used:
 
 @dataclass(slots=True)
 class _Keepers:
-    """Limits that host and guest enforce at this moment.
+    """Limits that the host and the guest of a sandbox enforce at this moment.
 
     Args:
-        host: The most that the host gives.
-        guest_pids: Process limit that the guest has accepted.
+        host: Limits that the host enforces. After a failed change, the largest that may be in force.
+        guest_pids: Process limit that the guest enforces.
     """
 
     host: Limits
@@ -111,7 +114,14 @@ class _Keepers:
 
 
 async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
-    """Set the limits of host and guest that differ. After a failure, ``keepers`` has what both enforce then."""
+    """Change the limits of the host and the guest to new limits.
+
+    Args:
+        sandbox: The sandbox.
+        keepers: Limits that the host and the guest enforce now. Updated with each change, so that the value is also correct after a failure.
+        to: New limits.
+        guest_timeout_s: Seconds that the guest has for each response. None: the timeout of ``Sandbox.connection``.
+    """
     async with sandbox.connection() as link:
         if to.pids > keepers.host.pids:
             await _configure(sandbox, keepers, replace(keepers.host, pids=to.pids))
@@ -123,21 +133,21 @@ async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s
             memory_bytes = keepers.host.memory_bytes
             await _configure(sandbox, keepers, to)
             if to.memory_bytes != memory_bytes:
-                # Only a help for the guest: it ends a greedy process before the whole sandbox is ended.
+                # Errors are ignored: the host enforces the limit. The guest only uses the limit to end one greedy process before the host ends all.
                 with contextlib.suppress(SandlotError, TimeoutError):
                     async with asyncio.timeout(guest_timeout_s):
                         await link.set_limits(pids=keepers.guest_pids, memory_bytes=to.memory_bytes)
 
 
 async def _back(sandbox: Sandbox, keepers: _Keepers, before: Limits) -> None:
-    """Set the old limits of host and guest again, as far as possible."""
+    """Set the old limits of the host and the guest again, as far as possible."""
     try:
         await _move(sandbox, keepers, before, BACK_TIMEOUT_S)
     except SandboxEndedError:
-        pass  # its resources stay reserved until the last of them is released
-    except Exception as error:  # noqa: BLE001 - the client gets the error that caused the undo
+        pass  # the end of the sandbox releases its resources and its reservation
+    except Exception as error:  # noqa: BLE001 - the client gets the error that made the update fail
         _log.warning("sandbox.limits_not_restored", sandbox=sandbox.id, error=str(error))
-        if keepers.guest_pids > before.pids:  # more processes may run by now; all other limits are set back
+        if keepers.guest_pids > before.pids:  # too many processes may run for the old process limit
             with contextlib.suppress(Exception):
                 await _move(sandbox, keepers, replace(before, pids=keepers.guest_pids))
 
@@ -148,9 +158,9 @@ async def _configure(sandbox: Sandbox, keepers: _Keepers, to: Limits) -> None:
     try:
         await instance.configure(change)
     except (ConflictError, InvalidRequestError, UnsupportedError):
-        raise  # refused: nothing was changed
+        raise  # the driver refused the change, so the limits are unchanged
     except BaseException:
-        keepers.host = _most(keepers.host, to)  # cancelled or failed: either limit may hold
+        keepers.host = _most(keepers.host, to)  # after a failure, the old or the new limits may be in force
         raise
     keepers.host = to
 
@@ -166,18 +176,18 @@ def _most(one: Limits, other: Limits) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSandboxParams:
-    """Changes of a sandbox. None leaves a property unchanged.
+    """Changes that an update makes to a sandbox. None leaves a property unchanged.
 
     Args:
-        timeout_s: Seconds from now until the deadline. A persistent sandbox gets a deadline again.
-        persistent: Remove the deadline.
-        idle_timeout_s: Seconds without activity until the sandbox is ended; 0 removes the idle timeout.
-        metadata: New metadata; entries of the service itself stay.
+        timeout_s: Seconds from now until the deadline. A persistent sandbox then has a deadline again.
+        persistent: True to remove the deadline.
+        idle_timeout_s: New idle timeout in seconds; 0 removes the idle timeout.
+        metadata: New metadata. Entries with reserved names, which the service has set, stay.
         limits: New limits.
-        on_timeout: Action at the deadline.
-        auto_resume: Resume the suspended sandbox when a request needs it.
+        on_timeout: Action when the timeout or the idle timeout passes.
+        auto_resume: True if a request that needs the suspended sandbox resumes it.
         name: New name.
-        unique_name: Refuse the name if another live sandbox of the owner has it.
+        unique_name: True if the update fails while another live sandbox of the owner has the name.
     """
 
     timeout_s: float | None = None
@@ -191,18 +201,22 @@ class UpdateSandboxParams:
     unique_name: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse contradictory values and values that are out of bounds."""
+        """Check that the values are within their bounds and do not contradict each other.
+
+        Raises:
+            InvalidRequestError: A value is out of bounds, or ``persistent`` and ``timeout_s`` are both set.
+        """
         if self.persistent and self.timeout_s is not None:
             raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
         admission.check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None, unique_name=self.unique_name)
 
     @property
     def moves_deadline(self) -> bool:
-        """True if the deadline changes."""
+        """True if the update changes the deadline."""
         return self.persistent or self.timeout_s is not None
 
     def names(self) -> list[str]:
-        """Return the names of the changed properties."""
+        """Return the API's names of the properties that the update changes."""
         given = {
             "timeout": self.moves_deadline,
             "idle_timeout": self.idle_timeout_s is not None,
@@ -221,7 +235,7 @@ class SandboxUpdate:
 
     Args:
         sandbox: The sandbox.
-        principal: Caller, whose quota counts.
+        principal: Caller. The update must fit the quota of this principal.
         params: The changes.
         dependencies: Parts of the service.
     """
@@ -238,14 +252,14 @@ class SandboxUpdate:
             InvalidRequestError: A value is out of bounds.
             UnsupportedError: A limit cannot be changed while the sandbox runs.
             ConflictError: The sandbox uses more than the new limits allow, or is still being created.
-            UnavailableError: ``busy``: the node has not enough resources now.
-            LimitError: ``quota_exceeded``.
+            UnavailableError: The node does not have enough free resources now; code ``busy``.
+            LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
             SandboxEndedError: The sandbox has ended.
             HostError: The changes cannot be recorded.
         """
         sandbox, params = self.sandbox, self.params
         if params.timeout_s is not None:
-            replace(sandbox.spec, timeout_s=params.timeout_s)  # refuses a timeout that is out of bounds
+            replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
         can = await self.dependencies.drivers.capabilities(sandbox.spec.isolation)
         await sandbox.recovered.wait()
         if sandbox.state in SUSPENDED and params.limits == Change() and await sandbox.operations.submit(self._while_suspended):
@@ -253,16 +267,16 @@ class SandboxUpdate:
         await sandbox.wait_reachable()
         sandbox.require_link()
         async with sandbox.change_lock:
-            sandbox.require_link()  # again: the sandbox may have ended while this update waited for its turn
+            sandbox.require_link()  # again: the sandbox may have ended while this update waited for the lock
             admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
             check_able(params.limits, sandbox.spec.limits, can)
             await self._while_running()
 
     def check_quota(self) -> None:
-        """Refuse changes that the caller's quota does not allow. Call it in the step in which a change is made.
+        """Refuse changes that the caller's quota does not allow. There must be no ``await`` between this check and the change.
 
         Raises:
-            LimitError: ``quota_exceeded``.
+            LimitError: The changes would exceed the quota; code ``quota_exceeded``.
         """
         timeout_s = math.inf if self.params.persistent else self.params.timeout_s
         self.dependencies.scheduler.check_update(self.sandbox, self.principal, timeout_s, self.params.limits)
@@ -286,7 +300,7 @@ class SandboxUpdate:
                 raise
 
     async def _while_suspended(self, _supervisor: SandboxSupervisor) -> bool:
-        """Apply the changes to a suspended sandbox. Return False if the sandbox runs by now, or another update waits until the sandbox runs."""
+        """Apply the changes to a suspended sandbox. Return False, without a change, if the sandbox is no longer suspended or is being updated."""
         sandbox, params = self.sandbox, self.params
         if sandbox.state not in SUSPENDED or sandbox.change_lock.locked():
             return False
@@ -305,18 +319,18 @@ class SandboxUpdate:
 
 @asynccontextmanager
 async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
-    """Change a sandbox's limits around a body, and change them back if the body fails. The body sees the new limits.
+    """Change the limits of a sandbox, then run the body of the ``async with`` block. If the body fails, set the old limits again.
 
-    Only one update of a sandbox changes limits at a time.
+    The caller holds ``Sandbox.change_lock``, so that only one update changes the limits at a time.
 
     Args:
         update: The update.
 
     Raises:
         InvalidRequestError: A limit is out of bounds, or the limits can never fit on this node.
-        UnavailableError: ``busy``: the node has not enough resources now.
+        UnavailableError: The node does not have enough free resources now; code ``busy``.
         ConflictError: The sandbox uses more than the new limits allow.
-        LimitError: ``quota_exceeded``.
+        LimitError: The new limits would exceed the caller's quota; code ``quota_exceeded``.
         SandboxEndedError: The sandbox has ended.
     """
     sandbox, reservations = update.sandbox, update.dependencies.reservations
@@ -327,9 +341,9 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
         yield
         return
     takes = driver.max_resources(after)
-    update.check_quota()  # an update that is refused evicts nothing
+    update.check_quota()  # before make_room: an update that exceeds the quota must evict no warm sandbox
     reading = await reservations.make_room(grown_amounts(driver.max_resources(before), takes), ignoring=sandbox.id)
-    sandbox.require_link()  # the sandbox may have ended meanwhile; then nothing is reserved
+    sandbox.require_link()  # nothing must be reserved for a sandbox that has ended meanwhile
     update.check_quota()
     with reservations.resize(sandbox.id, takes, reading) as resize:
         keepers = _Keepers(host=before, guest_pids=before.pids)
@@ -350,7 +364,7 @@ async def changed(update: SandboxUpdate) -> AsyncIterator[None]:
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
-    """Apply all changes that neither the guest nor the driver needs to know."""
+    """Apply the changes that neither the guest nor the driver must know: all but the deadline and the limits."""
     spec = sandbox.spec
     sandbox.spec = replace(
         spec,
@@ -369,12 +383,12 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
 
 
 def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
-    """Restore the old values. ``changed`` restores the limits."""
+    """Restore the old properties of a sandbox after a failed update, except the limits, which :func:`changed` restores."""
     sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
     sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 
 async def _restore_guest_deadline(sandbox: Sandbox) -> None:
-    """Send the guest the deadline that holds. If the guest cannot be reached, the service's own deadline still ends the sandbox in time."""
+    """Set the deadline of the guest to the deadline of the service again. If this fails, the service still ends the sandbox at its deadline."""
     async with sandbox.connection() as link:
         await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

@@ -1,1 +1,1 @@
-"""Warm and prepared sandboxes that are made before a request needs them, and template snapshots."""
+"""Pools of warm and prepared sandboxes, which are started before a create request needs them, and snapshots of templates."""

@@ -1,12 +1,12 @@
-"""``pools.json`` in the data directory: pools that were created, changed or deleted by requests, for the next start of the service.
+"""``pools.json`` in the data directory: configuration of the pools that requests have created, changed or deleted.
 
-The configuration is a file instead of a table because pools use the memory of one node: the node's own directory has the file, also if several
-nodes share a database. An operator can read the file and, while no service runs, change it.
+The service reads the file when it starts. The configuration is a file instead of a database table because pools use the memory of one node: each
+node has its own file, even if several nodes share a database. An operator can read the file at any time, and change it while no service runs.
 
 Invariants:
-- The file is replaced as a whole. A service that is killed leaves the old file or the new one.
-- An entry takes precedence over the settings until the next request changes the pool. This includes entries of deleted pools.
-- A file that cannot be read does not prevent a start. The file is renamed to ``pools.json.bad``, and the settings apply.
+- The file is replaced as a whole. A service that is killed leaves the old file or the new file.
+- The entry of a pool takes precedence over the settings of the service. This includes the entry of a pool that a request has deleted.
+- A file that cannot be read does not prevent the start of the service. The file is renamed to ``pools.json.bad``, and the settings apply.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Content:
     """Content of the file.
 
     Args:
-        format: Number to raise with each change of this class or of :class:`PoolConfig`.
-        pools: Configuration of all pools that requests have touched.
+        format: Version of the format. Raise it with each change of this class or of :class:`PoolConfig`.
+        pools: Configuration of all pools that requests have created, changed or deleted.
     """
 
     format: Literal[3]
@@ -59,7 +59,7 @@ class PoolConfigFile:
         self._bad_file = data_dir / _BAD_FILE
 
     def read(self) -> dict[PoolId, PoolConfig]:
-        """Return the configuration that :meth:`write` stored last; nothing if the file is missing or cannot be read."""
+        """Return the configurations in the file, by pool. Return an empty dictionary if the file is missing or cannot be read."""
         try:
             return {config.pool_id: config for config in _JSON.validate_json(self._file.read_bytes()).pools}
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class PoolConfigFile:
         """Replace the file.
 
         Args:
-            configs: Configuration of all pools that requests have touched.
+            configs: Configuration of all pools that requests have created, changed or deleted.
 
         Raises:
             HostError: The file cannot be written. The old file is unchanged.
@@ -86,7 +86,7 @@ class PoolConfigFile:
             durable.write_file(self._file, content)
         except OSError as error:
             raise HostError(
-                f"The pools cannot be written to {self._file}: {error.strerror or error}.",
+                f"The configuration of the pools cannot be written to {self._file}: {error.strerror or error}.",
                 code=ErrorCode.HOST_NOT_READY,
                 hint="Free space in the data directory, or make the directory writable.",
             ) from error

@@ -1,14 +1,14 @@
 """Manager of pools: create, change and delete pools, and serve create requests from them.
 
 Invariants:
-- A request takes the youngest warm sandbox that serves its spec and never waits for a pool. Private pools of the owner come first, then shared pools.
-  A request never takes a warm sandbox of another owner.
-- To all principals but its owner and operators, a private pool does not exist. Operators see, change and delete all pools.
-- Warm and prepared sandboxes hold reservations like all sandboxes and are evicted when a sandbox needs their room. They do not count against the
-  largest number of sandboxes of the service. Private warm sandboxes use the part of the owner's quota that live sandboxes leave
-  (:mod:`sandlot.core.pools.ownership`).
-- The pools of a revoked key are deleted.
-- A service that stops removes all entries. The next service removes what a killed service left: entries are never taken over.
+- A create request never waits for a pool. It takes a warm sandbox that fits its spec from the owner's private pools first, then from shared pools.
+  It takes the youngest warm sandbox of a pool, and never a warm sandbox of another owner.
+- Only its owner and operators can see a private pool. Operators can see, change and delete all pools.
+- Warm and prepared sandboxes have reservations like all sandboxes, and are evicted when another sandbox needs their room. They do not count against
+  the largest number of sandboxes of the service (``max_sandboxes``). Private warm sandboxes use only the part of the owner's quota that the owner's
+  live sandboxes leave free (:mod:`sandlot.core.pools.ownership`).
+- When the key of an owner is revoked, the owner's pools are deleted.
+- A service that stops removes all warm and prepared sandboxes. If the service is killed, the next service removes them. They are never reused.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PoolStatus:
 
     Args:
         pool: The pool.
-        snapshot: Template snapshot of the pool. None: there is none.
-        error: Reason of the last failure to fill the pool or to make its template snapshot; empty if nothing failed.
+        snapshot: Template snapshot from which the pool is filled. None: the pool has no template snapshot now.
+        error: Reason why the last attempt to fill the pool or to make its template snapshot failed; empty if the attempt succeeded.
     """
 
     pool: Pool
@@ -51,19 +51,19 @@ class PoolStatus:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the requests for the pool's spec that claimed a warm sandbox. None: there was no request."""
+        """Share of the create requests for the pool's spec that claimed a warm sandbox, 0 to 1. None: there was no such request."""
         total = sum(self.pool.claims.values())
         return self.pool.claims.get(StartPath.WARM, 0) / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolClaim:
-    """Result of a claim.
+    """Result of a search for a warm sandbox for a create request.
 
     Args:
         spec: Spec of the request.
-        warm: Warm sandbox, removed from its pool for good. None: no pool had one.
-        tried: Pools that were searched, in order. The start path of the request is counted for each of them.
+        warm: Warm sandbox for the request, which is no longer in its pool. None: no pool had a warm sandbox for the request.
+        tried: Pools that were searched, in order. The start path of the request is counted for each of these pools.
     """
 
     spec: PoolSpec
@@ -76,8 +76,8 @@ class PoolManager:
 
     Args:
         registry: The pools and their configuration.
-        refiller: Keeps the pools full.
-        snapshots: Template snapshots.
+        refiller: Task that keeps the pools full.
+        snapshots: Template snapshots that the service uses.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of the node.
@@ -111,7 +111,7 @@ class PoolManager:
         metrics.count_pools(lambda: pool_gauges(registry.pools.values()))
 
     async def aclose(self) -> None:
-        """Stop the refills and remove all entries. Idempotent."""
+        """Stop filling the pools and remove all warm and prepared sandboxes. Idempotent."""
         for pool in tuple(self._registry.pools.values()):
             self._refiller.remove_pool(pool)
         await self._refiller.aclose()
@@ -120,13 +120,13 @@ class PoolManager:
     # Create requests ---------------------------------------------------------------------------------------------------
 
     def has_warm(self, spec: PoolSpec, owner: OwnerId) -> bool:
-        """Return whether a request of an owner for a spec could claim a warm sandbox now."""
+        """Return True if a create request of an owner for a spec could claim a warm sandbox now."""
         return any(pool.youngest() for pool in ownership.serving_pools(self._registry.pools.values(), spec, owner))
 
     def claim(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
-        """Take a warm sandbox for a request, if a pool that serves it has one. Waits for nothing.
+        """Take a warm sandbox out of a pool for a create request, if a suitable pool has one. Never waits.
 
-        The reservation of the warm sandbox (``WarmSandbox.reservation_key``) passes to the caller.
+        The caller then owns the warm sandbox and its reservation (``WarmSandbox.reservation_key``).
 
         Args:
             spec: Spec of the request.
@@ -141,13 +141,25 @@ class PoolManager:
         return PoolClaim(spec, None, tuple(tried))
 
     def started(self, path: StartPath, claim: PoolClaim) -> None:
-        """Count a sandbox that has started, for the metrics and for the pools that were tried."""
+        """Count a started sandbox in the metrics and in the statistics of the pools that its claim has searched.
+
+        Args:
+            path: Path by which the sandbox was started.
+            claim: Result of :meth:`claim` for the sandbox's create request.
+        """
         self._metrics.claimed(path, claim.spec.template)
         for pool in claim.tried:
             pool.claims[path] = pool.claims.get(path, 0) + 1
 
     def take_prepared(self, isolation: str, shape: Shape) -> PreparedSandbox | None:
-        """Take a prepared sandbox of a shape out of a pool and release its reservation, because the request has its own."""
+        """Take a prepared sandbox of a shape out of a pool and release its reservation. Return None if no pool has one.
+
+        The sandbox that is to be restored into the prepared sandbox has a reservation already.
+
+        Args:
+            isolation: Name of the driver.
+            shape: Root filesystem and limits that the prepared sandbox must have.
+        """
         for pool in self._registry.pools.values():
             for entry in pool.prepared:
                 fits = entry.template.root.digest == shape.root.digest and entry.spec.limits == shape.limits
@@ -159,35 +171,44 @@ class PoolManager:
         return None
 
     def current_snapshot(self, spec: PoolSpec) -> TemplateSnapshot | None:
-        """Return the template snapshot from which a sandbox of a spec can be restored now, if there is one."""
+        """Return the template snapshot from which a sandbox of a spec can be restored now, or None if there is none."""
         return self._snapshots.current(TemplateSnapshotSpec.of(spec))
 
     def discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
-        """Stop using a template snapshot that could not be restored. A new one is made."""
+        """Stop using a template snapshot that could not be restored, and start to make a new one.
+
+        Args:
+            snapshot: The template snapshot.
+            reason: Reason why the restore failed, for the log and the status of the pools.
+        """
         self._snapshots.discard(snapshot, reason)
         self._refiller.notify()
 
     # Pools -------------------------------------------------------------------------------------------------------------
 
     def list(self, principal: Principal) -> list[PoolStatus]:
-        """Return the status of all pools that a principal may see, sorted by template and isolation."""
+        """Return the status of all pools that a principal may see, sorted by template, isolation and id."""
         visible = [pool for pool in self._registry.pools.values() if principal.sees(pool.owner)]
         return [self._status(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template, pool.spec.isolation, pool.id))]
 
     def find(self, id_or_template: str, principal: Principal) -> PoolStatus:
-        """Return the status of a pool that a principal may see, by its id or by the template of the principal's only pool of that template.
+        """Return the status of a pool.
+
+        Args:
+            id_or_template: Id of a pool that the principal may see, or name of a template of which the principal has exactly one pool.
+            principal: Principal of the request.
 
         Raises:
-            NotFoundError: ``pool_not_found``.
+            NotFoundError: The principal may see no such pool; code ``pool_not_found``.
             ConflictError: The principal has several pools of the template.
         """
         return self._status(ownership.find_pool(self._registry.pools, id_or_template, principal))
 
     def find_claimable(self, id_or_template: str, principal: Principal) -> Pool:
-        """Return a pool from which a principal may claim: a shared pool by its id, or a pool of the principal by its id or template.
+        """Return a pool from which a principal may claim a warm sandbox: a shared pool by its id, or the principal's own pool by its id or template.
 
         Raises:
-            NotFoundError: ``pool_not_found``.
+            NotFoundError: The principal may claim from no such pool; code ``pool_not_found``.
             ConflictError: The principal has several pools of the template.
         """
         return ownership.find_claimable_pool(self._registry.pools, id_or_template, principal)
@@ -199,7 +220,9 @@ class PoolManager:
     async def create(
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
     ) -> PoolStatus:
-        """Create a pool that also exists after a restart. The implied pool of the same spec becomes an ordinary pool.
+        """Create a pool. The pool is created again whenever the service restarts.
+
+        If the owner has an implied pool (``PoolConfig.is_implied``) of the same spec, this pool gets the new sizes and is no longer implied.
 
         Args:
             principal: Principal of the request. Pools of operators are shared, all other pools are private.
@@ -207,14 +230,14 @@ class PoolManager:
             isolation: ``auto`` or the name of a driver.
             limits: Limits of each sandbox.
             sizes: Sizes of the pool.
-            metadata: Metadata of the owner.
+            metadata: Metadata that the client chose. None: no metadata.
 
         Raises:
-            NotFoundError: ``template_not_found``.
+            NotFoundError: The template does not exist; code ``template_not_found``.
             ForbiddenError: The operator does not allow the isolation, or a private pool would have prepared sandboxes.
             UnsupportedError: The driver cannot freeze sandboxes.
-            InvalidRequestError: A sandbox of these limits can never fit on this node.
-            LimitError: ``quota_exceeded``: the quota allows no more pools, or fewer sandboxes than would always be warm.
+            InvalidRequestError: The metadata is invalid, or a sandbox of these limits can never fit on this node.
+            LimitError: The quota allows no further pool, or fewer sandboxes than ``sizes.warm``; code ``quota_exceeded``.
             ConflictError: The owner has a pool of this spec.
         """
         self._templates.require(template)
@@ -222,7 +245,7 @@ class PoolManager:
         capabilities = await self._drivers.capabilities(driver)
         if not capabilities.can(DriverCapability.PAUSE):
             raise UnsupportedError(
-                f"Isolation {driver!r} has no pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
+                f"Isolation {driver!r} cannot have pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
                 code=ErrorCode.UNSUPPORTED,
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
@@ -235,7 +258,7 @@ class PoolManager:
                 return await self._configure(existing, config)
             if existing is not None:
                 raise ConflictError(
-                    f"The pool {existing.id} of template {template!r} has the same limits.",
+                    f"Pool {existing.id} of template {template!r} has the same isolation and limits.",
                     code=ErrorCode.CONFLICT,
                     hint=f"Change it with 'sandlot pool set {existing.id}'.",
                     fields={"pool": existing.id},
@@ -257,12 +280,21 @@ class PoolManager:
         prepared: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> PoolStatus:
-        """Change sizes or metadata of a pool, also for the time after a restart. None keeps a value.
+        """Change the sizes or the metadata of a pool. The change stays in effect when the service restarts.
+
+        Args:
+            id_or_template: Pool to change; see :meth:`find`.
+            principal: Principal of the request.
+            warm: New value of ``PoolSizes.warm``. None: unchanged.
+            max: New value of ``PoolSizes.max``. None: unchanged, unless ``warm`` is larger.
+            prepared: New value of ``PoolSizes.prepared``. None: unchanged.
+            metadata: New metadata. None: unchanged.
 
         Raises:
-            NotFoundError: ``pool_not_found``.
-            InvalidRequestError: A number is out of range.
-            LimitError: ``quota_exceeded``: more sandboxes would always be warm than the quota allows.
+            NotFoundError: The principal may see no such pool; code ``pool_not_found``.
+            ConflictError: The principal has several pools of the template.
+            InvalidRequestError: A size or the metadata is invalid.
+            LimitError: The quota allows fewer sandboxes than the new ``warm``; code ``quota_exceeded``.
             ForbiddenError: A private pool would have prepared sandboxes.
         """
         admission.check_metadata(metadata or {})
@@ -273,10 +305,11 @@ class PoolManager:
             return await self._configure(pool, replace(pool.config, sizes=sizes, metadata=pool.metadata if metadata is None else metadata))
 
     async def delete(self, id_or_template: str, principal: Principal) -> None:
-        """Delete a pool, also for the time after a restart, and start to remove its entries.
+        """Delete a pool and start to remove its warm and prepared sandboxes. The pool stays deleted when the service restarts.
 
         Raises:
-            NotFoundError: ``pool_not_found``.
+            NotFoundError: The principal may see no such pool; code ``pool_not_found``.
+            ConflictError: The principal has several pools of the template.
         """
         async with self._registry.lock:
             pool = ownership.find_pool(self._registry.pools, id_or_template, principal)

@@ -1,24 +1,24 @@
-"""Values that describe pools: specs, ids, sizes and configuration, the setting of the pools, and keys of template snapshots. Pure.
+"""Values that describe pools: specs, ids, sizes and configuration; the setting for pools; and the keys of template snapshots. Pure.
 
 Invariants:
-- Everything that a program inside a sandbox can see of the limits is part of a pool's spec: memory, cores and disk must equal those of a request.
-  The limit of processes is enforced by the guest and the host and can be lowered by a claim, so a request may have fewer processes.
-- Owner, network and environment of a sandbox are not part of a pool's spec. They are set when a warm sandbox is claimed.
-- The id of a pool depends on its owner and its spec only. The id is the same on every node and after every restart.
+- A request is served only by a pool whose memory, cores and disk equal those of the request, because programs inside a sandbox can see these limits.
+  A claim can lower the process limit, so the process limit of the request may be lower than that of the pool.
+- The owner, network and environment of a sandbox are not part of a pool's spec. They are set when a warm sandbox is claimed.
+- The id of a pool depends only on its owner and its spec. The id is the same on every node and after every restart.
 - The key of a template snapshot depends on everything that a restore depends on and on everything that a program inside can see:
 
 =============  ========================================================================================================================
 format         :data:`FORMAT`
-version        version of Sandlot: the layout of a sandbox around its root file system
+version        version of Sandlot, which decides the layout of a sandbox around its root file system
 isolation      name of the driver
-fingerprint    ``Driver.fingerprint``: content of the runtime's program and its command line
-root           digest of the root file system: recipe, packages, sources of the guest and its interpreter
-env            environment of the template: modules that are imported in advance are imported with this environment
+fingerprint    ``Driver.fingerprint``: content of the runtime's executable, and its command line
+root           digest of the root file system: recipe, packages, and sources of the guest and its interpreter
+env            environment of the template, in which the spare kernel has imported modules
 memory, cpus   limits that programs inside can see
 disk           the smallest disk that a restored sandbox may have
 =============  ========================================================================================================================
 
-Network and the limit of processes are not part of the key: host and guest set them when the sandbox is claimed.
+The network and the process limit are not part of the key: the host and the guest set them when the sandbox is claimed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits
 
 MAX_SIZE: Final = 1000
-"""Largest number in :class:`PoolSizes`: more sandboxes than a host of today can run."""
+"""Largest number in :class:`PoolSizes`. No host of today can run as many sandboxes."""
 DEFAULT_MAX: Final = 4
 """``PoolSizes.max`` of a new pool for which only ``warm`` is given, unless ``warm`` is larger."""
 POOL_ID: Final = re.compile(r"pool-[a-z2-7]{12}")
 
 FORMAT: Final = 3
-"""Number to raise in each commit that changes what is done to a sandbox before its template snapshot is written, or the manifest."""
+"""Version of template snapshots. Raise it in each commit that changes the manifest or the steps before a template snapshot is written."""
 SNAPSHOT_DISK_BYTES: Final = 1 * GIB
-"""Disk of the sandbox that a template snapshot is taken of, if the pool's disk is not smaller. A restored sandbox may have a larger disk."""
+"""Disk limit of the sandbox whose template snapshot is taken; less if the pool's disk limit is smaller. Restored sandboxes may have a larger disk."""
 
 _ID_CHARS: Final = 12
 _SETTING: Final = re.compile(r"(?P<template>[^=:+,\s]+)=(?P<warm>\d{1,4})(?::(?P<max>\d{1,4}))?(?:\+(?P<prepared>\d{1,4}))?")
@@ -63,18 +63,18 @@ class StartPath(StrEnum):
     PREPARED = "prepared"
     """The template snapshot was restored into a prepared sandbox of a pool."""
     RESTORED = "restored"
-    """The template snapshot was restored into a sandbox that was prepared for this request."""
+    """The template snapshot was restored into a sandbox that was prepared for this request, because no pool had a prepared sandbox."""
     BOOTED = "booted"
-    """The sandbox was booted."""
+    """The sandbox was booted from its root filesystem, without a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """Everything that must be known of a sandbox before it has an owner.
+    """Template, isolation and limits of the sandboxes of a pool.
 
     Args:
         template: Name of the template.
-        isolation: Name of the driver. In settings also ``auto``: the default of the service.
+        isolation: Name of the driver. In the settings of the service also ``auto``, the default isolation of the service.
         limits: Limits of each sandbox.
     """
 
@@ -83,14 +83,14 @@ class PoolSpec:
     limits: Limits
 
     def serves(self, request: PoolSpec) -> bool:
-        """Return whether a sandbox of this spec can become a sandbox of the requested spec."""
+        """Return True if a warm sandbox of this spec can serve a request for another spec: only the process limit of the request may be lower."""
         equal = replace(request, limits=replace(request.limits, pids=self.limits.pids)) == self
         return equal and request.limits.pids <= self.limits.pids
 
 
 @dataclass(frozen=True, slots=True)
 class PoolId:
-    """Identity of a pool: two pools of one owner never have the same spec.
+    """Identity of a pool: its owner and its spec. An owner never has two pools of the same spec.
 
     Args:
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
@@ -101,8 +101,8 @@ class PoolId:
     spec: PoolSpec
 
     def __str__(self) -> str:
-        """Return the id of the API: ``pool-`` and 12 characters of a digest over the spec and, for a private pool, the owner."""
-        # A whole number of cores is the same limit whether the client wrote 2 or 2.0.
+        """Return the pool id in the API: ``pool-`` and 12 characters of a digest over the spec and, for a private pool, the owner."""
+        # JSON writes 2 and 2.0 differently, but both are the same limit.
         limits = asdict(self.spec.limits) | {"cpus": float(self.spec.limits.cpus)}
         parts: list[Any] = [self.spec.template, self.spec.isolation, limits]
         text = json.dumps(parts if self.owner == LOCAL else [self.owner, *parts], sort_keys=True)
@@ -115,9 +115,10 @@ class PoolSizes:
     """Numbers of sandboxes in a pool, 0 to ``MAX_SIZE`` each.
 
     Args:
-        warm: Warm sandboxes that are always kept ready.
-        max: Largest number of warm sandboxes, unfinished ones included. The pool grows up to it while requests find no warm sandbox.
-        prepared: Prepared sandboxes that are kept ready. Any snapshot of the pool's template, isolation and limits can be restored into one.
+        warm: Number of warm sandboxes that the pool always keeps ready.
+        max: Largest number of warm sandboxes, unfinished ones included. The pool grows up to this number while requests find no warm sandbox.
+        prepared: Number of prepared sandboxes that the pool keeps ready. Any snapshot of the pool's template, isolation and limits can be restored
+            into a prepared sandbox.
     """
 
     warm: int = 1
@@ -146,22 +147,27 @@ class PoolSizes:
         """Return the sizes of a new pool.
 
         Args:
-            warm: See :class:`PoolSizes`.
-            max: See :class:`PoolSizes`. None: the larger of ``warm`` and ``DEFAULT_MAX``, or 0 if ``warm`` is 0.
-            prepared: See :class:`PoolSizes`.
+            warm: Number of warm sandboxes that the pool always keeps ready.
+            max: Largest number of warm sandboxes. None: the larger of ``warm`` and ``DEFAULT_MAX``, or 0 if ``warm`` is 0.
+            prepared: Number of prepared sandboxes that the pool keeps ready.
 
         Raises:
-            InvalidRequestError: A number is out of range.
+            InvalidRequestError: A number is out of range, or ``max`` is less than ``warm``.
         """
         if max is None:
             max = builtins.max(warm, DEFAULT_MAX) if warm else 0  # noqa: A001 - the name of the API
         return cls(warm=warm, max=max, prepared=prepared)
 
     def updated(self, *, warm: int | None = None, max: int | None = None, prepared: int | None = None) -> PoolSizes:  # noqa: A002
-        """Return changed sizes. None keeps a number, but ``max`` follows if ``warm`` alone is raised above it.
+        """Return a copy of the sizes in which the given numbers are changed.
+
+        Args:
+            warm: New ``warm``. None: unchanged.
+            max: New ``max``. None: the larger of the old ``max`` and the new ``warm``.
+            prepared: New ``prepared``. None: unchanged.
 
         Raises:
-            InvalidRequestError: A number is out of range.
+            InvalidRequestError: A number is out of range, or ``max`` is less than ``warm``.
         """
         new_warm = self.warm if warm is None else warm
         return PoolSizes(
@@ -177,10 +183,10 @@ class PoolConfig:
 
     Args:
         spec: Spec of the pool.
-        sizes: Sizes of the pool. None: the pool was deleted and does not exist, whatever the settings say.
+        sizes: Sizes of the pool. None: a request has deleted the pool, which does not exist even if the settings name it.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
-        metadata: Metadata of the owner.
-        is_implied: True for the pool of ``DEFAULT_POOLS``: no image is built for it.
+        metadata: Metadata that the client chose.
+        is_implied: True for the pool of ``DEFAULT_POOLS``. It is filled only if the image of its template is built already.
     """
 
     spec: PoolSpec
@@ -196,20 +202,20 @@ class PoolConfig:
 
 
 DEFAULT_POOLS: Final = (PoolConfig(PoolSpec(DEFAULT_TEMPLATE, AUTO, Limits()), PoolSizes(warm=1, max=DEFAULT_MAX, prepared=1), is_implied=True),)
-"""Pools of a service without the setting. A warm sandbox takes about 100 MiB of memory and no processor time, and serves an agent's first request.
-A machine with 2 cores and 4 GiB has room for four, and evicts them for other sandboxes. A prepared sandbox takes about 20 MiB and shortens every
-wake, fork and restore by a tenth of a second."""
+"""Pools of a service whose settings name no pools. A warm sandbox takes about 100 MiB of memory and no processor time, and serves an agent's first
+request. A machine with 2 cores and 4 GiB has room for four warm sandboxes, and evicts them for other sandboxes. A prepared sandbox takes about
+20 MiB and shortens each wake, fork and restore by a tenth of a second."""
 
 
 def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[PoolConfig, ...]:
-    """Parse the setting of the pools: ``TEMPLATE=WARM[:MAX][+PREPARED]``, separated by commas, or ``none``.
+    """Parse the setting for pools: entries ``TEMPLATE=WARM[:MAX][+PREPARED]``, separated by commas, or ``none``.
 
     Args:
         text: Text of the setting, such as ``code-interpreter=2:4,base=1+2``.
         templates: Names of all templates. None: the names are not checked.
 
     Returns:
-        Shared pools of the service's default isolation and the default limits.
+        Configurations of shared pools, with the isolation ``auto`` and the default limits.
 
     Raises:
         InvalidRequestError: An entry cannot be parsed, names an unknown template, or repeats a template.
@@ -221,7 +227,7 @@ def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[Po
         parts = _SETTING.fullmatch(entry)
         if parts is None:
             raise InvalidRequestError(
-                f"{entry[:80]!r} does not describe a pool.", hint="Write TEMPLATE=WARM, TEMPLATE=WARM:MAX or TEMPLATE=WARM:MAX+BLANK; or 'none'."
+                f"{entry[:80]!r} does not describe a pool.", hint="Write TEMPLATE=WARM, TEMPLATE=WARM:MAX or TEMPLATE=WARM:MAX+PREPARED; or 'none'."
             )
         template = parts["template"]
         if template in configs:
@@ -235,12 +241,12 @@ def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[Po
 
 @dataclass(frozen=True, slots=True)
 class TemplateSnapshotSpec:
-    """Spec of a template snapshot. Pools whose sandboxes look the same from inside share a snapshot.
+    """Spec of a template snapshot. Pools share a snapshot if programs inside their sandboxes see no difference between them.
 
     Args:
         template: Name of the template.
         isolation: Name of the driver.
-        limits: Limits of the sandbox that the snapshot is taken of.
+        limits: Limits of the sandbox whose snapshot is taken.
     """
 
     template: str
@@ -249,22 +255,22 @@ class TemplateSnapshotSpec:
 
     @classmethod
     def of(cls, pool: PoolSpec) -> TemplateSnapshotSpec:
-        """Return the spec of the snapshot from which sandboxes of a pool are restored."""
+        """Return the spec of the template snapshot from which the sandboxes of a pool are restored."""
         limits = Limits(cpus=pool.limits.cpus, memory_bytes=pool.limits.memory_bytes, disk_bytes=min(pool.limits.disk_bytes, SNAPSHOT_DISK_BYTES))
         return cls(pool.template, pool.isolation, limits)
 
     def manifest(self) -> dict[str, Any]:
-        """Return the part of the spec for which the cache keeps one snapshot: a new snapshot replaces older ones with an equal manifest."""
+        """Return the part of the spec that is stored with the snapshot. A new snapshot replaces all older snapshots with an equal manifest."""
         return {"template": self.template, "isolation": self.isolation, "memory_bytes": self.limits.memory_bytes, "cpus": self.limits.cpus}
 
 
 def snapshot_inputs(spec: TemplateSnapshotSpec, template: ResolvedTemplate, fingerprint: str, version: str) -> Mapping[str, Any]:
-    """Return everything that a template snapshot depends on, as JSON values.
+    """Return the JSON values from which the key of a template snapshot is computed: everything that the snapshot depends on.
 
     Args:
         spec: Spec of the snapshot.
         template: Root file system and environment of the template.
-        fingerprint: Fingerprint of the driver.
+        fingerprint: Result of ``Driver.fingerprint``.
         version: Version of Sandlot.
     """
     return {
@@ -281,5 +287,5 @@ def snapshot_inputs(spec: TemplateSnapshotSpec, template: ResolvedTemplate, fing
 
 
 def snapshot_key(inputs: Mapping[str, Any]) -> str:
-    """Return the key of a template snapshot: the hexadecimal SHA-256 of :func:`snapshot_inputs`."""
+    """Return the key of a template snapshot: the hexadecimal SHA-256 digest of the result of :func:`snapshot_inputs`."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()

@@ -1,12 +1,11 @@
-"""Shared and private pools: who sees and claims from a pool, what an owner's quota leaves to it, and what is evicted first.
+"""Rules for shared and private pools: visibility, quotas of owners, and the order of evictions.
 
 Invariants:
-- Pools that operators create or settings name are shared. Every other pool is private: only its owner and operators see it, and for all other
-  principals it does not exist.
-- Warm sandboxes of private pools use only the part of the owner's quota that live sandboxes leave. When live sandboxes grow, warm ones are removed,
-  oldest first. A create request is checked against the live sandboxes alone; a claim only turns a warm sandbox into a live one.
-- When the host is short of room, or a shared pool finds none, private warm sandboxes are evicted before shared ones. The owner with the most memory
-  in warm sandboxes comes first.
+- Pools that operators create or that the settings name are shared. Every other pool is private: only its owner and operators can see it.
+- Warm sandboxes of private pools use only the part of the owner's quota that live sandboxes leave free. If the live sandboxes need more, warm
+  sandboxes are removed, oldest first. A create request is checked only against the live sandboxes of its owner.
+- When the host or a shared pool needs room, private warm sandboxes are evicted before shared warm sandboxes, beginning with the owner whose warm
+  sandboxes have the most memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, NotFo
 from sandlot.model.specs import Limits
 
 _SUMMED: Final = ("cpus", "memory_bytes", "disk_bytes")
-"""Quotas that limit a sum over all sandboxes of an owner."""
+"""Limits of a sandbox for which a quota bounds the sum over all sandboxes of an owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class PoolOwners:
     """Owners of private pools, with their quotas and live sandboxes.
 
     Args:
-        principal_of: Returns the principal of an owner. None: the owner's key was revoked.
+        principal_of: Returns the principal of an owner, or None if the owner's key was revoked.
         live_limits: Returns the limits of all live sandboxes of an owner.
     """
 
@@ -47,7 +46,7 @@ class PoolOwners:
         return [pool for pool in pools if pool.is_private and self.principal_of(pool.owner) is None]
 
     def over_quota(self, pools: Iterable[Pool]) -> Iterator[tuple[Pool, WarmSandbox]]:
-        """Yield the warm sandboxes for which the owner's quota has no room, each with its pool."""
+        """Yield each private warm sandbox that exceeds its owner's quota, together with its pool."""
         pools_of: dict[OwnerId, list[Pool]] = {}
         for pool in (pool for pool in pools if pool.is_private):
             pools_of.setdefault(pool.owner, []).append(pool)
@@ -60,7 +59,12 @@ class PoolOwners:
                 yield from ready[: excess_count(principal.quota, self.live_limits(owner), unfinished, limits)]
 
     def quota_left(self, pool: Pool, pools: Iterable[Pool]) -> int | None:
-        """Return the number of further warm sandboxes that the owner's quota allows in a pool. None: no limit."""
+        """Return how many further warm sandboxes the quota of a pool's owner allows in the pool. None: no limit.
+
+        Args:
+            pool: The pool.
+            pools: All pools.
+        """
         if not pool.is_private:
             return None
         principal = self.principal_of(pool.owner)
@@ -70,27 +74,33 @@ class PoolOwners:
         return quota_left(principal.quota, self.live_limits(pool.owner), warm, pool.spec.limits)
 
     def can_have_warm(self, pool: Pool, pools: Iterable[Pool]) -> bool:
-        """Return whether the pool may have a warm sandbox now. Otherwise no template snapshot is made for it."""
+        """Return True if the sizes of a pool and the quota of its owner allow a warm sandbox now.
+
+        Args:
+            pool: The pool.
+            pools: All pools.
+        """
         return policy.wanted_warm(pool.sizes, pool.growth) > 0 and (pool.total_warm > 0 or self.quota_left(pool, pools) != 0)
 
 
 def pool_owner(principal: Principal) -> OwnerId:
-    """Return the owner of the pools that a principal creates."""
+    """Return the owner of the pools that a principal creates: ``LOCAL``, the owner of shared pools, for an operator."""
     return LOCAL if principal.operator else principal.owner
 
 
 def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Principal) -> Pool:
-    """Return a pool that a principal may see, by its id or by the template of the principal's only pool of that template.
+    """Return a pool that a principal may see.
 
-    The name of a template never finds a pool of another owner, not even for an operator: a deletion that is repeated must not delete another pool.
+    A template name never finds a pool of another owner, not even for an operator. Otherwise an operator who repeats a deletion could delete a pool of
+    another owner.
 
     Args:
-        pools: Pool id -> pool.
-        id_or_template: Id of the pool, or name of its template.
+        pools: All pools by their ids.
+        id_or_template: Id of a pool that the principal may see, or name of a template of which the principal has exactly one pool.
         principal: Principal of the request.
 
     Raises:
-        NotFoundError: ``pool_not_found``.
+        NotFoundError: The principal may see no such pool; code ``pool_not_found``.
         ConflictError: The principal has several pools of the template.
     """
     pool = pools.get(id_or_template)
@@ -113,10 +123,10 @@ def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Princip
 
 
 def find_claimable_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Principal) -> Pool:
-    """Return a pool from which a principal may claim: a shared pool by its id, or a pool of the principal by its id or template.
+    """Return a pool from which a principal may claim a warm sandbox: a shared pool by its id, or the principal's own pool by its id or template.
 
     Raises:
-        NotFoundError: ``pool_not_found``.
+        NotFoundError: The principal may claim from no such pool; code ``pool_not_found``.
         ConflictError: The principal has several pools of the template.
     """
     owner, pool = pool_owner(principal), pools.get(id_or_template)
@@ -126,23 +136,23 @@ def find_claimable_pool(pools: Mapping[str, Pool], id_or_template: str, principa
 
 
 def check_allowed(pool: Pool, sizes: PoolSizes, principal: Principal, *, existing: int | None = None) -> None:
-    """Refuse a private pool, or new sizes of one, that its owner may not have.
+    """Refuse to create a private pool, or to change its sizes, if the owner may not have such a pool. Shared pools are not checked.
 
     Args:
-        pool: The pool, with its old sizes.
+        pool: The pool. Its sizes are not changed yet.
         sizes: Requested sizes.
         principal: Principal of the request.
-        existing: Number of the owner's pools, if the pool is new. None: the pool exists already.
+        existing: Number of pools that the owner has already, if the pool is new. None: the pool exists already.
 
     Raises:
-        ForbiddenError: The pool would have prepared sandboxes.
-        LimitError: ``quota_exceeded``.
+        ForbiddenError: The private pool would have prepared sandboxes.
+        LimitError: The pool would exceed the owner's quota; code ``quota_exceeded``.
     """
     if not pool.is_private:
         return
-    if sizes.prepared:  # any request of any owner may take a prepared sandbox, so only shared pools have them
+    if sizes.prepared:  # requests of all owners may take any prepared sandbox, so only shared pools have prepared sandboxes
         raise ForbiddenError(
-            f"`blank` is {sizes.prepared}; only operators can keep prepared sandboxes.",
+            f"`blank` is {sizes.prepared}; only pools of operators can have prepared sandboxes.",
             code=ErrorCode.FORBIDDEN,
             hint="Set `blank` to 0.",
             fields={"field": "blank"},
@@ -154,17 +164,22 @@ def check_allowed(pool: Pool, sizes: PoolSizes, principal: Principal, *, existin
 
 
 def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list[Pool]:
-    """Return the pools that serve an owner's request for a spec: private pools first, then shared ones."""
+    """Return the pools from which an owner's create request for a spec may take a warm sandbox: private pools first, then shared pools."""
     return sorted((pool for pool in pools if pool.owner in {owner, LOCAL} and pool.spec.serves(spec)), key=lambda pool: pool.owner == LOCAL)
 
 
 def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
-    """Return a sort key: pools that are filled first have the smallest. Shared pools come first, then owners with few warm sandboxes."""
+    """Return the sort key of a pool for filling. Shared pools come first, then private pools of the owners with the fewest warm sandboxes.
+
+    Args:
+        pool: The pool.
+        pools: All pools.
+    """
     return pool.is_private, sum(each.total_warm for each in pools if each.owner == pool.owner)
 
 
 def quota_left(quota: Quota, live: Sequence[Limits], warm: Sequence[Limits], limits: Limits) -> int | None:
-    """Return the number of further warm sandboxes that a quota allows. None: no limit.
+    """Return how many further warm sandboxes a quota allows. None: no limit.
 
     Args:
         quota: Quota of the owner.
@@ -180,22 +195,22 @@ def quota_left(quota: Quota, live: Sequence[Limits], warm: Sequence[Limits], lim
 
 
 def excess_count(quota: Quota, live: Sequence[Limits], unfinished: Sequence[Limits], ready: Sequence[Limits]) -> int:
-    """Return the smallest number of warm sandboxes to remove, oldest first, so that the rest fits the quota.
+    """Return how many of an owner's warm sandboxes must be removed at least, oldest first, until the other sandboxes fit the quota.
 
     Args:
         quota: Quota of the owner.
         live: Limits of the owner's live sandboxes.
         unfinished: Limits of the owner's warm sandboxes that are being made.
-        ready: Limits of the owner's warm sandboxes, oldest first.
+        ready: Limits of the owner's finished warm sandboxes, oldest first.
     """
     return next((count for count in range(len(ready)) if _fits(quota, taken([*live, *unfinished, *ready[count:]]))), len(ready))
 
 
 def next_eviction(pools: Sequence[Pool]) -> PoolEntry | None:
-    """Return the entry to evict first, or None if the pools are empty.
+    """Return the warm or prepared sandbox to evict first, or None if the pools are empty.
 
-    The order is: the oldest warm sandbox in the largest pool of the owner whose private warm sandboxes have the most memory; prepared sandboxes;
-    the oldest warm sandbox of the shared pool with the most of them.
+    Private warm sandboxes come first: the oldest warm sandbox in the largest pool of the owner whose warm sandboxes have the most memory. Prepared
+    sandboxes come second. The oldest warm sandbox of the shared pool with the most warm sandboxes comes last.
     """
     memory: Counter[OwnerId] = Counter()
     for pool in (pool for pool in pools if pool.is_private):

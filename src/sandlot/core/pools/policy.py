@@ -1,13 +1,15 @@
-"""Decide what a pool does next, from its contents and its sizes. Pure.
+"""Decide from the contents and the sizes of a pool which sandboxes to start for it and which to remove. Pure.
+
+A *fill* is the start of one warm or prepared sandbox for a pool.
 
 Invariants:
-- Nothing is filled while create requests wait for a start slot, while the host is short of memory, or during the rest after a fill or a failure.
-  A fill takes a tenth of a second of a processor and more, and create requests go first.
-- At most ``max`` warm sandboxes, unfinished ones included, and at most :data:`MAX_FILLS` fills at once.
-- A private pool has no more warm sandboxes than the owner's quota leaves (:mod:`sandlot.core.pools.ownership`).
+- No fill starts while create requests wait for a start slot, while the host is short of memory, or during the pause after a fill or a failure.
+  A fill takes at least a tenth of a second of processor time, and create requests have priority.
+- A pool has at most ``PoolSizes.max`` warm sandboxes, unfinished ones included. At most :data:`MAX_FILLS` fills run at once.
+- A private pool has no more warm sandboxes than the quota of its owner allows (:mod:`sandlot.core.pools.ownership`).
 - A pool grows by one for each request that finds no warm sandbox. A pool shrinks by one after each :data:`SHRINK_AFTER_S` without a request.
-- A warm sandbox that is too old or outdated is replaced: the new one is made first if there is room, then the old one is removed.
-- A pool never takes the last room of a node: room for one more sandbox of the same limits must remain.
+- A warm sandbox that is older than :data:`MAX_AGE_S` is replaced. If there is room, its replacement is made before it is removed.
+- A fill starts only if room for one more sandbox of the same limits remains on the node afterwards.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ from typing import Final
 from sandlot.core.pools.models import PoolSizes
 
 MAX_FILLS: Final = 2
-"""Concurrent fills of all pools together: as many as a small machine has processors."""
+"""Largest number of concurrent fills of all pools together: as many as a small machine has processors."""
 MAX_PRIVATE_FILLS: Final = 1
-"""Concurrent fills of all private pools together. A slow private fill leaves one fill to the shared pools."""
+"""Largest number of concurrent fills of all private pools together, so that slow private fills do not stop the fills of shared pools."""
 MAX_BUSY_SHARE: Final = 0.5
-"""Largest share of the time in which shared pools are filled, and the same for private pools. After a fill of 1 s, no pool of the same group is
-filled for 1 s."""
+"""Largest share of time that is spent on fills of shared pools, and separately on fills of private pools. With a share of 0.5, no shared pool is
+filled for 1 s after a fill of a shared pool that took 1 s."""
 QUIET_S: Final = 0.5
-"""Pause after a request: the client is about to use the sandbox, and more requests may follow. A restore takes half as long."""
+"""Seconds without a create request before a fill starts: the client of a request is about to use its sandbox, and more requests may follow."""
 MAX_QUIET_WAIT_S: Final = 1.0
-"""Longest time for which continuous requests delay a fill."""
+"""Seconds for which continuous create requests delay a fill at most."""
 SHRINK_AFTER_S: Final = 60.0
-"""Time without a request after which a grown pool shrinks by one sandbox."""
+"""Seconds without a create request after which a pool that has grown shrinks by one sandbox."""
 MAX_AGE_S: Final = 3600.0
-"""Age at which a warm sandbox is replaced, because its view of the host's time and files should not be older."""
+"""Seconds after which a warm sandbox is replaced, because its view of the host's time and files should not be older."""
 
 _BACK_OFF_S: Final = (1.0, 5.0, 30.0, 120.0, 300.0)
 
@@ -42,13 +44,13 @@ class PoolContents:
     """Contents of a pool.
 
     Args:
-        ages_s: Ages of the warm sandboxes, oldest first.
-        filling: Warm sandboxes that are being made.
-        prepared: Prepared sandboxes.
-        preparing: Prepared sandboxes that are being made.
-        growth: Warm sandboxes beyond ``PoolSizes.warm`` to which the pool has grown.
-        quiet_s: Seconds since the last request, growth or shrink.
-        waiting_s: Seconds since the first request after the last start of a fill; 0 if there was none.
+        ages_s: Ages of the warm sandboxes in seconds, oldest first.
+        filling: Number of warm sandboxes that are being made.
+        prepared: Number of prepared sandboxes.
+        preparing: Number of prepared sandboxes that are being made.
+        growth: Number of warm sandboxes that the pool wants beyond ``PoolSizes.warm``, because requests found no warm sandbox.
+        quiet_s: Seconds since the last create request, or since the last change of ``growth`` if this is later.
+        waiting_s: Seconds since the first create request after the last start of a fill; 0 if there was no such request.
     """
 
     ages_s: Sequence[float]
@@ -69,8 +71,8 @@ class RefillStep:
         prepare: Number of prepared sandboxes to start making.
         drop: Number of warm sandboxes to remove, the oldest first.
         drop_prepared: Number of prepared sandboxes to remove, the oldest first.
-        growth: New growth of the pool.
-        is_early: True if a fill may start after :data:`QUIET_S`, because requests have not paused long enough.
+        growth: New value of :attr:`PoolContents.growth`.
+        is_early: True if fills have to wait because the last create request was less than :data:`QUIET_S` ago. Decide again after this time.
     """
 
     fill: int = 0
@@ -92,8 +94,8 @@ def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_le
     Args:
         sizes: Sizes of the pool.
         contents: Contents of the pool.
-        max_fills: Fills that may start now; 0 while fills must wait.
-        quota_left: Further warm sandboxes that the owner's quota allows. None: no limit.
+        max_fills: Largest number of fills that may start now; 0 while fills must wait.
+        quota_left: Number of further warm sandboxes that the owner's quota allows. None: no limit.
     """
     is_early = max_fills > 0 and contents.quiet_s < QUIET_S and contents.waiting_s < MAX_QUIET_WAIT_S
     max_fills = 0 if is_early else max(0, max_fills)
@@ -102,7 +104,7 @@ def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_le
     old = sum(1 for age_s in contents.ages_s if age_s > MAX_AGE_S)
     ready, fresh = len(contents.ages_s), len(contents.ages_s) - old
     drop = max(0, ready - wanted)
-    # An old sandbox stays until its successor is ready, unless the pool is full: then the old one is removed first.
+    # An old sandbox stays until its replacement is ready, unless the pool is full: then the old sandbox is removed first.
     missing = max(0, wanted - fresh - contents.filling)
     room = max(0, sizes.max - ready - contents.filling)
     room = room if quota_left is None else min(room, max(0, quota_left))
@@ -116,10 +118,10 @@ def next_step(sizes: PoolSizes, contents: PoolContents, max_fills: int, quota_le
 
 
 def back_off_s(failures: int) -> float:
-    """Return the pause after a number of consecutive failures."""
+    """Return the seconds to wait before the next attempt after a number of consecutive failures."""
     return _BACK_OFF_S[min(failures, len(_BACK_OFF_S)) - 1] if failures else 0.0
 
 
 def rest_s(worked_s: float) -> float:
-    """Return the rest after work of ``worked_s`` seconds that keeps the share of work at :data:`MAX_BUSY_SHARE`."""
+    """Return the seconds to rest after ``worked_s`` seconds of work, so that the work takes :data:`MAX_BUSY_SHARE` of the time."""
     return worked_s * (1 / MAX_BUSY_SHARE - 1)

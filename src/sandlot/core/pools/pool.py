@@ -1,9 +1,10 @@
 """One pool: its configuration, its entries, its unfinished fills and its statistics.
 
 Invariants:
-- An entry leaves its pool before anything is done with it, and never returns. If a claim of the entry fails, no other request gets the entry.
-- A warm sandbox that ends leaves its pool at once.
-- Each entry has its own reservation until nothing of the entry is left on the host.
+- An entry (a warm or prepared sandbox) is taken out of its pool before it is used or removed, and never returns. If a claim of an entry fails, no
+  other request gets the entry.
+- A warm sandbox that ends is taken out of its pool at once.
+- Each entry has its own reservation until a request takes the entry or nothing of the entry is left on the host.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from sandlot.model.ports import Exit, Instance, PreparedSandbox
 
 @dataclass(eq=False, slots=True)
 class WarmSandbox:
-    """A started sandbox without an owner, whose guest is quiesced. In a pool it is frozen.
+    """A started sandbox without an owner, whose guest is quiesced. A warm sandbox in a pool is also frozen.
 
     Args:
-        id: Id of the sandbox. A claimed sandbox keeps it.
-        spec: Spec of the sandbox.
-        template: Root file system and environment.
+        id: Id of the sandbox. The sandbox keeps its id when it is claimed.
+        spec: Template, isolation and limits of the sandbox.
+        template: Root file system and environment of the sandbox.
         instance: The driver's side of the sandbox.
         link: Link to the guest.
         exited: Resolves when the processes of the sandbox have ended.
         started_at_s: Monotonic time of the first response of the guest.
-        snapshot_key: Key of the template snapshot; empty if the sandbox was booted.
+        snapshot_key: Key of the template snapshot from which the sandbox was restored; empty if the sandbox was booted.
 
     Attributes:
         reservation_key: Key of the reservation of the sandbox until the sandbox is claimed.
@@ -51,11 +52,11 @@ class WarmSandbox:
     reservation_key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set the key of the reservation."""
+        """Set :attr:`reservation_key`."""
         self.reservation_key = reservation_key(self.id)
 
     async def destroy(self) -> None:
-        """End the sandbox and remove everything that it has on the host. Idempotent."""
+        """End the sandbox and remove all its resources from the host. Idempotent."""
         self.exited.cancel()
         await self.link.aclose()
         await self.instance.destroy()
@@ -66,11 +67,11 @@ class PreparedPoolEntry:
     """A prepared sandbox in a pool.
 
     Args:
-        spec: Spec of the sandbox that can be restored into it.
-        template: Root file system and environment.
+        spec: Template, isolation and limits of the sandboxes that can be restored into the prepared sandbox.
+        template: Root file system and environment of the template.
         prepared: The driver's side of the prepared sandbox.
-        reservation_key: Key of the reservation until a request takes the prepared sandbox.
-        snapshot_key: Key of the current template snapshot at the time of preparation; empty without one.
+        reservation_key: Key of the reservation of the prepared sandbox until a request takes the prepared sandbox.
+        snapshot_key: Key of the template snapshot that was current when the sandbox was prepared; empty if the template had no snapshot.
     """
 
     spec: PoolSpec
@@ -80,7 +81,7 @@ class PreparedPoolEntry:
     snapshot_key: str = ""
 
     async def destroy(self) -> None:
-        """Remove everything that the prepared sandbox has on the host. Idempotent."""
+        """Remove all resources of the prepared sandbox from the host. Idempotent."""
         await self.prepared.destroy()
 
 
@@ -95,24 +96,24 @@ class Pool:
 
     Attributes:
         id: Id of the pool in the API.
-        spec: Spec of the pool's sandboxes.
+        spec: Template, isolation and limits of the pool's sandboxes.
         snapshot_spec: Spec of the template snapshot from which the sandboxes are restored.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
         is_private: True unless the pool is shared.
         config: Configuration of the pool; :meth:`configure` replaces it.
         sizes: Sizes of the pool.
-        metadata: Metadata of the owner.
-        ready: Warm sandboxes, oldest first.
-        prepared: Prepared sandboxes, oldest first.
+        metadata: Metadata that the client chose.
+        ready: Finished warm sandboxes, oldest first.
+        prepared: Finished prepared sandboxes, oldest first.
         filling: Tasks that make warm sandboxes. A task leaves the set in the step in which its sandbox is added to ``ready``.
-        preparing: Tasks that make prepared sandboxes, in the same way.
-        growth: Warm sandboxes beyond ``sizes.warm`` to which the pool has grown.
-        last_request_s: Monotonic time of the last request, growth or shrink.
-        waiting_since_s: Monotonic time of the first request since a fill was last started. None: there was none.
-        claims: Requests for the pool's spec since the service started, by start path.
-        failures: Consecutive failed fills.
+        preparing: Tasks that make prepared sandboxes. A task leaves the set in the step in which its sandbox is added to ``prepared``.
+        growth: Number of warm sandboxes that the pool wants beyond ``sizes.warm``, because requests found no warm sandbox.
+        last_request_s: Monotonic time of the last create request, or of the last change of ``growth`` if this is later.
+        waiting_since_s: Monotonic time of the first create request since a fill was last started. None: there was no such request.
+        claims: Number of create requests for the pool's spec since the service started, by start path.
+        failures: Number of consecutive failed fills.
         not_before_s: Monotonic time before which no fill starts.
-        error: Reason of the last failed fill; empty after a successful one.
+        error: Reason of the last failed fill; empty after a successful fill.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -134,7 +135,7 @@ class Pool:
         self.configure(config)
 
     def configure(self, config: PoolConfig) -> None:
-        """Apply new sizes and metadata. The growth of the pool ends."""
+        """Apply new sizes and metadata, and reset :attr:`growth` to 0."""
         self.config, self.growth = config, 0
         self.sizes: PoolSizes = config.sizes or PoolSizes(warm=0, max=0)
         self.metadata: Mapping[str, str] = config.metadata
@@ -145,14 +146,20 @@ class Pool:
         return len(self.ready) + len(self.filling)
 
     def youngest(self) -> WarmSandbox | None:
-        """Return the youngest live warm sandbox: the memory that it touched last is probably still in the processor's caches."""
+        """Return the youngest live warm sandbox, whose memory is most likely still in the processor's caches. Return None if there is none."""
         for warm in reversed(self.ready):
-            if not warm.exited.done() and not warm.link.closed:  # the callback of a sandbox that has ended may not have run yet
+            if not warm.exited.done() and not warm.link.closed:  # the callback that removes an ended sandbox may not have run yet
                 return warm
         return None
 
     def take(self, now_s: float) -> WarmSandbox | None:
-        """Remove the youngest warm sandbox for a request and return it. A request that finds none grows the pool by one."""
+        """Take the youngest warm sandbox out of the pool for a create request and return it.
+
+        If the pool has no warm sandbox, return None and grow the pool by one, up to ``sizes.max``.
+
+        Args:
+            now_s: Current monotonic time.
+        """
         self.last_request_s = now_s
         self.waiting_since_s = now_s if self.waiting_since_s is None else self.waiting_since_s
         warm = self.youngest()
@@ -163,32 +170,37 @@ class Pool:
         return warm
 
     def take_prepared(self, entry: PreparedPoolEntry, now_s: float) -> None:
-        """Remove a prepared sandbox for a request."""
+        """Take a prepared sandbox out of the pool for a request.
+
+        Args:
+            entry: The prepared sandbox.
+            now_s: Current monotonic time.
+        """
         self.last_request_s = now_s
         self.waiting_since_s = now_s if self.waiting_since_s is None else self.waiting_since_s
         self.prepared.remove(entry)
 
     def entries(self) -> list[PoolEntry]:
-        """Return all entries."""
+        """Return all finished warm and prepared sandboxes of the pool."""
         return [*self.prepared, *self.ready]
 
     def drop(self, entry: PoolEntry) -> bool:
-        """Remove an entry for good. Return False if the entry was not in the pool."""
+        """Take an entry out of the pool. Return False if the entry was not in the pool."""
         entries = self.ready if isinstance(entry, WarmSandbox) else self.prepared
         try:
-            entries.remove(entry)  # type: ignore[arg-type] # the type of the entry decides the queue
+            entries.remove(entry)  # type: ignore[arg-type] # mypy does not know that `entries` has the type of `entry`
         except ValueError:
             return False
         return True
 
 
 def reservation_key(id_: SandboxId) -> str:
-    """Return the reservation key of a pooled sandbox."""
+    """Return the reservation key of a warm or prepared sandbox in a pool."""
     return f"pool-{id_}"
 
 
 def pool_gauges(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:
-    """Return the numbers of the metric ``sandlot_pool``: (template, isolation, kind of number) -> number."""
+    """Return the values of the metric ``sandlot_pool`` by their labels: template, isolation, and state of the sandboxes that are counted."""
     totals: dict[tuple[str, str, str], int] = {}
     for pool in pools:
         for name, number in (

@@ -1,16 +1,18 @@
-"""Keep pools full: one task goes over all pools, decides what each needs (:mod:`sandlot.core.pools.policy`), and starts fills and removals.
+"""Keep pools full: one task repeatedly checks all pools, decides what each pool needs, and starts fills and removals.
+
+A *fill* is the start of one warm or prepared sandbox, called the *entry* of a pool. :mod:`sandlot.core.pools.policy` makes the decisions.
 
 Invariants:
-- Refills are outside of all requests. A request waits for nothing here, and causes no work before it has its response: the next pass over the
-  pools begins ``policy.QUIET_S`` later.
-- Nothing is filled while create requests wait for a start slot, while the host is short of memory, and for :data:`AFTER_EVICTION_S` after an entry
-  was evicted.
-- Shared pools are filled first, then the private pools of the owner with the fewest warm sandboxes. If a shared pool finds no room, private entries
-  are evicted and private fills are cancelled, but only if that gives enough room.
-- Private fills do not slow shared ones down: at most ``policy.MAX_PRIVATE_FILLS`` run at once, and the rest after them delays no shared pool.
-- A template snapshot is made for private pools only while one of them may have a warm sandbox.
-- A fill that cannot be finished removes what it has made and releases its reservation. Each failure delays the next fill, and its reason is reported
-  with the pool.
+- A create request never waits for a fill. The check of the pools that follows a create request begins ``policy.QUIET_S`` later, so that the request
+  gets its response first.
+- No fill starts while create requests wait for a start slot, while the host is short of memory, or for :data:`AFTER_EVICTION_S` after an eviction.
+- Shared pools are filled first, then the private pools of the owner with the fewest warm sandboxes. If there is no room for a fill of a shared pool,
+  private entries are evicted and private fills are cancelled, but only if this frees enough room.
+- Fills of private pools do not slow down fills of shared pools: at most ``policy.MAX_PRIVATE_FILLS`` run at once, and the pause after a private fill
+  applies only to private pools.
+- A template snapshot that only private pools need is made only while one of these pools may have a warm sandbox.
+- A fill that fails removes what it has made and releases its reservation. Each failure delays the next fill of the pool, and the status of the pool
+  gives the reason.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, Exit, HostReading, Resources
 
 START_S: Final = 1.0
-"""Pause after the start of the service, which responds to requests first."""
+"""Seconds from the start of the service until the first check of the pools, so that the service can respond to requests first."""
 TICK_S: Final = 2.0
-"""Longest pause between two passes: ages, memory of the host, and snapshots of other services change without a notification."""
+"""Longest pause in seconds between two checks of the pools. Ages, the host's memory and snapshots of other services change without a notification."""
 AFTER_EVICTION_S: Final = 10.0
-"""Pause after an eviction: the room is needed for something else."""
+"""Seconds without fills after an eviction, because the room of the evicted sandbox is needed by something else."""
 SWEEP_S: Final = 3600.0
-"""Interval between two sweeps of the template snapshots."""
+"""Seconds between two sweeps of the template snapshots on disk."""
 
 Make = Callable[[WarmSandboxFactory, SandboxId, TemplateSnapshot | None], Awaitable[PoolEntry]]
-"""Makes an entry from a template snapshot, or boots one if there is none."""
+"""Function that makes a pool entry from a template snapshot or, if the snapshot is None, without a snapshot."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -62,19 +64,19 @@ class PoolRefiller:
         registry: All pools.
         owners: Owners of private pools.
         snapshots: Template snapshots.
-        extra_snapshots: Specs for which template snapshots are made beside those of the pools, if their images are built.
+        extra_snapshots: Further specs for which template snapshots are made, although no pool has them. Skipped while their images are not built.
         drivers: Drivers by isolation name.
         templates: Templates and their builds.
         reservations: Reservations of the node.
-        disposer: Destroys resources of the host.
+        disposer: Destroys resources on the host.
         link_factory: Connects to guests.
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
         metrics: Metrics of the service.
-        start_slots: Start slots of create requests. While none is free, nothing is filled.
+        start_slots: Start slots of create requests. While no slot is free, no fill starts.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part of the service, passed by name
+    def __init__(  # noqa: PLR0913 - each argument is a part of the service, passed by name
         self,
         *,
         registry: PoolRegistry,
@@ -108,41 +110,41 @@ class PoolRefiller:
         self._notified = asyncio.Event()
         self._is_waiting = False
         self._alarm: asyncio.Task[None] | None = None
-        """Notifies after the last request, once ``policy.QUIET_S`` have passed."""
+        """Task that starts the next check of the pools ``policy.QUIET_S`` after a create request."""
         self._fills: dict[asyncio.Task[None], tuple[Pool, str]] = {}
-        """Task of each fill -> its pool, and the key of its reservation, which the fill may not have yet."""
+        """Pool and reservation key of each running fill. The fill may not have made the reservation yet."""
         self._removals: dict[asyncio.Task[None], str] = {}
-        """Task of each removal -> key of the reservation that the removal will release."""
+        """Key of the reservation that each running removal will release."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._snapshot_is_private = False
         """True while the snapshot task makes snapshots that only private pools need."""
         self._rest_until_s = {True: float("-inf"), False: float("-inf")}
-        """Monotonic times until which private pools (True) and shared pools (False) are not filled."""
+        """Monotonic times until which no private pool (key True) and no shared pool (key False) is filled."""
         self._swept_s = float("-inf")
 
     def start(self) -> None:
-        """Keep the pools full until :meth:`aclose`."""
+        """Start the task that keeps the pools full until :meth:`aclose` is called."""
         self._running = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
-        """Stop, cancel all fills, and wait until everything that has left the pools is removed. Idempotent."""
+        """Stop the task, cancel all fills, and wait until all running removals have ended. Idempotent."""
         tasks = [task for task in (self._running, self._alarm, *self._unfinished()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._removals, return_exceptions=True)
 
     def notify(self) -> None:
-        """Begin a pass over the pools now: something has changed."""
+        """Check the pools now, because something has changed that may require a fill or a removal."""
         self._notified.set()
 
     def notify_after_request(self) -> None:
-        """Begin a pass over the pools after a pause: the client of a request is about to use its sandbox."""
+        """Check the pools in ``policy.QUIET_S`` seconds. The pause lets the client of a create request use its sandbox first."""
         if self._alarm is None or self._alarm.done():
             self._alarm = asyncio.create_task(self._notify_after(policy.QUIET_S))
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is being filled or removed, and there was no notification since the last pass."""
+        """True if no fill, removal or snapshot is in progress and no check of the pools is due."""
         return self._is_waiting and not (self._notified.is_set() or self._fills or self._snapshot_task or self._removals)
 
     async def _run(self) -> None:
@@ -151,8 +153,8 @@ class PoolRefiller:
             self._notified.clear()
             try:
                 await self._refill_all()
-            except Exception:  # noqa: BLE001 - requests succeed without pools, and the next pass tries again
-                _log.exception("pools.defect")
+            except Exception:  # noqa: BLE001 - create requests succeed without pools, and the next check tries again
+                _log.exception("pools.internal_error")
             tick = asyncio.create_task(self._notify_after(TICK_S))
             self._is_waiting = True
             try:
@@ -166,17 +168,23 @@ class PoolRefiller:
         self._notified.set()
 
     def _rest(self, for_s: float, *groups: bool) -> None:
-        """Fill no private pool (True) or no shared pool (False) for some seconds."""
+        """Start no fills of some groups of pools for some seconds.
+
+        Args:
+            for_s: Seconds without fills.
+            groups: True for private pools, False for shared pools.
+        """
         for private in groups:
             self._rest_until_s[private] = max(self._rest_until_s[private], self._clock.monotonic_s() + for_s)
 
     # Evictions and removals --------------------------------------------------------------------------------------------
 
     async def evict_one(self) -> bool:
-        """Evict one entry, or cancel one fill, and return True when its resources are free. Return False if there is none.
+        """Evict one entry or cancel one fill, and return True when its resources are free. Return False if there is no entry and no fill.
 
-        Implements :class:`~sandlot.core.node.reservations.Evictor`. The order is that of :func:`~sandlot.core.pools.ownership.next_eviction`; fills
-        of private pools come before entries of shared pools. If an entry is being removed already, the end of its removal is enough.
+        Implements :class:`~sandlot.core.node.reservations.Evictor`. Private entries come first, then private fills, then shared entries, then shared
+        fills. :func:`~sandlot.core.pools.ownership.next_eviction` chooses among entries. The method returns as soon as any removal has ended, also if
+        the removal had begun before the call.
         """
         self._rest(AFTER_EVICTION_S, True, False)
         pools = tuple(self._registry.pools.values())
@@ -185,7 +193,7 @@ class PoolRefiller:
         if not fills:
             entry = entry or next_eviction(pools)
             if entry is not None:
-                self._evict(entry, "A sandbox needed its room, or the host is short of memory.")
+                self._evict(entry, "Another sandbox needed the room of this sandbox, or the host is short of memory.")
             if self._removals:
                 await asyncio.wait(set(self._removals), return_when=asyncio.FIRST_COMPLETED)
                 return True
@@ -197,11 +205,14 @@ class PoolRefiller:
         return False
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
-        """Start to evict private entries and cancel private fills until an amount will fit. Return False if all of them would not be enough.
+        """Start to evict private entries and cancel private fills, so that an amount fits when the removals have ended.
 
         Args:
             needed: The amount.
             reading: Reading of the host.
+
+        Returns:
+            False if the amount would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
         """
         private = [pool for pool in self._registry.pools.values() if pool.is_private]
         unfinished = self._unfinished(only_private=True)
@@ -212,7 +223,7 @@ class PoolRefiller:
         while not self._fits(needed, reading, leaving):
             self._rest(AFTER_EVICTION_S, True)
             if isinstance(entry := next_eviction(private), WarmSandbox):
-                self._evict(entry, "A shared pool needed its room.")
+                self._evict(entry, "A shared pool needed the room of this sandbox.")
                 leaving.add(entry.reservation_key)
             else:
                 task, key = unfinished.popitem()
@@ -228,7 +239,7 @@ class PoolRefiller:
             self._discard(pool, pool.entries())
 
     def _discard(self, pool: Pool, entries: Iterable[PoolEntry]) -> None:
-        """Take entries out of a pool and start to remove them. A reservation is released when nothing of its entry is left on the host."""
+        """Take entries out of a pool and start to remove them. The reservation of an entry is released when its removal has ended."""
         for entry in entries:
             if pool.drop(entry):
                 task = asyncio.create_task(self._remove(entry))
@@ -246,23 +257,23 @@ class PoolRefiller:
         _log.info("pool.evicted", template=entry.spec.template, hint=reason)
 
     def _unfinished(self, *, only_private: bool = False) -> dict[asyncio.Task[None], str]:
-        """Return the tasks that make entries and snapshots, with the keys of their reservations."""
+        """Return the running tasks that make entries or template snapshots, with the keys of their reservations."""
         unfinished = {task: key for task, (pool, key) in self._fills.items() if pool.is_private or not only_private}
         if self._snapshot_task is not None and (self._snapshot_is_private or not only_private):
             unfinished[self._snapshot_task] = self._snapshots.reservation_key
         return {task: key for task, key in unfinished.items() if not task.done()}
 
     def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[str] = ()) -> bool:
-        """Return whether an amount fits beside the reservations. Reservations with ignored keys do not count."""
+        """Return True if an amount fits on the node beside all reservations except those whose keys are in ``ignoring``."""
         try:
             return self._reservations.fits(needed, reading, ignoring=ignoring)
-        except InvalidRequestError:  # more than the node ever has
+        except InvalidRequestError:  # the amount can never fit on this node
             return False
 
-    # One pass over all pools -------------------------------------------------------------------------------------------
+    # Check of all pools ------------------------------------------------------------------------------------------------
 
     async def _refill_all(self) -> None:
-        """Remove what pools may no longer have, make missing template snapshots, and refill each pool."""
+        """Remove the pools and sandboxes that owners may no longer have, start to make missing template snapshots, and refill each pool."""
         pools = self._registry.pools
         if private := [pool for pool in pools.values() if pool.is_private]:
             for pool in self._owners.revoked(private):
@@ -290,16 +301,16 @@ class PoolRefiller:
             self.remove_pool(pool)
             try:
                 await self._registry.save(replace(pool.config, sizes=None, metadata={}))
-            except SandlotError as error:  # the next service deletes the pool as well
+            except SandlotError as error:  # after a restart the pool exists again, and the next check deletes it
                 _log.error("pool.not_deleted", pool=pool.id, error=error.message)
-        _log.info("pool.owner_revoked", pool=pool.id, hint="The key of its owner was revoked.")
+        _log.info("pool.owner_revoked", pool=pool.id, hint="The pool was deleted because the key of its owner was revoked.")
 
     async def _make_snapshots(self) -> None:
-        """Make the template snapshots that are missing or outdated, one after the other: first those of shared pools."""
+        """Make the template snapshots that are missing or outdated, one after the other. Snapshots of shared pools come first."""
         pools = tuple(self._registry.pools.values())
         private = [pool for pool in pools if pool.is_private]
         implied = dict.fromkeys(self._extra_snapshots, True)
-        """Spec of a shared snapshot -> True if no image is built for it, because only an implied pool needs it."""
+        """Specs of the snapshots that shared pools need. True: no image is built for the snapshot, because only an implied pool needs it."""
         for pool in pools:
             if not pool.is_private:
                 implied[pool.snapshot_spec] = implied.get(pool.snapshot_spec, True) and pool.config.is_implied
@@ -315,7 +326,7 @@ class PoolRefiller:
         for spec in {pool.snapshot_spec: None for pool in private if self._owners.can_have_warm(pool, every)}:
             now_s = self._clock.monotonic_s()
             if self._start_slots.locked() or now_s < self._rest_until_s[True] or now_s - began_s > TICK_S:
-                return  # after a slow one, snapshots of shared pools are checked first
+                return  # the next check of the pools begins with the snapshots of shared pools again
             if spec not in implied:
                 await self._make_snapshot(spec, is_shared=False)
 
@@ -327,7 +338,7 @@ class PoolRefiller:
     def _snapshots_made(self, task: asyncio.Task[None]) -> None:
         self._snapshot_task, self._snapshot_is_private = None, False
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("pools.defect", exc_info=error)
+            _log.error("pools.internal_error", exc_info=error)
 
     async def _is_built(self, template: str) -> bool:
         return any(each.name == template and each.digest is not None for each in await self._templates.list())
@@ -335,7 +346,7 @@ class PoolRefiller:
     # One pool ----------------------------------------------------------------------------------------------------------
 
     async def _refill(self, pool: Pool) -> None:
-        """Decide what a pool needs now, and start it."""
+        """Decide which sandboxes a pool needs now, and start fills and removals."""
         max_fills = policy.MAX_FILLS - len(self._fills)
         if pool.is_private:
             max_fills = min(max_fills, policy.MAX_PRIVATE_FILLS - sum(each.is_private for each, _ in self._fills.values()))
@@ -371,7 +382,11 @@ class PoolRefiller:
             self._start_fill(pool, pool.preparing, WarmSandboxFactory.make_prepared)
 
     async def _can_fill(self, pool: Pool) -> bool:
-        """Return whether the driver can freeze sandboxes and, if the driver has snapshots, the template snapshot is ready."""
+        """Return True if fills of a pool can start now.
+
+        The driver must be able to freeze sandboxes. If the driver can take snapshots, the template snapshot must be ready. If not, the image of an
+        implied pool must be built already.
+        """
         if pool.spec.isolation not in self._drivers:
             return False
         capabilities = await self._drivers.capabilities(pool.spec.isolation)
@@ -386,7 +401,7 @@ class PoolRefiller:
         id_ = self._new_id()
         task = asyncio.create_task(self._fill(pool, tasks, make, id_))
         tasks.add(task)
-        task.add_done_callback(tasks.discard)  # also if the task was cancelled before its first step
+        task.add_done_callback(tasks.discard)  # a task that was cancelled before its first step cannot remove itself
         self._fills[task] = pool, reservation_key(id_)
         task.add_done_callback(self._fills.pop)
         task.add_done_callback(lambda _: self.notify())
@@ -399,7 +414,7 @@ class PoolRefiller:
             template = await self._templates.resolve(spec.template)
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
-            needed = combine(sum, max_resources, max_resources)  # room for one more sandbox must remain
+            needed = combine(sum, max_resources, max_resources)  # room for one more sandbox of the same limits must remain
             if not self._fits(needed, reading):
                 is_coming = not pool.is_private and self.make_room_for_shared(needed, reading)
                 pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if is_coming else 2)
@@ -437,5 +452,5 @@ class PoolRefiller:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    if not task.cancelling():  # a task that is being cancelled is cleaning up
+    if not task.cancelling():  # a second cancellation would interrupt the cleanup of the task
         task.cancel()

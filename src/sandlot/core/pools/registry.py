@@ -1,8 +1,8 @@
-"""The pools of a service, and their configuration across restarts.
+"""Registry of all pools of a service. It also stores the configuration of the pools, which is read when the service restarts.
 
 Invariants:
-- A pool exists while its configuration has sizes. The configuration of a request (``pools.json``) takes precedence over the settings.
-- A request changes a pool only after the new configuration is on disk. A restart therefore keeps every change that got a response.
+- A pool exists while its configuration has sizes. Configuration from requests (``pools.json``) takes precedence over the settings.
+- A request changes a pool only after the new configuration is on disk. A restart therefore keeps every change for which a client got a response.
 - Pools are created, changed and deleted one at a time, under :attr:`PoolRegistry.lock`.
 """
 
@@ -22,12 +22,12 @@ class PoolRegistry:
     """All pools of a service.
 
     Args:
-        file: Configuration that requests have set.
+        file: File with the configuration from requests.
         settings: Configuration from the settings of the operator.
-        default_isolation: Isolation of pools whose settings say ``auto``.
+        default_isolation: Isolation of a pool whose settings have the isolation ``auto``.
 
     Attributes:
-        pools: Id of the API -> pool.
+        pools: All pools by their ids in the API.
         lock: Held while a pool is created, changed or deleted.
     """
 
@@ -47,10 +47,10 @@ class PoolRegistry:
         """Write the configuration of one pool to disk, for the next start of the service. The caller holds :attr:`lock`.
 
         Raises:
-            HostError: The file cannot be written; the old configuration stays.
+            HostError: The file cannot be written. The old configuration stays in effect.
         """
         configs: dict[PoolId, PoolConfig] = {**self._from_requests, config.pool_id: config}
         if config.sizes is None and config.pool_id not in self._from_settings:
-            del configs[config.pool_id]  # no setting would bring the pool back
+            del configs[config.pool_id]  # without an entry, a pool that is not in the settings does not exist
         await asyncio.to_thread(self._file.write, configs.values())
         self._from_requests = configs

@@ -2,19 +2,19 @@
 
 ===================  ==================================================================================================================
 ``KEY/image/``       the driver's snapshot
-``KEY/made.json``    manifest, for people; services hold a shared flock(2) on it while they use the snapshot
-``tmp/``             locked folders: snapshots that are being made or removed
-``locks/KEY``        locked by the service that makes the snapshot
+``KEY/made.json``    manifest of the snapshot; each service holds a shared flock(2) on this file while it uses the snapshot
+``tmp/``             locked folders of snapshots that are being made or removed
+``locks/KEY``        file that is locked by the service that makes the snapshot
 ===================  ==================================================================================================================
 
-Invariants, beside those of :mod:`sandlot.host.locked_folder`:
-- A snapshot that has its name was verified: a sandbox was restored from it.
-- One service at a time makes a key. The others use its snapshot.
+Invariants, in addition to those of :mod:`sandlot.host.locked_folder`:
+- A snapshot in ``KEY`` has been verified: a sandbox was restored from it.
+- Only one service at a time makes the snapshot of a key. Other services wait and use the finished snapshot.
 - A snapshot is not removed while a service uses it.
-- A lock that is taken for a cancelled caller is released (:func:`take_in_thread`).
-- Only root can read the snapshots: a snapshot is the memory of a sandbox, although no tenant used the sandbox.
+- If the caller is cancelled while a thread takes a lock, the lock is released (:func:`take_in_thread`).
+- Only root can read the snapshots, because they contain the memory of a sandbox. No tenant has used this sandbox.
 
-All methods block as long as the disk needs. Call them in a thread, and the methods that take a lock with :func:`take_in_thread`.
+All methods do blocking disk I/O. Call them in a thread, and call the methods that take a lock with :func:`take_in_thread`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sandlot.host.locked_folder import LockedFolder, try_lock_file
 IMAGE: Final = "image"
 MANIFEST: Final = "made.json"
 UNUSED_S: Final = 7 * 24 * 3600.0
-"""Age since the last use after which a snapshot is removed."""
+"""Seconds since the last use after which a snapshot is removed from the disk."""
 
 ResultT = TypeVar("ResultT")
 
@@ -46,13 +46,13 @@ _KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class TemplateSnapshot:
-    """A snapshot that this service uses. It stays on disk until it is released.
+    """A template snapshot that this service uses. The snapshot cannot be removed from the disk until it is released.
 
     Args:
         key: Key of the snapshot.
         image: Folder of the driver's snapshot.
         manifest: Content of ``made.json``.
-        descriptor: Descriptor of the shared lock.
+        descriptor: Open descriptor of ``made.json``, which holds the shared lock.
     """
 
     key: str
@@ -61,7 +61,7 @@ class TemplateSnapshot:
     descriptor: int
 
     def release(self) -> None:
-        """Stop using the snapshot."""
+        """Stop using the snapshot, so that it can be removed."""
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
@@ -81,7 +81,7 @@ class TemplateSnapshotCache:
         self._locks = self._folder / "locks"
 
     def take(self, key: str) -> TemplateSnapshot | None:
-        """Return a snapshot and keep it from being removed. Return None if there is none."""
+        """Return the snapshot of a key and lock it, so that it cannot be removed. Return None if the key has no snapshot."""
         file = self._folder / key / MANIFEST
         while True:
             try:
@@ -98,24 +98,24 @@ class TemplateSnapshotCache:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # removed or replaced in between
+            os.close(descriptor)  # the snapshot was removed or replaced before the lock was taken
 
     def lock(self, key: str) -> int | None:
-        """Take the right to make a snapshot.
+        """Lock a key, so that only this service makes its snapshot.
 
         Returns:
-            A descriptor to close in the end, or None while another service has the right.
+            Descriptor of the lock, which the caller closes to release the lock. None if another service has locked the key.
         """
-        for folder in (self._folder, self._locks):  # `mkdir` would give parents the default mode
+        for folder in (self._folder, self._locks):  # one by one, because `parents=True` creates parents with the default mode
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return try_lock_file(self._locks / key)
 
     def begin(self, key: str) -> LockedFolder:
-        """Return a folder in which to make a snapshot as ``content/image``. The caller has locked the key and closes the folder."""
+        """Create the folder in which a snapshot is made, as ``content/image``. The caller has locked the key, and closes the folder."""
         return LockedFolder(self._scratch, prefix=f"{key[:16]}-")
 
     def publish(self, key: str, folder: LockedFolder, manifest: Mapping[str, Any]) -> None:
-        """Give a complete snapshot its name. The caller has locked the key.
+        """Move a complete snapshot to the folder of its key, where all services find it. The caller has locked the key.
 
         Args:
             key: Key of the snapshot.
@@ -126,7 +126,7 @@ class TemplateSnapshotCache:
         folder.publish(self._folder / key)
 
     def remove(self, key: str) -> bool:
-        """Remove a snapshot unless a service uses it. Return whether the snapshot is gone."""
+        """Remove a snapshot unless a service uses it. Return False if the snapshot still exists."""
         try:
             descriptor = os.open(self._folder / key / MANIFEST, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -141,16 +141,16 @@ class TemplateSnapshotCache:
         return True
 
     def remove_replaced(self, key: str, spec: Mapping[str, Any]) -> int:
-        """Remove the snapshots that a new one replaces, unless a service uses them, and return their number.
+        """Remove the snapshots that a new snapshot replaces, except those that a service uses. Return the number of removed snapshots.
 
         Args:
             key: Key of the new snapshot.
-            spec: Spec in the manifest of the new snapshot. Other snapshots of an equal spec are outdated.
+            spec: Spec in the manifest of the new snapshot. All other snapshots with an equal spec are outdated.
         """
         return sum(1 for other, manifest in self._all() if other != key and manifest.get("spec") == dict(spec) and self.remove(other))
 
     def sweep(self) -> int:
-        """Remove what killed services left in ``tmp``, and snapshots that were not used for `UNUSED_S`. Return the number of removals."""
+        """Remove what killed services left in ``tmp``, and snapshots that were not used for ``UNUSED_S``. Return the number of removed folders."""
         swept = locked_folder.sweep(self._scratch)
         for key, _ in self._all():
             with contextlib.suppress(FileNotFoundError):
@@ -166,7 +166,7 @@ class TemplateSnapshotCache:
 
 
 async def take_in_thread(take: Callable[[str], ResultT], key: str, release: Callable[[Any], None]) -> ResultT:
-    """Take a lock in a thread. If the caller is cancelled meanwhile, the lock is released as soon as the thread has it.
+    """Take a lock in a thread. If the caller is cancelled meanwhile, release the lock as soon as the thread has taken it.
 
     Args:
         take: Blocking function that takes the lock of a key.

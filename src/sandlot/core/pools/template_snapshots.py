@@ -1,19 +1,21 @@
-"""Template snapshots: one sandbox of a spec is booted, warmed up and written to disk once; other sandboxes are restored from the snapshot.
+"""Template snapshots: one sandbox of a spec is booted, warmed up and written to disk. All other sandboxes of the spec are restored from the snapshot.
+
+A snapshot is made in four steps:
 
 ======== ==============================================================================================================================
-boot     a sandbox without an owner is booted; its spare kernel has imported what kernels import; the guest is quiesced
+boot     a sandbox without an owner is booted; its spare kernel imports the usual modules; the guest is quiesced
 write    the driver writes the snapshot, and the sandbox ends
 verify   a sandbox is restored from the snapshot, woken, and runs a command and a cell
 publish  the cache (:mod:`sandlot.core.pools.template_snapshot_cache`) gives the snapshot its key and removes the snapshots that it replaces
 ======== ==============================================================================================================================
 
 Invariants:
-- A snapshot is used only while its key equals the key of a snapshot that would be made now. The key is computed again every :data:`CHECK_S` and
-  after each failure.
-- One snapshot is made at a time, outside of all requests, and only while the node has room: the sandbox has a reservation. A snapshot of a shared
-  pool gets the room of private warm sandboxes. A snapshot of private pools only may take at most :data:`PRIVATE_MAKE_S`, so that it does not
-  delay shared pools.
-- A failed attempt is repeated after growing pauses. Its reason is reported with the pools.
+- A snapshot is used only while its key equals the key that a new snapshot would get. The key is computed again every :data:`CHECK_S` and after each
+  failure.
+- One snapshot is made at a time. No request waits for it. The sandbox whose snapshot is taken has a reservation, so no snapshot is made while the
+  node has no room. Private warm sandboxes are evicted for the snapshot of a shared pool.
+- A snapshot that only private pools need must be finished within :data:`PRIVATE_MAKE_S`, so that it does not delay shared pools.
+- A failed attempt is repeated after growing pauses. The status of the pools gives the reason of the failure.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 
 CHECK_S: Final = 60.0
-"""Time after which the key of a snapshot in use is computed again."""
+"""Seconds after which the key of a snapshot in use is computed again."""
 MAKE_S: Final = 600.0
-"""Timeout for making a snapshot. The sum of the timeouts of all steps would be longer than anyone would wait."""
+"""Seconds within which a snapshot must be made. This limit is far shorter than the sum of the timeouts of all steps."""
 PRIVATE_MAKE_S: Final = 120.0
-"""Timeout for a snapshot that only private pools need, waits for locks included."""
+"""Seconds within which a snapshot that only private pools need must be made, including waits for locks."""
 
 _LOCK_POLL_S: Final = 0.5
 
@@ -60,21 +62,29 @@ class RoomMaker(Protocol):
     """Evicts private pool entries for shared pools. Implemented by the refiller."""
 
     def make_room_for_shared(self, needed: Resources, reading: HostReading) -> bool:
-        """Start to evict private entries until an amount will fit. Return False, and evict nothing, if all of them would not be enough."""
+        """Start to evict private entries and cancel private fills, so that an amount fits when the removals have ended.
+
+        Args:
+            needed: The amount.
+            reading: Reading of the host.
+
+        Returns:
+            False if the amount would not fit even without any private entry and fill. Nothing is evicted or cancelled then.
+        """
         ...
 
 
 @dataclass(slots=True)
 class _State:
-    """State of one spec.
+    """State of the template snapshot of one spec.
 
     Args:
-        snapshot: Snapshot in use.
-        checked_s: Monotonic time at which its key was last computed.
-        failures: Consecutive failures.
-        not_before_s: Monotonic time before which nothing is tried.
-        error: Reason of the last failure.
-        unusable_key: Key of a snapshot that could not be restored; the next attempt removes it.
+        snapshot: Snapshot in use. None: the spec has no snapshot now.
+        checked_s: Monotonic time at which the key of the snapshot was last computed.
+        failures: Number of consecutive failures.
+        not_before_s: Monotonic time before which no attempt is made.
+        error: Reason of the last failure; empty after a success.
+        unusable_key: Key of a snapshot that could not be restored. The next attempt removes this snapshot. Empty: there is none.
         is_private: True if only private pools need the snapshot.
     """
 
@@ -104,7 +114,7 @@ class TemplateSnapshotManager:
         clock: Clock of the service.
         new_id: Creates sandbox ids of this node.
         metrics: Metrics of the service.
-        version: Version of Sandlot. Another version may lay a sandbox out differently.
+        version: Version of Sandlot, a part of each key: another version may arrange the files of a sandbox differently.
     """
 
     def __init__(
@@ -134,17 +144,22 @@ class TemplateSnapshotManager:
         """Key of the reservation of the sandbox from which a snapshot is being made; empty while none is made."""
 
     def current(self, spec: TemplateSnapshotSpec) -> TemplateSnapshot | None:
-        """Return the snapshot that is in use for a spec, if there is one. Nothing is checked."""
+        """Return the snapshot that is in use for a spec, or None, without checking that the snapshot is up to date."""
         state = self._states.get(spec)
         return None if state is None else state.snapshot
 
     def error(self, spec: TemplateSnapshotSpec) -> str:
-        """Return the reason why the last attempt to make a snapshot failed; empty if it did not fail."""
+        """Return the reason why the last attempt to make the snapshot of a spec failed; empty if the attempt succeeded."""
         state = self._states.get(spec)
         return "" if state is None else state.error
 
     def discard(self, snapshot: TemplateSnapshot, reason: str) -> None:
-        """Stop using a snapshot that could not be restored. The next :meth:`ensure` removes it and makes a new one."""
+        """Stop using a snapshot that could not be restored. The next call of :meth:`ensure` removes it and makes a new snapshot.
+
+        Args:
+            snapshot: The snapshot.
+            reason: Reason why the restore failed.
+        """
         for spec, state in self._states.items():
             if state.snapshot is snapshot:
                 _log.warning("template.unusable", template=spec.template, isolation=spec.isolation, error=reason)
@@ -154,12 +169,14 @@ class TemplateSnapshotManager:
                 self._metrics.template_snapshot("unusable")
 
     async def retain(self, shared: Collection[TemplateSnapshotSpec], private: Collection[TemplateSnapshotSpec]) -> None:
-        """Stop using all other snapshots.
+        """Stop using all snapshots except those of the given specs.
+
+        If shared pools used a snapshot, it stays on disk for other services until a sweep removes it. If only private pools used a snapshot, it is
+        removed from the disk: otherwise an owner could fill the disk by creating one pool after another.
 
         Args:
-            shared: Specs of shared pools. A snapshot that is no longer used stays on disk for another service until a sweep.
-            private: Specs of private pools. A snapshot that only they used is removed from disk with them. Otherwise a key could fill the disk
-                by creating pool after pool.
+            shared: Specs that shared pools need.
+            private: Specs that only private pools need.
         """
         for spec in (*shared, *private):
             self._states.setdefault(spec, _State()).is_private = spec not in shared
@@ -171,19 +188,19 @@ class TemplateSnapshotManager:
                 await asyncio.to_thread(self._cache.remove, snapshot.key)
 
     async def sweep(self) -> None:
-        """Remove what killed services left unfinished, and snapshots that were not used for a long time."""
+        """Remove unfinished snapshots of killed services, and snapshots that were not used for a long time, from the disk."""
         swept = await asyncio.to_thread(self._cache.sweep)
         if swept:
             _log.info("template.swept", count=swept)
 
     async def ensure(self, spec: TemplateSnapshotSpec, *, room: RoomMaker | None = None) -> TemplateSnapshot | None:
-        """Return the current snapshot of a spec. Make it if there is none. Return None if it cannot be made now.
+        """Return the snapshot of a spec. Make the snapshot if it is missing or outdated. Return None if it cannot be made now.
 
         Only one call may run at a time.
 
         Args:
             spec: Spec of the snapshot.
-            room: Evicts private pool entries if a snapshot for a shared pool must be made. None: nothing is evicted.
+            room: Evicts private pool entries to make room for the snapshot of a shared pool. None: nothing is evicted.
         """
         state = self._states.setdefault(spec, _State())
         now_s = self._clock.monotonic_s()
@@ -194,7 +211,7 @@ class TemplateSnapshotManager:
         try:
             async with asyncio.timeout(PRIVATE_MAKE_S if state.is_private else None):
                 await self._renew(spec, state, room)
-        except UnavailableError as error:  # no room now: not a failure
+        except UnavailableError as error:  # the node has no room now, which does not count as a failure
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
             _log.warning("template.not_written", template=spec.template, isolation=spec.isolation, error=str(error) or type(error).__name__)
@@ -229,7 +246,7 @@ class TemplateSnapshotManager:
         while snapshot is None:
             lock = await take_in_thread(self._cache.lock, key, os.close)
             try:
-                snapshot = await self._open(key, factory)  # the previous holder of the lock may have made it
+                snapshot = await self._open(key, factory)  # the previous holder of the lock may have made the snapshot
                 if snapshot is None and lock is not None:
                     async with asyncio.timeout(MAKE_S):
                         await self._make(spec, factory, key, inputs, room)
@@ -241,7 +258,7 @@ class TemplateSnapshotManager:
         state.snapshot, state.failures, state.error = snapshot, 0, ""
 
     async def _open(self, key: str, factory: WarmSandboxFactory) -> TemplateSnapshot | None:
-        """Return the snapshot of a key from the cache. A snapshot that the driver cannot restore is removed."""
+        """Return the snapshot of a key from the cache, or None if there is none. A snapshot that the driver cannot restore is removed."""
         snapshot = await take_in_thread(self._cache.take, key, TemplateSnapshot.release)
         if snapshot is None:
             return None
@@ -292,7 +309,7 @@ class TemplateSnapshotManager:
         await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
 
     async def _write(self, factory: WarmSandboxFactory, image: Path, stopwatch: _Stopwatch) -> int:
-        """Write the snapshot of a new sandbox, verify a sandbox that is restored from it, and return the size in bytes."""
+        """Boot a sandbox, write its snapshot, verify a sandbox that is restored from the snapshot, and return the snapshot's size in bytes."""
         source = await factory.boot(self._new_id())
         try:
             stopwatch.lap("boot_s")
@@ -328,14 +345,14 @@ class _Stopwatch:
 
 
 def made_at(snapshot: TemplateSnapshot) -> datetime | None:
-    """Return the time at which a snapshot was made, from its manifest."""
+    """Return the time at which a snapshot was made, from its manifest. Return None if the manifest has no valid time."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
         return datetime.fromisoformat(snapshot.manifest["made_at"])
     return None
 
 
 def failure_reason(error: Exception) -> str:
-    """Return the reason of a failure for the owner of a pool. Paths of the host are left out; the log has them."""
+    """Return the reason of a failure, as shown to the owner of a pool. Paths on the host are left out; the log of the service has them."""
     if isinstance(error, TimeoutError) and not str(error):
         return "The time limit was exceeded."
     if isinstance(error, OSError) and error.strerror:

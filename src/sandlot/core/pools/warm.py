@@ -1,8 +1,8 @@
-"""Make, rehearse and verify sandboxes that have no owner yet.
+"""Make warm and prepared sandboxes, and verify restored sandboxes. None of these sandboxes has an owner yet.
 
 Invariants:
-- While a warm sandbox is made, its guest receives the same for all sandboxes of a spec: a neutral identity, the template's environment, no deadline.
-- One message makes the sandbox its owner's: the wake request of the claim, with identity, environment, entropy and limits.
+- While a warm sandbox is made, its guest gets a neutral identity, the environment of the template and no deadline, and nothing of an owner.
+- A claim sends the guest one request, which wakes the guest with the identity, environment, entropy and limits of the owner's sandbox.
 - A sandbox that cannot be finished is destroyed by the function that started it.
 """
 
@@ -53,7 +53,7 @@ class WarmSandboxFactory:
 
     @property
     def shape(self) -> Shape:
-        """Shape to prepare."""
+        """Root filesystem, limits and network of the sandboxes before a claim."""
         return Shape(root=self.template.root, limits=self.spec.limits, network=Network.NONE)
 
     async def make_warm(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> WarmSandbox:
@@ -75,10 +75,10 @@ class WarmSandboxFactory:
         return warm
 
     async def make_prepared(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> PreparedPoolEntry:
-        """Make a prepared sandbox.
+        """Make a prepared sandbox. If the template has a snapshot, also start the runtime.
 
         Args:
-            id_: Id for the key of the reservation. The prepared sandbox itself gets its id when it is restored.
+            id_: Id from which the reservation key is made. The sandbox that is restored into the prepared sandbox has its own id.
             snapshot: Template snapshot that the runtime must be able to restore. None: the template has no snapshot, and the runtime is not started.
 
         Raises:
@@ -94,7 +94,7 @@ class WarmSandboxFactory:
         return PreparedPoolEntry(self.spec, self.template, prepared, reservation_key(id_), "" if snapshot is None else snapshot.key)
 
     async def boot(self, id_: SandboxId) -> WarmSandbox:
-        """Boot a sandbox, warm its kernel up, and quiesce the guest.
+        """Boot a sandbox, warm up its spare kernel, and quiesce its guest.
 
         Raises:
             SandlotError: The sandbox could not be made. Nothing of it is left.
@@ -106,12 +106,12 @@ class WarmSandboxFactory:
         return warm
 
     async def restore(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
-        """Restore a sandbox from a template snapshot. The guest has received nothing but the greeting.
+        """Restore a sandbox from a template snapshot and connect to its guest, which stays asleep.
 
         Args:
             id_: Id of the sandbox.
             image: Folder of the driver's snapshot.
-            snapshot_key: Key of the snapshot.
+            snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
 
         Raises:
             SandlotError: The sandbox could not be restored. Nothing of it is left.
@@ -125,16 +125,21 @@ class WarmSandboxFactory:
         warm = await self._connect(id_, instance, snapshot_key)
         if not warm.link.asleep:
             await asyncio.shield(warm.destroy())
-            raise HostError("The guest of a restored template snapshot is awake.", hint="Wait until the template snapshot has been made again.")
+            raise HostError(
+                "The guest of a sandbox that was restored from a template snapshot is awake; it must be asleep.",
+                hint="Wait until the template snapshot has been made again.",
+            )
         return warm
 
     async def rehearse(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
-        """Restore a sandbox, and run through a claim once with the neutral identity, so that the pages that a claim needs are in memory.
+        """Restore a sandbox, wake its guest once with the neutral identity, and quiesce the guest again.
+
+        This brings the memory pages into memory that a claim needs, so that the claim is fast.
 
         Args:
             id_: Id of the sandbox.
             image: Folder of the driver's snapshot.
-            snapshot_key: Key of the snapshot.
+            snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
 
         Raises:
             SandlotError: The sandbox could not be made. Nothing of it is left.
@@ -144,7 +149,7 @@ class WarmSandboxFactory:
         return warm
 
     async def wake(self, link: Link, identity: str) -> bool:
-        """Wake a guest with an identity, which is also the host name, and return whether its image has Python."""
+        """Wake a guest with an identity, which is also its host name. Return True if the sandbox's image has Python."""
         python = await link.wake(
             identity=identity,
             hostname=identity,
@@ -192,7 +197,7 @@ class WarmSandboxFactory:
 
 
 class _Owner:
-    """Owner of a prepared sandbox that no supervisor owns."""
+    """Owner of a prepared sandbox during a restore for a pool, where there is no supervisor."""
 
     def __init__(self) -> None:
         self._prepared: PreparedSandbox | None = None
@@ -202,7 +207,7 @@ class _Owner:
         self._prepared = resource
 
     def check_end(self) -> None:
-        """Do nothing: the task that makes a warm sandbox is cancelled instead."""
+        """Do nothing. The end of a sandbox that is made for a pool is not requested: the task that makes it is cancelled instead."""
 
     async def destroy(self) -> None:
         """Destroy the prepared sandbox, if there is one."""
@@ -211,7 +216,7 @@ class _Owner:
 
 
 async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> None:
-    """Wake a restored sandbox and run a command and, if its image has Python, a cell. The sandbox must be destroyed afterwards.
+    """Wake a restored sandbox and run a command and, if its image has Python, a cell. The caller destroys the sandbox afterwards.
 
     Raises:
         HostError: The command or the cell failed.
@@ -231,13 +236,13 @@ async def verify_restored(factory: WarmSandboxFactory, warm: WarmSandbox) -> Non
 
 
 async def _rehearse_command(link: Link) -> None:
-    """Run a command, so that the guest's memory for commands is touched before the claim.
+    """Run a command, so that the memory pages that the guest needs for commands are in memory before a claim.
 
-    After a restore the first access to each page takes time: 50 us in gVisor, and a cell touches a thousand pages. The spare Python kernel
-    rehearses by itself (``guest.warm``).
+    After a restore, the first access to each page takes about 50 us in gVisor, and a cell accesses a thousand pages. The spare Python kernel accesses
+    its own pages in advance (``guest.warm``).
     """
     async with asyncio.timeout(_STEP_TIMEOUT_S):
-        with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # an image without the command has nothing to rehearse
+        with contextlib.suppress(NotFoundError, UnsupportedError, InvalidRequestError):  # the image may not have the command
             process = await link.processes.start(ProcessSpec(argv=("/bin/true",), timeout_s=_STEP_TIMEOUT_S, hidden=True))
             await process.result()
 
