@@ -49,7 +49,7 @@ class Settings:
         isolation_allowed: What a request may ask for, separated by commas.
         max_sandboxes: Live ones at once, 1 to 10,000.
         max_creates: Being created at once, 1 to 64.
-        pools: Sandboxes that are kept ready, of default limits and isolation: ``TEMPLATE=WARM[:MAX][+BLANK]``, separated by commas, or ``none``,
+        pools: Sandboxes that are kept ready, of default limits and isolation: ``TEMPLATE=WARM[:MAX][+PREPARED]``, separated by commas, or ``none``,
             which makes nothing ahead. Where nothing is said, one ``code-interpreter``, growing to 4, once its image is there.
         memory_ratio: Memory that may be promised to sandboxes, to memory that there is; 0.01 to 100.
         disk_ratio: The same of disk space where the data directory is. More than 1 trusts that sandboxes do not fill their disks.
@@ -266,7 +266,7 @@ def _pools(env: Mapping[str, str], name: str) -> tuple[PoolConfig, ...]:
     try:
         return parse_pools(text, builtin()) if text else DEFAULT_POOLS
     except InvalidRequestError as error:
-        raise _bad(name, text[:200], f"TEMPLATE=WARM[:MAX][+BLANK], separated by commas, or none. {error}") from None
+        raise _bad(name, text[:200], f"TEMPLATE=WARM[:MAX][+PREPARED], separated by commas, or none. {error}") from None
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
