@@ -423,7 +423,7 @@ class Sandbox:
         return self.ended_error()
 
     def forget(self) -> None:
-        """Close the state that features have for the sandbox. Called when nothing of the sandbox is left on the host."""
+        """Close and remove every ``SandboxLocal`` value of the sandbox. Called when nothing of the sandbox is left on the host."""
         self.instance = self.link = None
         self.is_removed = True
         for local, value in self.locals.items():

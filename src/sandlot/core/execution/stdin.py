@@ -229,7 +229,7 @@ async def _confirm(link: Link, writer: StdinWriter, process: ProcessId) -> int:
         try:
             info = await link.processes.get(process)
         except UnavailableError as error:
-            # The sandbox has too many calls. A client that got this error would repeat the write, and the same bytes would be written twice.
+            # BUSY is not passed on to the client: it would repeat the write, and the same bytes would be written twice.
             if error.code is not ErrorCode.BUSY:
                 raise
         else:

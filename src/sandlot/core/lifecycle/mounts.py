@@ -6,11 +6,12 @@ volume at its path inside, the guest does so, as root inside the sandbox.
 Invariants:
 - The volumes of a new sandbox are mounted before the response. A sandbox that is restored from a snapshot may still have the mount points of the
   source's volumes. These mount points are unmounted first.
-- Attach, detach and settle are operations (:mod:`sandlot.core.operations`), so no other operation changes the sandbox meanwhile.
+- Attaching, detaching, and completing an interrupted move are operations (:mod:`sandlot.core.operations`), so no other operation changes the sandbox
+  meanwhile.
 - A *move* is the attachment or detachment of a volume. A move is recorded before it begins, and its result is recorded before the response. If the
   service is killed in between, the next service attaches the moving volume or, if this fails, detaches it. If the guest or the store fails, the next
   attach, detach, resume, fork or snapshot does the same.
-- A volume cannot be deleted from the step in which a request for it is resolved until the volume has been detached.
+- A volume cannot be deleted while a request to attach it is in progress, or while a sandbox has it.
 - A volume is detached only if no process inside has a file of the volume open or mapped, or has its working directory on the volume. The guest checks
   this first, then the host's kernel. A volume that is in use stays attached.
 - No volume is attached to a sandbox or detached from it while a fork or a snapshot needs the volumes of the sandbox unchanged.

@@ -314,7 +314,7 @@ class SandboxSupervisor:
         self._resource = resource
 
     def take_instance(self, instance: Instance, *, link: Link | None = None, exited: asyncio.Future[Exit] | None = None) -> None:
-        """Own an instance from now on, instead of the prepared sandbox from which the instance was started.
+        """Become the owner of an instance. The supervisor no longer owns the prepared sandbox from which the instance was started.
 
         Args:
             instance: The instance.

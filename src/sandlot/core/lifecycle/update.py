@@ -114,7 +114,7 @@ class _Keepers:
 
 
 async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
-    """Change the limits of the host and the guest to new limits.
+    """Change the limits of a sandbox, both those that the host enforces and those that its guest enforces.
 
     Args:
         sandbox: The sandbox.

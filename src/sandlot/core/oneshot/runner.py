@@ -5,7 +5,7 @@ Invariants of a run:
   behind.
 - The sandbox has no network. The sandbox ends with the run, whether the program exits, exceeds a limit, or its client disconnects.
 - A program that fails has a result. Only an invalid request, or a service that cannot run the program, raises an error.
-- The verdict is based on the complete output. If the output cannot be kept completely, the run has no verdict.
+- The output is graded only if it was kept completely. Otherwise the result has no verdict.
 
 Invariants of a batch:
 - Each item has its own result or error, and does not affect other items.

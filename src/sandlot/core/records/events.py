@@ -41,7 +41,7 @@ class EventFeed:
         self._closed = False
 
     def notify(self, *owners: OwnerId) -> None:
-        """Wake the followers that may see newly committed events of some owners: the followers of these owners and of the operators."""
+        """Wake the clients that follow events, because new events of some owners were committed. Clients of these owners and of operators are woken."""
         for owner in (*owners, None):
             for wakeup in self._wakeups.get(owner, ()):
                 wakeup.set()
