@@ -41,7 +41,7 @@ class EventFeed:
         self._closed = False
 
     def notify(self, *owners: OwnerId) -> None:
-        """Wake the clients that follow events, because new events of some owners were committed. Clients of these owners and of operators are woken."""
+        """Wake the clients that follow events, because events of some owners were committed: clients of these owners and of operators."""
         for owner in (*owners, None):
             for wakeup in self._wakeups.get(owner, ()):
                 wakeup.set()
