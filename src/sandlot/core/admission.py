@@ -295,7 +295,7 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
 
 
 def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
-    """Refuse a new sandbox if the service has the largest number of live sandboxes or of waiting create requests that the operator allows.
+    """Refuse a new sandbox if the operator's limit of live sandboxes or of waiting create requests is reached.
 
     Args:
         live: Number of sandboxes, including those that are being created or removed.

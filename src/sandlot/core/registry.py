@@ -84,7 +84,7 @@ def sort_key(sandbox: Sandbox) -> tuple[str, str]:
 
 
 class SandboxRegistry:
-    """Sandboxes of this service: live, detached and recently ended sandboxes.
+    """The sandboxes of this service in memory: live ones and recently ended ones.
 
     Args:
         recorder: Records of sandboxes.

@@ -85,7 +85,7 @@ class UnattendedExecutions:
             self._resume(sandbox, record)
 
     def _resume(self, sandbox: Sandbox, record: ExecutionRecord) -> None:
-        # Do this before the first request to the guest, because an install may read an index, and a client may join a cell, at once.
+        # Both come before the first request to the guest: after it, an install can read a package index, and a client can follow a cell.
         if record.mode == INSTALL:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":

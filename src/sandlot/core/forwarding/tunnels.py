@@ -56,7 +56,7 @@ class Tunnel:
     Args:
         sandbox: Sandbox that has the port.
         port: Port number.
-        call: The link's stream of the connection.
+        call: Tunnel of the guest link that carries the connection.
 
     Attributes:
         sent_bytes: Bytes sent to the program.

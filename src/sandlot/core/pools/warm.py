@@ -134,7 +134,7 @@ class WarmSandboxFactory:
     async def rehearse(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
         """Restore a sandbox, wake its guest once with the neutral identity, and quiesce the guest again.
 
-        This brings the memory pages into memory that a claim needs, so that the claim is fast.
+        This loads the memory pages that a later claim needs, so that the claim is fast.
 
         Args:
             id_: Id of the sandbox.
