@@ -136,7 +136,8 @@ class LogEntry:
         """Record the end of the execution. Idempotent.
 
         Args:
-            status: See :class:`ExecutionRecord`. With ``running`` no end is recorded: the entry stays open until the next service, or the next wake of the sandbox, ends it.
+            status: See :class:`ExecutionRecord`. With ``running`` the entry stays open; the next service, or the next wake of the sandbox,
+                ends it.
             exit_code: Exit code of a command.
             duration_s: Duration that the guest measured; None measures from the start of the entry to now.
         """
