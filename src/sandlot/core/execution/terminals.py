@@ -40,9 +40,7 @@ async def attach(processes: ProcessService, sandbox: Sandbox, id_: str, *, offse
         SandboxEndedError: The sandbox has ended.
     """
     if not (await processes.get(sandbox, id_)).pty:
-        raise ConflictError(
-            f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`."
-        )
+        raise ConflictError(f"Process {id_} has no terminal.", code=ErrorCode.CONFLICT, hint="Start the process with `pty`.")
     return await processes.follow(sandbox, id_, stdout_from=offset, stderr_from=None)
 
 
