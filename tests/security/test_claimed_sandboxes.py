@@ -77,6 +77,8 @@ class Rig:
     booted: Sandbox
     processes: list[ProcessInfo]
     """Processes of the second claimed sandbox before a test used it."""
+    looks: tuple[dict[str, Any], dict[str, Any]]
+    """What ``LOOK`` finds in the second claimed sandbox and in the booted one before a test used them."""
 
 
 def filled(service: LocalService, pool: str, count: int) -> None:
@@ -96,12 +98,12 @@ def rig(service: LocalService, isolation: str) -> Iterator[Rig]:
         first.run_code("secret = 'x42'\nopen('/tmp/of-the-first', 'w').write('x43')\nimport sys\nsys.path.append('/of-the-first')")
         first.commands.run("sleep 1000", background=True)
         second = stack.enter_context(service.create(TEMPLATE, envs={"OWN": "second"}))
-        told = service.client.pools.get(pool.id)
+        info = service.client.pools.get(pool.id)
         service.client.pools.remove(pool.id)
-        assert told.claims["hot"] == 2, told
+        assert info.claims["hot"] == 2, info
         # Another limit is another kind: there is neither a pool nor a template snapshot of it.
         booted = stack.enter_context(service.create(TEMPLATE, memory="1025M", envs={"OWN": "booted"}))
-        yield Rig(service, [first, second], booted, second.commands.list())
+        yield Rig(service, [first, second], booted, second.commands.list(), (told(second, LOOK), told(booted, LOOK)))
 
 
 def told(sandbox: Sandbox, code: str) -> Any:  # noqa: ANN401 - JSON
@@ -113,7 +115,7 @@ def told(sandbox: Sandbox, code: str) -> Any:  # noqa: ANN401 - JSON
 @pytest.fixture(scope="module")
 def looks(rig: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
     """The second one that was claimed, and the one that was booted, as code in them finds them."""
-    return told(rig.claimed[1], LOOK), told(rig.booted, LOOK)
+    return rig.looks
 
 
 def test_it_has_the_files_and_processes_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:

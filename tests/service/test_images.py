@@ -277,7 +277,7 @@ def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageSto
     assert (root.path / "bin/busybox").samefile(image.path / "bin/busybox")
     assert not (image.path / ".sandlot").exists()
     names = {path.name for path in (root.path / ".sandlot").iterdir()}
-    assert names == {"bin", "lib", "guest.zip", "programs", "volumes"}
+    assert names == {"bin", "lib", "guest.zip", "helpers", "kernel_programs", "volumes"}
     assert [path for path in payload.programs() if not (root.path / ".sandlot" / path).is_file()] == []
     assert tiny.root("tiny") == root
     assert root.digest != tiny.root("child").digest

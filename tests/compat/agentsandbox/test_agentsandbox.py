@@ -9,6 +9,7 @@ import ast
 import asyncio
 import io
 import re
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -189,10 +190,9 @@ def test_execution_results(page: Page) -> None:
     assert rest == ["hello", "", "", "0", "0", "True", "[]"]
 
 
-def test_configuration(page: Page, base_url: str, client: AgentSandbox) -> None:
+def test_configuration(page: Page, base_url: str, service: TcpService) -> None:
     page.close()
-    for session in client.sessions.list().sessions:  # of other tests
-        client.sessions.delete(session)
+    page.key = service.key(f"configuration-{secrets.token_hex(4)}")  # other tests have sessions
     assert page.run(programs.CONFIGURATION.replace("https://custom.api.com", f"{base_url}/")) == []
     assert page.run("print((client.sessions.list()).sessions)") == ["[]"]
 
