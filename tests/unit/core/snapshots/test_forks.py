@@ -78,7 +78,7 @@ async def test_repeated_request_forks_once(node: Node, parent: Sandbox) -> None:
     first, again = await asyncio.gather(*(fork(node, parent, 2, key="k") for _ in range(2)))
     assert [each.id for each in first] == [each.id for each in again]
     assert live(node) == {parent.id, *(each.id for each in first)}
-    with pytest.raises(ConflictError, match="Another request"):
+    with pytest.raises(ConflictError, match="A different request"):
         await fork(node, parent, 3, key="k")
     await kill(node, *first)
     assert [each.id for each in await fork(node, parent, 2, key="k")] == [each.id for each in first], "also when they have ended"

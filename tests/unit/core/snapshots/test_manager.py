@@ -91,13 +91,13 @@ async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node:
     snapshots = node.core.snapshots
     first, again = await asyncio.gather(*(snapshots.create(source.id, OPERATOR, name="once", key="k") for _ in range(2)))
     assert first.id == again.id == (await snapshots.create(source.id, OPERATOR, name="once", key="k")).id
-    with pytest.raises(ConflictError, match="Another request"):
+    with pytest.raises(ConflictError, match="A different request"):
         await snapshots.create(source.id, OPERATOR, name="twice", key="k")
     params = CreateSandboxParams(snapshot="once")
     made = await snapshots.create_sandbox(params, OPERATOR, key="create")
     await snapshots.delete("once", OPERATOR)
     assert (await snapshots.create_sandbox(params, OPERATOR, key="create")).id == made.id, "also when the snapshot is deleted"
-    with pytest.raises(ConflictError, match="Another request"):
+    with pytest.raises(ConflictError, match="A different request"):
         await snapshots.create_sandbox(replace(params, env={"A": "B"}), OPERATOR, key="create")
     with pytest.raises(NotFoundError):
         await snapshots.create_sandbox(params, OPERATOR, key="another")
