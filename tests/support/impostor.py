@@ -148,7 +148,7 @@ def quiesces(how: Callable[[Impostor], object]) -> None:
     polite = real.LinkEventDispatcher.on_event
 
     def on_event(self: real.LinkEventDispatcher, event: events.Event) -> None:
-        if isinstance(event, events.QuiesceAsked):
+        if isinstance(event, events.QuiesceRequested):
             how(GUESTS[0])
         else:
             polite(self, event)

@@ -76,7 +76,7 @@ class LinkEventDispatcher:
             self._router.dispatch(event)
         elif isinstance(event, (events.Greeted, events.Lost)):
             self._router.drop_all()
-        elif isinstance(event, events.QuiesceAsked):
+        elif isinstance(event, events.QuiesceRequested):
             self._lifecycle.quiesced()
 
 

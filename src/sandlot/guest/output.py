@@ -91,8 +91,8 @@ class Reader:
         self.port = port
         self.at: dict[int, int] = {}
         for channel, buffer in buffers.items():
-            asked = wanted.get(channel)
-            start = min(max(asked or 0, 0), buffer.end)
+            offset = wanted.get(channel)
+            start = min(max(offset or 0, 0), buffer.end)
             if start < buffer.start:
                 port.lost(channel, buffer.start - start)
                 start = buffer.start

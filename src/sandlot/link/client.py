@@ -76,7 +76,7 @@ class Link:
 
     @property
     def asleep(self) -> bool:
-        """Whether the guest serves only :meth:`wake`."""
+        """True while the guest serves only :meth:`wake`."""
         return self._session.transport.connection.asleep
 
     @property
@@ -86,7 +86,7 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        """Whether the link has ended."""
+        """True if the link has ended."""
         return self._session.transport.closed.done()
 
     async def wait_closed(self) -> LinkClosed:

@@ -1,11 +1,10 @@
-"""What goes into every sandbox at ``/.sandlot``, as data, and how it is started.
+"""The files that every sandbox has at ``/.sandlot``, as data, and the command lines that start them.
 
-Laws:
-- Nobody imports the guest on the host: its sources are read as bytes from the installed package.
-- The guest runs on its own interpreter, started through that interpreter's own dynamic loader, so that nothing of
-  the image is needed; commands that it starts inherit no library path, because it is an argument here.
-- Programs that run on the *image's* python (the kernel) are shipped as plain sources; the guest proper, and the programs that
-  the host starts on the guest's interpreter, as a zip of byte code, because every opened file costs a round trip to the gofer.
+- The host does not import the guest: its sources are read as bytes from the installed package.
+- The guest runs on its own interpreter, started by the dynamic loader of that interpreter, so that it needs nothing of the image. The library
+  path is an argument of the loader, so commands that the guest starts do not inherit it.
+- Programs that run on the image's python (kernels) are shipped as plain sources. The guest, and the programs that the host starts on the
+  guest's interpreter, are shipped as a zip of byte code, because every opened file costs a round trip to gVisor's gofer.
 
 Layout below ``/.sandlot``::
 

@@ -54,7 +54,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
     @property
     def takes_input(self) -> bool:
-        """Whether :meth:`write` may be used now."""
+        """True if :meth:`write` may be used now."""
         return self._has_stdin and not self._is_over and not self._has_result
 
     async def started(self) -> Self:

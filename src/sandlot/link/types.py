@@ -25,7 +25,7 @@ class LinkClosedReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    """How a link has ended."""
+    """The end of a link."""
 
     reason: LinkClosedReason
     detail: str = ""
@@ -105,7 +105,7 @@ class CellError:
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How a process has ended.
+    """The result of a process.
 
     Args:
         process: Id of the process.
@@ -130,7 +130,7 @@ class ProcessResult:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """How a cell has ended.
+    """The result of a cell.
 
     The status is ok, error, timeout (interrupted), killed (the kernel was killed), died, oom (the kernel was killed for lack of memory) or
     aborted (the cell never ran).
@@ -256,4 +256,4 @@ class GuestInfo:
 
 
 Item = Output | OutputGap | Display | CellError
-"""What a process or a cell sends while it runs."""
+"""An item that a process or a cell sends while it runs."""

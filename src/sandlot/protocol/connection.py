@@ -104,7 +104,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the handshake is complete."""
+        """True if the handshake is complete."""
         return self._greeted
 
     @property
@@ -208,7 +208,7 @@ class Connection:
                 raise ProtocolError("a WELCOME that answers no HELLO")
         elif frame.type == frames.QUIESCE:
             self._quiescing = True
-            self._events.append(events.QuiesceAsked())
+            self._events.append(events.QuiesceRequested())
         elif frame.type == frames.QUIESCED:
             if not self._quiescing or frame.payload or not self._decoder.at_boundary:
                 raise ProtocolError("a QUIESCED that was not requested, that has a payload, or that is not the last frame")
@@ -285,11 +285,11 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """Whether :meth:`open` would raise TooMany now. A stream that ends, or a RESET that is sent, can change that."""
+        """True if :meth:`open` would raise TooMany now. A stream that ends, or a RESET that is sent, can change that."""
         return self._table.is_full
 
     def has_left(self, stream_id: int) -> bool:
-        """Whether the OPEN of a stream was taken for sending, or the stream is over."""
+        """Return True if the OPEN of a stream was taken for sending, or the stream is over."""
         stream = self._table.streams.get(stream_id)
         return stream is None or stream.is_known
 
@@ -335,7 +335,7 @@ class Connection:
             self._send_queue.put_reset(stream, code, message, fields)
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether the stream is not over."""
+        """Return True if the stream is not over."""
         return stream_id in self._table.streams
 
     def consumed(self, stream_id: int, credit: int) -> None:

@@ -38,7 +38,7 @@ class Lost(Event):
         self.reason = reason
 
 
-class QuiesceAsked(Event):
+class QuiesceRequested(Event):
     """Guest: the host asks for rest. Stop sending, then call ``Connection.quiesced``."""
 
     __slots__ = ()

@@ -113,7 +113,7 @@ class Decoder:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether there is no incomplete frame."""
+        """True if there is no incomplete frame."""
         return not self._buffer
 
     def feed(self, data: bytes) -> None:

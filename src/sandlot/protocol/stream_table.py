@@ -61,7 +61,7 @@ class StreamTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many streams of this end are open as are allowed, counting those that the other end may still count."""
+        """True if as many streams of this end are open as are allowed, counting those that the other end may still count."""
         return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:

@@ -64,7 +64,7 @@ class Stream:
     def __init__(self, id_: int, *, is_known: bool) -> None:
         self.id = id_
         self.is_known = is_known
-        """Whether the OPEN of the stream was sent."""
+        """True if the OPEN of the stream was sent."""
         self.queue: deque[Outgoing] = deque()
         self.queued_bytes = 0
         self.has_turn = False
@@ -90,7 +90,7 @@ class Stream:
 
     @property
     def lacks_credit(self) -> bool:
-        """Whether the next item has to wait for credit."""
+        """True if the next item has to wait for credit."""
         item = self.queue[0]
         return self.credit_out <= 0 and (item.type == frames.DATA or (item.type == frames.MESSAGE and not item.at))
 

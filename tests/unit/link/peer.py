@@ -241,7 +241,7 @@ class Peer:
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Opened):
             self._on_opened(event)
-        elif isinstance(event, events.QuiesceAsked):
+        elif isinstance(event, events.QuiesceRequested):
             if self.quiesces:
                 self.connection.quiesced()
         elif isinstance(event, events.StreamEvent):

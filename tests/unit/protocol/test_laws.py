@@ -258,7 +258,7 @@ def test_7_rest_is_at_a_frame_boundary_with_empty_pipes(
     ends.host_reads(read)
     ends.host.quiesce()
     do(ends, [item for item in between if item[:2] != ("open", HOST)], "old")
-    while not any(ends.of(events.QuiesceAsked, GUEST)):
+    while not any(ends.of(events.QuiesceRequested, GUEST)):
         ends.host_writes(1 << 20)
         ends.guest_reads()
         ends.guest_writes(read + 1)

@@ -88,7 +88,7 @@ class Both(RuleBasedStateMachine):
                     self.got[far, event.stream].append("end")
                 elif isinstance(event, events.WasReset):
                     assert event.stream in self.resets
-                elif isinstance(event, events.QuiesceAsked):
+                elif isinstance(event, events.QuiesceRequested):
                     self.resting = True
                 else:
                     assert isinstance(event, events.Writable), f"{side} was told {type(event).__name__}"

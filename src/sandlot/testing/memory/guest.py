@@ -339,7 +339,7 @@ class MemoryGuest:
 
     def _process(self, data: bytes) -> None:
         for event in self.connection.receive(data):
-            if isinstance(event, events.QuiesceAsked):
+            if isinstance(event, events.QuiesceRequested):
                 if self.connection.quiesced():
                     self._rpc.drop_streams()
                     self._services.clear()

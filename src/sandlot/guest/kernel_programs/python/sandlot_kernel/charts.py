@@ -2,7 +2,7 @@
 
 The shape is that of the package e2b-charts, which clients know: ``type`` (line, scatter, bar, pie, box_and_whisker, superchart,
 unknown), ``title``, ``elements``, and for those with axes ``x_label``, ``y_label``, ``x_unit``, ``y_unit``, ``x_ticks``,
-``x_tick_labels``, ``x_scale`` (and ``y_...``). In addition: ``orientation`` of bars and boxes, ``fraction`` of a pie's wedge, and
+``x_tick_labels``, ``x_scale`` (and ``y_...``). In addition: ``orientation`` of bars and box plots, ``fraction`` of a pie's wedge, and
 ``series`` of axes that mix kinds.
 
 Invariants:
@@ -59,7 +59,7 @@ def of_figure(figure: Any) -> dict[str, Any] | None:
 def of_axes(ax: Any) -> dict[str, Any]:
     """Return the data of one pair of axes."""
     series = []
-    for kind, read in (("pie", _pie), ("box_and_whisker", _boxes), ("bar", _bars), ("scatter", _scatter), ("line", _lines)):
+    for kind, read in (("pie", _pie), ("box_and_whisker", _whisker_plots), ("bar", _bars), ("scatter", _scatter), ("line", _lines)):
         elements, extra = read(ax)
         if elements:
             series.append({"type": kind, "elements": elements[:ELEMENTS_MAX], **extra, **_omitted(elements, ELEMENTS_MAX)})
@@ -152,7 +152,7 @@ def _pie(ax: Any) -> tuple[list[Any], dict[str, Any]]:
     return found, {}
 
 
-def _boxes(ax: Any) -> tuple[list[Any], dict[str, Any]]:
+def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return box plots: closed boxes as patches or as lines of five or more points, with whiskers, caps, medians and outliers."""
     patches = _module("patches")
     outlines = [patch.get_path().vertices for patch in ax.patches if isinstance(patch, patches.PathPatch)]
@@ -164,20 +164,20 @@ def _boxes(ax: Any) -> tuple[list[Any], dict[str, Any]]:
         else:
             lines.append((xy, line))
     outlines = [*outlines, *(xy for xy, _line in lines if len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]))]  # noqa: PLR2004
-    boxes = [_Box(xy) for xy in _unique(outlines)]
-    if not boxes or len(ax.get_lines()) < 3 * len(boxes):  # two whiskers and a median each: without them it is another shape
+    plots = [_WhiskerPlot(xy) for xy in _unique(outlines)]
+    if not plots or len(ax.get_lines()) < 3 * len(plots):  # two whiskers and a median each: without them it is another shape
         return [], {}
-    flat = all(any(len(xy) == 2 and box.is_median(xy, flat=True) for xy, _line in lines) for box in boxes)  # noqa: PLR2004
+    flat = all(any(len(xy) == 2 and plot.is_median(xy, flat=True) for xy, _line in lines) for plot in plots)  # noqa: PLR2004
     axis = ax.yaxis if flat else ax.xaxis
     names = _names(axis)
-    found = [box.read([xy for xy, _line in lines], flat=flat) for box in boxes]
+    found = [plot.read([xy for xy, _line in lines], flat=flat) for plot in plots]
     if any(element is None for element in found):
         return [], {}
-    elements = [{"label": _name_at(names, box.middle(flat=flat), axis), **element} for box, element in zip(boxes, found) if element is not None]
+    elements = [{"label": _name_at(names, plot.middle(flat=flat), axis), **element} for plot, element in zip(plots, found) if element is not None]
     return elements, {"orientation": "horizontal" if flat else "vertical"}
 
 
-class _Box:
+class _WhiskerPlot:
     """The position of a box of a box plot."""
 
     def __init__(self, outline: Any) -> None:
