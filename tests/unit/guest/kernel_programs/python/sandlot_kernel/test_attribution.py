@@ -27,6 +27,6 @@ def test_a_thread_that_is_subclassed_belongs_to_who_starts_it(kernel: Process) -
 
 
 def test_a_thread_of_c_code_belongs_to_the_running_cell(kernel: Process) -> None:
-    kernel.run("import _thread, time")
-    cell = kernel.begin("_thread.start_new_thread(print, ('raw',))\ntime.sleep(0.1)")
+    kernel.run("import _thread\nprinted = _thread.allocate_lock()\nprinted.acquire()\ndef raw():\n    print('raw')\n    printed.release()")
+    cell = kernel.begin("_thread.start_new_thread(raw, ())\nprinted.acquire()")
     assert [message["cell"] for message in kernel.until(cell) if message["event"] == "output"] == [cell]
