@@ -60,7 +60,7 @@ class PackageFile:
     Args:
         urls: URLs of the file; later ones are tried if earlier ones do not have it.
         digest: Digest that the file must have, or None if the index names none.
-        is_verified_by_client: Whether the client verifies the file, and its content never changes. Such a file is stored by URL if it has no
+        is_verified_by_client: True if the client verifies the file, and its content never changes. Such a file is stored by URL if it has no
             digest; other files without a digest are passed through and not stored.
     """
 
@@ -118,8 +118,8 @@ class Download:
     Attributes:
         length: Size of the file in bytes, once known.
         wrong_urls: URLs that gave a wrong file.
-        is_complete: Whether the whole file has arrived and matches its digest.
-        is_over: Whether the download has ended, so that no client may join.
+        is_complete: True if the whole file has arrived and matches its digest.
+        is_over: True if the download has ended, so that no client may join.
         task: The task of the download, once started.
     """
 

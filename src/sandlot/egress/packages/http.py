@@ -43,8 +43,8 @@ class PackageFileRequest:
 
     Args:
         range_: The ``Range`` header, or None for the whole file.
-        head: Whether only the head of the response is wanted.
-        reload: Whether a copy in the store is to be replaced (``Cache-Control: no-cache``).
+        head: True if only the head of the response is wanted.
+        reload: True if a copy in the store is to be replaced (``Cache-Control: no-cache``).
         sandbox: Id of the sandbox.
     """
 
@@ -60,9 +60,9 @@ class Request:
 
     Args:
         segments: Decoded segments of the path. None of them is empty, ``.`` or ``..``, or contains a backslash.
-        is_folder: Whether the path ends with a slash.
+        is_folder: True if the path ends with a slash.
         headers: Headers by name in lower case. If a header was repeated, its last value.
-        head: Whether only the head of the response is wanted.
+        head: True if only the head of the response is wanted.
         sandbox: Id of the sandbox.
     """
 

@@ -19,8 +19,8 @@ class PageInput:
     Args:
         url: URL of the document.
         accept: ``Accept`` header of the request.
-        is_listing: Whether the URL is a folder of this machine, whose file names are the input.
-        is_shared: Whether many pages use this input, so that it is stored as a page of its own.
+        is_listing: True if the URL is a folder of this machine, whose file names are the input.
+        is_shared: True if many pages use this input, so that it is stored as a page of its own.
     """
 
     url: str
@@ -37,7 +37,7 @@ class FetchedInput:
         url: URL of the response, after redirects.
         media_type: Media type of the response, without parameters.
         body: Body of the response.
-        is_flat: Whether the document lists packages of any name.
+        is_flat: True if the document lists packages of any name.
     """
 
     url: str
@@ -86,7 +86,7 @@ class InputState:
 
     Args:
         url: URL of the input.
-        exists: Whether upstream has the document.
+        exists: True if upstream has the document.
         etag: ETag of the response; empty if it had none.
         last_modified: ``Last-Modified`` header of the response; empty if it had none.
         digest: SHA-256 of the body.

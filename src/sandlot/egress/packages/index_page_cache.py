@@ -87,8 +87,8 @@ class IndexPageCache:
         Args:
             page: The page.
             upstream: Client of its registry.
-            any_age: Whether to accept a stored page of any age.
-            fetch: Whether to ask upstream if no stored page will do. If not, the page counts as missing.
+            any_age: Accept a stored page of any age.
+            fetch: Ask upstream if no stored page will do. If not, the page counts as missing.
 
         Raises:
             HttpError: Upstream does not respond, or the page is too large, and no older version is stored.

@@ -42,7 +42,7 @@ class InputVersion:
     Args:
         state: What identifies the version.
         content: The content; None if upstream did not send it, because it has not changed or does not exist.
-        is_changed: Whether the version differs from the recorded one.
+        is_changed: True if the version differs from the recorded one.
     """
 
     state: InputState

@@ -31,7 +31,7 @@ class CachedPage:
     Args:
         variants: SHA-256 by name of the variant.
         data: Content of variants that are still in memory; the others are in the store.
-        is_missing: Whether upstream has no such page.
+        is_missing: True if upstream has no such page.
     """
 
     variants: Mapping[str, str]

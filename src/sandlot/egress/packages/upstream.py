@@ -72,7 +72,7 @@ class UpstreamResponse:
         """Yield the body in pieces.
 
         Args:
-            decoded: Whether to remove the content encoding. Package files are needed as they were sent.
+            decoded: Remove the content encoding. Package files are needed as they were sent.
 
         Raises:
             UpstreamError: The connection broke.
@@ -232,7 +232,7 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
 
     Args:
         access: Certificates of the registry.
-        verify: Whether to verify the server's certificate; False for hosts that the operator trusts without.
+        verify: Verify the server's certificate; False for hosts that the operator trusts without.
     """
     context = ssl.create_default_context() if access.ca_system else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if access.ca_system:

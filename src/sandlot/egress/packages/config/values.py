@@ -57,9 +57,9 @@ class Access:
     Args:
         ca_files: Files with trusted certificates.
         ca_text: Further trusted certificates, PEM.
-        ca_system: Whether the system's certificates are trusted as well.
+        ca_system: True if the system's certificates are trusted as well.
         client_cert: File with the client certificate and its key.
-        verify: Whether certificates are verified.
+        verify: True if certificates are verified.
         unverified: Hosts (:func:`netloc_of`) whose certificates are not verified.
         proxies: Proxy URL, or None for no proxy, by the pattern ``https://``, ``http://`` or ``all://HOST``. A URL may contain a password.
             Requests that match no pattern use the usual variables (``HTTPS_PROXY``, ``NO_PROXY``).

@@ -46,7 +46,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
         inputs: The metadata of upstream, alone.
         name: Name of the package.
         origin: Origin of the cache inside a sandbox.
-        short: Whether to build the abbreviated form. Upstream may not support it; the full form is abbreviated then.
+        short: Build the abbreviated form. Upstream may not support it; the full form is abbreviated then.
 
     Raises:
         ValueError: The metadata is malformed.

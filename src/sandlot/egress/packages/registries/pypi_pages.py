@@ -30,7 +30,7 @@ class FileSource:
         urls: URLs of the file.
         digest: Digest of the file, or None if no index names one.
         metadata: Digest of the file's metadata, or None if no index names one.
-        has_metadata: Whether upstream has metadata beside the file.
+        has_metadata: True if upstream has metadata beside the file.
     """
 
     urls: tuple[str, ...]

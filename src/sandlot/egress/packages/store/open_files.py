@@ -86,7 +86,7 @@ class DraftFile:
         """Free the space that was allocated but not written.
 
         Args:
-            durable: Whether to sync the data to the disk.
+            durable: Sync the data to the disk.
 
         Raises:
             OSError: The disk failed, or the file was closed.

@@ -161,7 +161,7 @@ class PackageStore:
             draft: The draft.
             kind: Kind of the file.
             name: Name of the file within its kind.
-            durable: Whether to sync the data first. Required if readers trust the name without checking the content: after a power failure,
+            durable: Sync the data first. Required if readers trust the name without checking the content: after a power failure,
                 the name must not exist without the data.
 
         Raises:
