@@ -34,6 +34,14 @@ async def new(inside: Inside, **env: str) -> str:
     return (await inside.link.kernels.create(new_context_id(), "python", env=env)).kernel
 
 
+async def remove(inside: Inside, context: str) -> None:
+    """Remove a context and wait until its kernel is gone, which would look like a spare while it ends."""
+    pid = await pid_of(inside, context)
+    await inside.link.kernels.remove(context)
+    while pid and (await inside.sh(f"test -d /proc/{pid} && echo there")).strip():
+        await asyncio.sleep(0.02)
+
+
 async def pid_of(inside: Inside, context: str) -> int:
     return next(info.pid or 0 for info in await inside.link.kernels.list() if info.kernel == context)
 
@@ -65,7 +73,7 @@ async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside
         assert await pid_of(inside, context) == waiting
         code = "import os, sys; os.environ['WHICH'], os.getppid(), os.getsid(0) == os.getpid(), 'pandas' in sys.modules"
         assert await value(inside, context, code) == "('one', 1, True, True)"
-        await inside.link.kernels.remove(context)
+        await remove(inside, context)
 
 
 async def test_two_of_one_fork_server_have_randomness_of_their_own(inside: Inside) -> None:
@@ -73,7 +81,7 @@ async def test_two_of_one_fork_server_have_randomness_of_their_own(inside: Insid
     code = "import random, numpy; random.random(), numpy.random.random(), __import__('os').urandom(8)"
     assert len({await value(inside, context, code) for context in contexts}) == 3
     for context in contexts:
-        await inside.link.kernels.remove(context)
+        await remove(inside, context)
 
 
 async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
@@ -82,7 +90,7 @@ async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
     assert await value(inside, context, "import os, sys; os.environ['OMP_NUM_THREADS'], sys.flags.hash_randomization") == "('1', 1)"
     assert await pid_of(inside, context) != waiting
     assert await spare(inside) == waiting
-    await inside.link.kernels.remove(context)
+    await remove(inside, context)
 
 
 @pytest.mark.parametrize("isolation", EVERY_DAY)
@@ -98,14 +106,14 @@ async def _changed_packages_are_imported(inside: Inside) -> None:
     context = await new(inside)
     assert await value(inside, context, "1") == "1"
     assert (await pid_of(inside, context), await inside.sh(FORK_SERVER)) == (waiting, server), "nothing that it has imported has changed"
-    await inside.link.kernels.remove(context)
+    await remove(inside, context)
     change = "mv numpy/version.py numpy/version.old; (cat numpy/version.old; echo \"version = __version__ = 'another'\") > numpy/version.py"
     await inside.sh(f"cd {PACKAGES}; {change}; touch numpy; rmdir unrelated", User.ROOT)
     context = await new(inside)
     assert await value(inside, context, "import numpy.version; numpy.version.version") == "'another'"
     assert await inside.sh(FORK_SERVER) != server
     await inside.sh(f"cd {PACKAGES}; mv numpy/version.old numpy/version.py; rmdir unrelated 2>/dev/null; touch .", User.ROOT)
-    await inside.link.kernels.remove(context)
+    await remove(inside, context)
 
 
 async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: Inside) -> None:
@@ -116,7 +124,7 @@ async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: In
     other = await new(inside)
     assert await value(inside, other, "1") == "1"
     for each in (context, other):
-        await inside.link.kernels.remove(each)
+        await remove(inside, each)
 
 
 async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
@@ -129,7 +137,7 @@ async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no
     for _ in range(3):  # who has the one that waited already, who asks in vain, and who comes after that
         context = await new(inside)
         assert await value(inside, context, "1") == "1"
-        await inside.link.kernels.remove(context)
+        await remove(inside, context)
     assert (await inside.sh(FORK_SERVER)).strip() not in {"", stopped}
 
 
@@ -147,4 +155,4 @@ async def test_kernel_that_ends_before_its_first_message_is_replaced_by_a_plain_
     call = await inside.link.kernels.execute("import os; os._exit(1)", kernel=context)
     assert (await call.result()).status == "died"
     assert await value(inside, context, "get_ipython() is None") == "False", "the plain one is used for one kernel"
-    await inside.link.kernels.remove(context)
+    await remove(inside, context)
