@@ -16,7 +16,6 @@ from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 
-FORK_SERVER = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --fork-server/ {print $1; exit}'"
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"
 
 
@@ -38,7 +37,7 @@ async def remove(inside: Inside, context: str) -> None:
     """Remove a context and wait until its kernel is gone, which would look like a spare while it ends."""
     pid = await pid_of(inside, context)
     await inside.link.kernels.remove(context)
-    while pid and (await inside.sh(f"test -d /proc/{pid} && echo there")).strip():
+    while pid and (await inside.sh(f"test ! -d /proc/{pid} || echo there")).strip():
         await asyncio.sleep(0.02)
 
 
@@ -53,16 +52,22 @@ async def value(inside: Inside, context: str, code: str) -> object:
     return shown[-1].data["text/plain"] if shown else None
 
 
+async def unused(inside: Inside) -> list[int]:
+    """The pids that no context has of the fork server and of what it has forked, oldest first. Forks have its command line."""
+    found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --fork-server/ && $2 == 1 && $3 == $1 {print $1}'")
+    known = {info.pid for info in await inside.link.kernels.list()}
+    return [pid for pid in sorted(map(int, found.split())) if pid not in known]
+
+
+async def fork_server(inside: Inside) -> int | None:
+    return next(iter(await unused(inside)), None)
+
+
 async def spare(inside: Inside) -> int:
-    """The pid of the one that waits: a fork of the fork server's that no context has."""
-    while True:
-        known = {info.pid for info in await inside.link.kernels.list()}
-        server = (await inside.sh(FORK_SERVER)).strip()
-        found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --fork-server/ && $2 == 1 && $3 == $1 {print $1}'")
-        free = [int(pid) for pid in found.split() if pid != server and int(pid) not in known]
-        if server and free:
-            return free[0]
+    """Wait until a kernel is forked for the next context; its pid."""
+    while len(pids := await unused(inside)) != 2:
         await asyncio.sleep(0.02)
+    return pids[1]
 
 
 async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside: Inside) -> None:
@@ -101,17 +106,17 @@ async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(isolation:
 
 
 async def _changed_packages_are_imported(inside: Inside) -> None:
-    waiting, server = await spare(inside), await inside.sh(FORK_SERVER)
+    waiting, server = await spare(inside), await fork_server(inside)
     await inside.sh(f"mkdir {PACKAGES}/unrelated", User.ROOT)
     context = await new(inside)
     assert await value(inside, context, "1") == "1"
-    assert (await pid_of(inside, context), await inside.sh(FORK_SERVER)) == (waiting, server), "nothing that it has imported has changed"
+    assert (await pid_of(inside, context), await fork_server(inside)) == (waiting, server), "nothing that it has imported has changed"
     await remove(inside, context)
     change = "mv numpy/version.py numpy/version.old; (cat numpy/version.old; echo \"version = __version__ = 'another'\") > numpy/version.py"
     await inside.sh(f"cd {PACKAGES}; {change}; touch numpy; rmdir unrelated", User.ROOT)
     context = await new(inside)
     assert await value(inside, context, "import numpy.version; numpy.version.version") == "'another'"
-    assert await inside.sh(FORK_SERVER) != server
+    assert await fork_server(inside) != server
     await inside.sh(f"cd {PACKAGES}; mv numpy/version.old numpy/version.py; rmdir unrelated 2>/dev/null; touch .", User.ROOT)
     await remove(inside, context)
 
@@ -119,7 +124,8 @@ async def _changed_packages_are_imported(inside: Inside) -> None:
 async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: Inside) -> None:
     context = await new(inside)
     assert await value(inside, context, "x = 7; x") == "7"
-    await inside.sh("pkill -9 -o -f 'kernel.py --fork-server'")
+    await spare(inside)
+    await inside.sh(f"kill -9 {await fork_server(inside)}")
     assert await value(inside, context, "x") == "7"
     other = await new(inside)
     assert await value(inside, other, "1") == "1"
@@ -129,16 +135,17 @@ async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: In
 
 async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
     await spare(inside)
-    stopped = state = ""
+    stopped = await fork_server(inside)
+    state = ""
     while state != "T":  # the guest stops a fork server that still imports while a command runs, and continues it afterwards
-        stopped = (await inside.sh(f"pid=$({FORK_SERVER}); kill -STOP $pid; echo $pid")).strip()
+        await inside.sh(f"kill -STOP {stopped}")
         stat = b"".join([piece async for piece in await inside.link.files.read(f"/proc/{stopped}/stat")])  # not by a command
         state = stat.rpartition(b")")[2].split()[0].decode()
     for _ in range(3):  # who has the one that waited already, who asks in vain, and who comes after that
         context = await new(inside)
         assert await value(inside, context, "1") == "1"
         await remove(inside, context)
-    assert (await inside.sh(FORK_SERVER)).strip() not in {"", stopped}
+    assert await fork_server(inside) not in {None, stopped}
 
 
 async def test_kernel_that_ends_before_its_first_message_is_replaced_by_a_plain_one(inside: Inside) -> None:
