@@ -10,11 +10,17 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, Protocol, TypeVar
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+ClosableT = TypeVar("ClosableT", bound=_Closable)
 
 
 async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -25,7 +31,7 @@ async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwarg
         args: Its arguments.
         kwargs: Its keyword arguments.
     """
-    return await _outlast_cancellation(asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs)))
+    return await outlast_cancellation(asyncio.to_thread(function, *args, **kwargs))
 
 
 async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -38,7 +44,7 @@ async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **
         args: Its arguments.
         kwargs: Its keyword arguments.
     """
-    return await _outlast_cancellation(asyncio.wrap_future(_start_thread(lambda: function(*args, **kwargs))))
+    return await outlast_cancellation(asyncio.wrap_future(_start_thread(lambda: function(*args, **kwargs))))
 
 
 def call_in_own_thread(function: Callable[[], ResultT]) -> ResultT:
@@ -47,6 +53,51 @@ def call_in_own_thread(function: Callable[[], ResultT]) -> ResultT:
     Use it for work that changes its thread, such as setns(2), or that needs an event loop although the caller's thread may have one.
     """
     return _start_thread(function).result()
+
+
+class BlockingPool:
+    """Worker threads for one kind of blocking work. This work and the other work of the service do not delay each other.
+
+    Args:
+        threads: Number of threads. Further calls wait for a free thread.
+        name: Start of the threads' names.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, name)
+
+    async def run(self, function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        """Call a function in one of the threads.
+
+        Args:
+            function: Function to call; it must end by itself.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        return await outlast_cancellation(self._submit(function, *args, **kwargs))
+
+    async def open(self, function: Callable[P, ClosableT | None], /, *args: P.args, **kwargs: P.kwargs) -> ClosableT | None:
+        """Call a function that opens an object, such as a file, in one of the threads. If the caller is cancelled, the object is closed.
+
+        Args:
+            function: Function to call; it returns the open object, or None if there is none.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        opening = self._submit(function, *args, **kwargs)
+        try:
+            return await outlast_cancellation(opening)
+        except asyncio.CancelledError:
+            if opening.exception() is None and (opened := opening.result()) is not None:
+                opened.close()
+            raise
+
+    async def aclose(self) -> None:
+        """Wait until all calls have ended, then end the threads. Idempotent."""
+        await asyncio.to_thread(self._pool.shutdown)
+
+    def _submit(self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[ResultT]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
 
 async def finished(work: asyncio.Future[ResultT]) -> None:
@@ -61,8 +112,9 @@ async def finished(work: asyncio.Future[ResultT]) -> None:
         work.exception()  # otherwise asyncio reports the error as never retrieved
 
 
-async def _outlast_cancellation(work: asyncio.Future[ResultT]) -> ResultT:
-    """Return the result of ``work``. A cancellation of the caller is raised once ``work`` is done."""
+async def outlast_cancellation(awaitable: Awaitable[ResultT]) -> ResultT:
+    """Await a coroutine or future to its end and return its result. A cancellation of the caller is raised afterwards."""
+    work = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:

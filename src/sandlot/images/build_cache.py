@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandlot.host import locked_folder
+from sandlot.host import durable, locked_folder
 from sandlot.host.locked_folder import LockedFolder
-from sandlot.images import tree
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +74,7 @@ class BuildCache:
                 self.sweep()
                 with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
                     build(temporary.content, temporary.descriptor)
-                    tree.sync_file_system(temporary.content)
+                    durable.sync_file_system(temporary.content)
                     temporary.publish(self._folder / key)
         return self._folder / key
 

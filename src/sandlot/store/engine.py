@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
 
 _Result = TypeVar("_Result")
@@ -149,7 +150,7 @@ class Database:
             HostError: The database or its disk is damaged.
             UnavailableError: The database cannot be reached now.
         """
-        return await finish(self._run(self._reader, work))
+        return await outlast_cancellation(self._run(self._reader, work))
 
     async def write(self, work: Work[_Result]) -> _Result:
         """Run a transaction that writes. If the work raises, nothing is changed.
@@ -158,7 +159,7 @@ class Database:
             HostError: The disk is full or cannot be written to, or the database is damaged.
             UnavailableError: The database cannot be reached now.
         """
-        return await finish(self._run(self._writer, work))
+        return await outlast_cancellation(self._run(self._writer, work))
 
     async def rows(self, query: Executable) -> Sequence[Row[Any]]:
         """Return all rows of a query."""
@@ -181,30 +182,14 @@ class Database:
 
     async def aclose(self) -> None:
         """Close all connections after running transactions have ended. Idempotent."""
-        await finish(self._reader.aclose())
-        await finish(self._writer.aclose())
+        await outlast_cancellation(self._reader.aclose())
+        await outlast_cancellation(self._writer.aclose())
 
     async def _run(self, runner: _TransactionRunner, work: Work[_Result]) -> _Result:
         try:
             return await runner.run(work)
         except (exc.SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise translate_error(error, self.location) from error
-
-
-async def finish(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run work to its end, even if the caller is cancelled. The cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError:
-                continue
-        if not task.cancelled():
-            task.exception()  # mark the error as retrieved
-        raise
 
 
 @asynccontextmanager

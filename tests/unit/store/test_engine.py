@@ -216,24 +216,6 @@ def test_what_is_no_databases_is_silence() -> None:
     assert isinstance(engine.translate_error(exc.ArgumentError("ours"), "x"), InternalError)
 
 
-async def test_work_goes_on_where_who_waits_is_cancelled() -> None:
-    done = asyncio.Event()
-
-    async def work() -> None:
-        await asyncio.sleep(0.05)
-        done.set()
-
-    task = asyncio.create_task(engine.finish(work()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done.is_set(), "the cancellation is raised once the work is over"
-
-
 async def add_events(store: Store, count: int) -> None:
     for _ in range(count):
         await store.events.add([event(data={"text": "x" * 10_000})])

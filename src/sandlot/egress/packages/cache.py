@@ -25,7 +25,7 @@ from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.fairness import ConcurrencyLimiter
 from sandlot.egress.packages.store.store import PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.host.blocking import BlockingPool
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 ORIGIN = "http://127.0.0.1:4479"
 """Origin of the cache inside a sandbox: the guest listens there."""
+DISK_THREADS = 6
+"""Threads of the cache for the disk and for building small index pages."""
 
 
 class PackageCache:
@@ -52,7 +54,7 @@ class PackageCache:
     def __init__(self, folder: Path, read_sources: Callable[[], PackageSources], *, max_bytes: int, ttl_s: float, origin: str = ORIGIN) -> None:
         self._counters = Counters()
         self._store = PackageStore(folder, max_bytes, self._counters)
-        self._threads = DiskThreads()
+        self._threads = BlockingPool(DISK_THREADS, "packages")
         self._read_sources = read_sources
         self._ttl_s = ttl_s
         self._origin = origin

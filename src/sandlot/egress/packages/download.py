@@ -25,8 +25,8 @@ from sandlot.egress.packages.digests import Digest
 from sandlot.egress.packages.http import Headers
 from sandlot.egress.packages.store.open_files import DraftFile
 from sandlot.egress.packages.store.store import Kind, PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamError, UpstreamResponse
+from sandlot.host.blocking import BlockingPool
 
 WITHHELD_BYTES: Final = 64 * 1024
 """Bytes at the end of a file that are withheld until the whole file is verified."""
@@ -123,7 +123,7 @@ class Download:
         task: The task of the download, once started.
     """
 
-    def __init__(self, file: PackageFile, upstream: Upstream, store: PackageStore, threads: DiskThreads, counters: Counters) -> None:
+    def __init__(self, file: PackageFile, upstream: Upstream, store: PackageStore, threads: BlockingPool, counters: Counters) -> None:
         self.file = file
         self._upstream = upstream
         self._store = store

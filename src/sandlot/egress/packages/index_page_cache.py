@@ -24,8 +24,8 @@ from sandlot.egress.packages.index_page_inputs import MAX_BYTES, InputFetcher, T
 from sandlot.egress.packages.index_page_store import CachedPage, IndexPageStore
 from sandlot.egress.packages.index_page_worker import MALFORMED, build_in_process
 from sandlot.egress.packages.store.store import PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import Upstream, UpstreamError
+from sandlot.host.blocking import BlockingPool
 
 MAX_REFRESHES: Final = 32
 """Pages that are fetched and built at once. Fetched inputs are in memory until the page is built."""
@@ -63,7 +63,7 @@ class IndexPageCache:
         pages: The stored pages, for reading the content of a :class:`CachedPage`.
     """
 
-    def __init__(self, store: PackageStore, threads: DiskThreads, counters: Counters, *, ttl_s: float) -> None:
+    def __init__(self, store: PackageStore, threads: BlockingPool, counters: Counters, *, ttl_s: float) -> None:
         self.pages = IndexPageStore(store, threads)
         self._threads = threads
         self._counters = counters

@@ -18,8 +18,8 @@ from sandlot.egress.packages.config.values import redacted
 from sandlot.egress.packages.index_page import FetchedInput, InputState, PageInput
 from sandlot.egress.packages.index_page_store import CachedPage, IndexPageStore
 from sandlot.egress.packages.store.open_files import OpenFile
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import Upstream, UpstreamError, UpstreamResponse, local_path
+from sandlot.host.blocking import BlockingPool
 
 MAX_BYTES: Final = 48 * 1024 * 1024
 """Size limit of one input."""
@@ -62,7 +62,7 @@ class InputFetcher:
     """
 
     def __init__(
-        self, upstream: Upstream, threads: DiskThreads, shared: Mapping[str, CachedPage], pages: IndexPageStore, large: asyncio.Lock
+        self, upstream: Upstream, threads: BlockingPool, shared: Mapping[str, CachedPage], pages: IndexPageStore, large: asyncio.Lock
     ) -> None:
         self._upstream = upstream
         self._threads = threads

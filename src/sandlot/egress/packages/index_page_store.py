@@ -16,8 +16,8 @@ from typing import Final
 from sandlot.egress.packages.index_page import IndexPage, InputState, PageRecord, decode_record, encode_record
 from sandlot.egress.packages.store.open_files import OpenFile
 from sandlot.egress.packages.store.store import Kind, PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import PIECE_BYTES
+from sandlot.host.blocking import BlockingPool
 
 MAX_VERIFIED: Final = 65536
 """Verified files that are remembered. Beyond that, all are forgotten and verified again."""
@@ -47,7 +47,7 @@ class IndexPageStore:
         threads: Threads for the disk.
     """
 
-    def __init__(self, store: PackageStore, threads: DiskThreads) -> None:
+    def __init__(self, store: PackageStore, threads: BlockingPool) -> None:
         self._store = store
         self._threads = threads
         self._verified: set[str] = set()

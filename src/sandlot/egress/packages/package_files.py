@@ -23,8 +23,8 @@ from sandlot.egress.packages.http import ByteRange, Headers, HttpError, PackageF
 from sandlot.egress.packages.pass_through import BusyError, PassThrough
 from sandlot.egress.packages.store.open_files import OpenFile
 from sandlot.egress.packages.store.store import Kind, PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamError, open_local_file
+from sandlot.host.blocking import BlockingPool
 
 MAX_LINGERING: Final = 4
 """Downloads that continue for a moment after their clients have left."""
@@ -45,7 +45,7 @@ class PackageFiles:
         counters: Counters of the cache.
     """
 
-    def __init__(self, store: PackageStore, threads: DiskThreads, counters: Counters) -> None:
+    def __init__(self, store: PackageStore, threads: BlockingPool, counters: Counters) -> None:
         self._store = store
         self._threads = threads
         self._counters = counters

@@ -28,7 +28,7 @@ import httpx
 from sandlot.egress.packages.config.values import Access, netloc_of, redacted, split_credential
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.store.open_files import OpenFile
-from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.host.blocking import BlockingPool
 
 MAX_REQUESTS = 48
 """Concurrent requests of all sandboxes together."""
@@ -65,7 +65,7 @@ class UpstreamResponse:
     length: int | None
     _response: httpx.Response | None = None
     _file: OpenFile | None = None
-    _threads: DiskThreads | None = None
+    _threads: BlockingPool | None = None
     _counters: Counters = field(default_factory=Counters)
 
     async def pieces(self, *, decoded: bool) -> AsyncIterator[bytes]:
@@ -101,7 +101,7 @@ class Upstream:
         counters: Counters of the cache.
     """
 
-    def __init__(self, access: Access, threads: DiskThreads, slots: asyncio.Semaphore, counters: Counters) -> None:
+    def __init__(self, access: Access, threads: BlockingPool, slots: asyncio.Semaphore, counters: Counters) -> None:
         self._access = access
         self._threads = threads
         self._slots = slots
@@ -274,7 +274,7 @@ def local_path(url: str) -> Path:
     return Path(unquote(urlsplit(url).path))
 
 
-def _local_response(url: str, opened: OpenFile, headers: Mapping[str, str], threads: DiskThreads) -> UpstreamResponse:
+def _local_response(url: str, opened: OpenFile, headers: Mapping[str, str], threads: BlockingPool) -> UpstreamResponse:
     found = os.fstat(opened.descriptor)
     etag = hashlib.sha256(f"{found.st_ino} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:32]
     if headers.get("If-None-Match") == etag:
