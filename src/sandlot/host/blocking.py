@@ -1,7 +1,7 @@
 """Blocking work in threads, for async code.
 
-A thread cannot be cancelled. If the caller is cancelled, the functions here wait until the work has ended, and only then raise the cancellation. So
-everything that the work creates on the host exists when the caller cleans up, and nothing is created later.
+A thread cannot be cancelled. If the caller of an async function here is cancelled, the function waits until the work has ended, and only then raises
+the cancellation. So everything that the work creates on the host exists when the caller cleans up, and nothing is created later.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class BlockingPool:
 
 
 async def finished(work: asyncio.Future[ResultT]) -> None:
-    """Wait until ``work`` is over, however it ends. Neither ``work`` nor this wait is cancelled with the caller.
+    """Wait until ``work`` has ended, with a result or an error. Neither ``work`` nor this wait is cancelled with the caller.
 
-    An error of ``work`` counts as seen: a caller that raises another error need not retrieve it.
+    An error of ``work`` counts as retrieved, so a caller may raise another error instead.
     """
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError, Exception):

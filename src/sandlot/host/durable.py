@@ -1,4 +1,4 @@
-"""Write files and folders that are still whole after the machine loses power.
+"""Writing files and folders that are still whole after a loss of power.
 
 A name in a folder survives a crash only if the folder itself was synced after the name was given (fsync(2)). A file or folder is therefore
 written under another name, synced, renamed, and the folder that holds it is synced last: a reader finds the old content or the new one.

@@ -1,6 +1,6 @@
 """File trees: digests, copies by hard link, normalized times.
 
-Trees are made by Debian packages and by the builder, as root. Nothing here follows a symbolic link inside a tree.
+Trees are made by Debian packages and by the builder, as root. No function here follows a symbolic link inside a tree.
 """
 
 from __future__ import annotations

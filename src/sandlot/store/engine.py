@@ -2,7 +2,8 @@
 
 Invariants:
 - One connection of this process writes to SQLite, and each of its transactions begins with the lock (BEGIN IMMEDIATE). Two transactions of the
-  process therefore never wait for each other halfway, and "database is locked" cannot occur. Another process is waited for (``busy_timeout``).
+  process therefore never wait for each other halfway, and "database is locked" cannot occur. If another process has the lock, the transaction waits
+  for it (``busy_timeout``).
 - A transaction that has begun is completed, even if its caller is cancelled.
 - A transaction is one synchronous function for both databases. On SQLite the whole function runs in a thread (a thread call for each statement,
   as in asynchronous drivers, made a commit three times slower). On PostgreSQL it runs in the event loop.
@@ -76,7 +77,7 @@ class _TransactionRunner(Protocol):
 
 
 class _ThreadRunner:
-    """Runs transactions in threads, each with a connection of its own.
+    """Runs transactions in threads. Each thread has its own connection.
 
     Args:
         engine: Engine of the connections.
@@ -200,7 +201,7 @@ async def open_database(location: Path | str) -> AsyncIterator[Database]:
         location: A file for SQLite, created if it does not exist; or the URL of a PostgreSQL database, with all options of libpq's URLs.
 
     Raises:
-        InvalidRequestError: The URL is not of PostgreSQL.
+        InvalidRequestError: The URL is not a PostgreSQL URL.
         HostError: The file cannot be created.
     """
     database = _sqlite(location) if isinstance(location, Path) else _postgresql(location)
@@ -306,7 +307,7 @@ def translate_error(error: Exception, location: str) -> SandlotError:
     # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D are about user and database, 58 and XX failures of the server.
     if state.startswith(("28", "3D")) or state == "42501":
         return HostError(
-            f"{location} refuses this service: {_first_line(cause)}.",
+            f"{location} rejects the connection of this service: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
             hint="Correct SANDLOT_DATABASE_URL, or the permissions of its user, which must own its schema.",
         )

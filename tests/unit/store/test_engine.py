@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,27 @@ async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Pat
     finally:
         os.umask(before)
     assert modes == {"rows.db": 0o600, "rows.db-wal": 0o600, "rows.db-shm": 0o600}
+
+
+async def test_transaction_of_a_cancelled_caller_is_committed_before_the_cancellation_is_raised(tmp_path: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    async with engine.open_database(tmp_path / "rows.db") as database:
+
+        def work(connection: Connection) -> None:
+            connection.execute(text("CREATE TABLE made (id INTEGER)"))
+            begun.set()
+            may_end.wait()
+
+        caller = asyncio.create_task(database.write(work))
+        await asyncio.to_thread(begun.wait)
+        caller.cancel()
+        await asyncio.sleep(0)
+        had_ended = caller.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert not had_ended
+        assert await database.rows(text("SELECT id FROM made")) == []
 
 
 async def test_what_a_power_cut_must_not_take_is_synced(tmp_path: Path) -> None:
@@ -161,7 +183,7 @@ async def test_a_url_that_is_none_is_said_without_the_password(url: str) -> None
 
 async def test_a_database_or_a_user_that_is_not_there_is_said(postgres: Cluster) -> None:
     for url in (postgres.url("nowhere"), postgres.url("postgres", user="nobody")):
-        with pytest.raises(HostError, match="refuses this service") as refused:
+        with pytest.raises(HostError, match="rejects the connection") as refused:
             async with open_store(url):
                 pass
         assert "SANDLOT_DATABASE_URL" in refused.value.hint

@@ -97,11 +97,11 @@ class RuntimeBuilds:
         return self._kept[sha256][0]
 
     def unusable_reason(self, sha256: str) -> str:
-        """Return why a build cannot be used, or an empty text if it can. Copies the installed build if that is the one and has no copy yet."""
+        """Return why a build cannot be used, or an empty text if it can. If it is the installed build and has no copy yet, copy it."""
         with self._lock:
             reason = self._check_copy(sha256)
         if reason:
-            # For example for a snapshot that another service wrote: services may share the cache with the snapshots of templates.
+            # The copy is missing, for example, if another service wrote the snapshot: services may share the cache of template snapshots.
             with contextlib.suppress(HostError, OSError):
                 installed = self.installed()
                 with self._lock:

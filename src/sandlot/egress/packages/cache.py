@@ -10,7 +10,7 @@ Invariants:
 - The cache is read-only and serves packages only. No path leads to a host that the sandbox chose or to a file of this machine.
 - Upstream is what pip, npm and apt of this machine are configured to use. No response contains their credentials.
 - A Python or npm file matches the digest of its index, byte by byte. Debian packages are verified by apt in the sandbox.
-- A service that installs nothing pays nothing: HTTP libraries are imported and the machine's configuration is read at the first connection.
+- HTTP libraries are imported and the machine's configuration is read at the first connection, so a service without installs has no cost.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PackageCache:
         self._limiter = ConcurrencyLimiter()
 
     async def start(self) -> None:
-        """Create the folder and remove incomplete files of dead services.
+        """Create the folder, and remove incomplete files that killed services left.
 
         Raises:
             HostError: The folder is not writable.
@@ -89,7 +89,7 @@ class PackageCache:
                 must be fast.
 
         Raises:
-            SandlotError: The connection must be cut, because the part of the response that was sent must not pass for the whole.
+            SandlotError: The connection must be reset, so that the client does not take an incomplete response for a complete one.
         """
         router, connection = await self._open()
 

@@ -40,7 +40,7 @@ class InputVersion:
     """The current version of an input.
 
     Args:
-        state: What identifies the version.
+        state: Identification of the version.
         content: The content; None if upstream did not send it, because it has not changed or does not exist.
         is_changed: True if the version differs from the recorded one.
     """
@@ -56,7 +56,7 @@ class InputFetcher:
     Args:
         upstream: Client of the registry.
         threads: Threads for folders of this machine.
-        shared: Inputs that are pages of their own, already refreshed, by URL.
+        shared: Inputs that are stored as separate pages, already refreshed, by URL.
         pages: Stored pages, for the content of shared inputs.
         large: Lock that the refresh holds while it has large inputs.
     """

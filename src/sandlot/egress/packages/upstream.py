@@ -1,7 +1,7 @@
 """Requests to upstream indexes: HTTP with the machine's proxies, certificates and credentials, and folders of this machine (``file://``).
 
 Invariants:
-- A credential goes to the place it belongs to and nowhere else, over any number of redirects. No redirect leads from https to http, or from a
+- A credential is sent only to URLs for which it is valid, over any number of redirects. No redirect leads from https to http, or from a
   network to a file of this machine.
 - No log line and no error contains a credential, a query or a body.
 - Every wait is bounded: connecting, each piece of a body, and each retry. The number of concurrent requests is limited.
@@ -232,7 +232,7 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
 
     Args:
         access: Certificates of the registry.
-        verify: Verify the server's certificate; False for hosts that the operator trusts without.
+        verify: True: verify the server's certificate. False: for hosts that the operator trusts without a certificate.
     """
     context = ssl.create_default_context() if access.ca_system else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if access.ca_system:
