@@ -44,7 +44,7 @@ def test_new_volume_is_empty_owned_by_the_user_and_of_its_size(files: VolumeFile
     assert MIB <= (files.used_bytes(ONE) or 0) < 2 * MIB
 
 
-def test_mounted_again_it_is_the_same_file_system_also_after_a_service_that_was_killed(files: VolumeFiles) -> None:
+def test_remount_gives_the_same_file_system_even_after_a_killed_service(files: VolumeFiles) -> None:
     files.make(ONE, SIZE)
     place = files.mount(ONE)
     (place / "file").write_text("kept", encoding="utf-8")
