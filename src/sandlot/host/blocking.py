@@ -28,8 +28,8 @@ async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwarg
 
     Args:
         function: Function to call; it must end by itself.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
     """
     return await outlast_cancellation(asyncio.to_thread(function, *args, **kwargs))
 
@@ -41,8 +41,8 @@ async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **
 
     Args:
         function: Function to call; it must end by itself.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
     """
     return await outlast_cancellation(asyncio.wrap_future(_start_thread(lambda: function(*args, **kwargs))))
 

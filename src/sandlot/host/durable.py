@@ -19,7 +19,7 @@ from sandlot.host.stage import syscalls
 def write_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Create or replace a file as a whole.
 
-    The content is first written to ``.NAME`` in the same folder. What an interrupted call left there is replaced.
+    The content is first written to ``.NAME`` in the same folder. A file that an interrupted call left there is replaced.
 
     Args:
         path: The file. Its folder exists.

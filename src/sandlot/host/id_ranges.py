@@ -34,7 +34,7 @@ _RETRY_AFTER_S = 2
 
 
 class IdRanges:
-    """All ranges of this host.
+    """All id ranges of this host.
 
     Args:
         folder: Folder of the links.

@@ -82,7 +82,7 @@ class PipeStream:
             ValueError: The frame is longer than 4,096 bytes and might be split.
         """
         if len(frame) > PIPE_BUF:
-            raise ValueError(f"a frame of {len(frame)} bytes could be split; at most {PIPE_BUF} are whole")
+            raise ValueError(f"a frame of {len(frame)} bytes could be split; at most {PIPE_BUF} bytes are allowed")
         if self._closed:
             raise BrokenPipeError(errno.EPIPE, "the stream is closed")
         try:

@@ -82,7 +82,7 @@ class SqlExecutionRepository:
         return {OwnerId(row.owner): int(row.number) for row in rows}
 
     async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the numbers of a month."""
+        """Add to the numbers of executions in a month."""
         if more:
             rows = [{"month": month, "owner": owner, "number": number} for owner, number in sorted(more.items())]
 

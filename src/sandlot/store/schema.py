@@ -84,11 +84,11 @@ class UtcMicrosecondsType(_EncodedType):
     cache_ok: bool | None = True
 
     def encode(self, value: datetime) -> int:
-        """Return the microseconds of a time."""
+        """Return a time as microseconds since 1970 in UTC."""
         return (value - _EPOCH) // _MICROSECOND
 
     def decode(self, value: int) -> datetime:
-        """Return the time of a number of microseconds."""
+        """Return the time from microseconds since 1970 in UTC."""
         return _EPOCH + value * _MICROSECOND
 
 

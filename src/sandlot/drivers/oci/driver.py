@@ -92,7 +92,7 @@ class OciDriver:
         return f"{program.name}:{program.sha256}"
 
     def max_resources(self, limits: Limits) -> Resources:
-        """Return the most that a sandbox can use of the host. Its group includes the runtime and the keeper, so its limits cover them."""
+        """Return the resources of the host that a sandbox can use at most, including its runtime and keeper, which its group limits too."""
         group = self._runtime.group_limits(limits)
         image = disk_images.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)

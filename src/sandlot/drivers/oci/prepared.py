@@ -181,7 +181,7 @@ class OciPreparedSandbox:
     async def _begin(self, started: Started, begin: Coroutine[Any, Any, None]) -> Record:
         """Start the guest of a created sandbox, then record that the sandbox may be adopted.
 
-        The record is written while the guest starts. Afterwards only a rename is left.
+        The record is written to disk while the guest starts, so that only a rename is left afterwards.
         """
         record = replace(self._record, step=Step.BOOT)
         staging = asyncio.ensure_future(run_blocking(self._resources.stage_intent, record))

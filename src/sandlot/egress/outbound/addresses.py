@@ -107,7 +107,7 @@ def is_port_allowed(port: int) -> bool:
 
 
 def address_of(host: str) -> Address | None:
-    """Return the address that a URL's host spells out, or None if the host is a name."""
+    """Return the address in a URL's host, or None if the host is a name."""
     try:
         return ip_address(host)
     except ValueError:

@@ -8,7 +8,7 @@ Guests open streams and speak HTTP on them. There are three roots::
 
 Invariants:
 - The cache is read-only and serves packages only. No path leads to a host that the sandbox chose or to a file of this machine.
-- Upstream is what pip, npm and apt of this machine are configured to use. No response contains their credentials.
+- Upstream are the indexes that pip, npm and apt of this machine are configured to use. No response contains their credentials.
 - A Python or npm file matches the digest of its index, byte by byte. Debian packages are verified by apt in the sandbox.
 - HTTP libraries are imported and the machine's configuration is read at the first connection, so a service without installs has no cost.
 """

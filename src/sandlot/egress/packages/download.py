@@ -168,7 +168,7 @@ class Download:
             self._linger = None
 
     async def leave(self) -> None:
-        """Remove a client."""
+        """Remove a client. If it was the last one, the download lingers or ends."""
         self._clients -= 1
         if self._clients:
             return
@@ -322,7 +322,7 @@ class Download:
             except WrongFileError:
                 raise
             except UpstreamError:
-                # Without a digest or a version, two parts of different files could not be detected.
+                # Without a digest or a version, a mixture of two files would not be detected.
                 can_resume = self._draft is not None and (self._hash is not None or version)
                 if not can_resume or attempt + 1 == _ATTEMPTS:
                     raise

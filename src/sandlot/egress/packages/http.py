@@ -105,7 +105,7 @@ class Response:
         length: Size of the body in bytes, or None if it is unknown; the body is sent in chunks then.
         body: Generates the pieces of the body. It raises if the connection must be cut, so that the client does not take the part that was
             sent for the whole body.
-        close: Releases what the body holds. Idempotent.
+        close: Releases the resources of the body. Idempotent.
     """
 
     status: int

@@ -3,8 +3,7 @@
 Invariants:
 - All clients that want one file share one download.
 - A file with a digest is verified on its way to the first client and stored. A file without one is passed through and not stored, unless its
-  client verifies it. Files that are passed through and HEAD requests take no
-  disk space.
+  client verifies it. Files that are passed through and HEAD requests take no disk space.
 - If the store or the disk is full, files are passed through, still verified.
 """
 

@@ -36,7 +36,7 @@ class BusyError(UpstreamError):
 
 
 class PassThrough:
-    """Passes files through.
+    """Passes files through from upstream to clients.
 
     Args:
         wrong_urls: URLs that returned wrong files.

@@ -76,9 +76,7 @@ def namespace_fix(lacking: list[str], facts: dict[str, str], uid: int) -> str:
         if facts.get("kernel/unprivileged_userns_clone") == "0":
             return "Run as root: kernel.unprivileged_userns_clone=0 keeps other users out of namespaces."
         return "Run as root."
-    return (
-        "The container may not create namespaces: start it with CAP_SYS_ADMIN and without a filter (for example docker run --privileged)."
-    )
+    return "The container may not create namespaces: start it with CAP_SYS_ADMIN and without a filter (for example docker run --privileged)."
 
 
 def _restrictions() -> tuple[str, ...]:

@@ -177,7 +177,7 @@ def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
 
 
 def children() -> tuple[int, ...]:
-    """Return all children of this process, including zombies. Return none if the kernel does not list them (proc(5))."""
+    """Return all children of this process, including zombies. Return an empty tuple if the kernel does not list them (proc(5))."""
     try:
         listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -209,7 +209,7 @@ def run_sandbox(order: dict[str, object]) -> None:
     dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1):
         os.dup2(dev_null, number)
-    # Some processes of the runtime end in a moment, and count as tasks until they are reaped. gVisor's gofer stays.
+    # Some processes of the runtime end soon, and count as tasks until they are reaped. gVisor's gofer stays.
     code = wait_for(sandbox, log, tuple(pid for pid in children() if pid != sandbox))
     publish(f"{folder}/exit", str(code))
     try:

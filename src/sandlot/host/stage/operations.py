@@ -160,7 +160,7 @@ def user_namespace(first_id: int, count: int) -> int:
     try:
         result = os.read(ready_out, 1)
         if not result:
-            raise OSError(ECHILD, "its process ended", "user namespace")
+            raise OSError(ECHILD, "the process that creates the namespace ended", "user namespace")
         number = result[0]
         if number:
             raise OSError(number, os.strerror(number), "user namespace")

@@ -1,6 +1,6 @@
 """The ``config.json`` of an OCI bundle for runsc. Pure.
 
-Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and runsc's reading of it.
+Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and its implementation in runsc.
 """
 
 from __future__ import annotations
