@@ -56,7 +56,7 @@ class VolumeFiles:
         """Folder below which the volumes are mounted."""
         return self.folder / "mounted"
 
-    def image_bytes(self, size_bytes: int) -> int:
+    def max_disk_bytes(self, size_bytes: int) -> int:
         """Return the size of a volume's image, which is the most that the volume uses on the host's disk. Pure."""
         return image_bytes(size_bytes, BYTES_PER_INODE) + journal_bytes(size_bytes)
 
@@ -71,7 +71,7 @@ class VolumeFiles:
         image = self._image(volume)
         handle = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(handle, self.image_bytes(size_bytes))
+            os.ftruncate(handle, self.max_disk_bytes(size_bytes))
             run_mkfs(image, inode_count(size_bytes, BYTES_PER_INODE), _mkfs_options(size_bytes))
             # lost+found is for repairs of the file system; the sandbox's user could neither use nor remove it.
             run_e2fsprogs(("debugfs", "-w", "-R", "rmdir lost+found", str(image)))

@@ -31,7 +31,7 @@ def test_new_volume_is_empty_owned_by_the_user_and_of_its_size(files: VolumeFile
     files.make(ONE, SIZE)
     assert (files.ids(), files.used_bytes(ONE)) == (frozenset({ONE}), None)
     image = files.folder / f"{ONE}.img"
-    assert (image.stat().st_size, image.stat().st_mode & 0o777) == (files.image_bytes(SIZE), 0o600)
+    assert (image.stat().st_size, image.stat().st_mode & 0o777) == (files.max_disk_bytes(SIZE), 0o600)
     assert image.stat().st_blocks * 512 < MIB
     place = files.mount(ONE)
     assert (list(place.iterdir()), place.stat().st_uid, place.stat().st_gid) == ([], 1000, 1000)
