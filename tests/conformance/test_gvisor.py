@@ -123,7 +123,7 @@ async def test_it_goes_on_without_its_keeper(bench: Bench) -> None:
         assert (await subject.instance.usage()).pids > 0
         os.kill(processes(bench, subject.instance).sandbox.pid, signal.SIGKILL)
         end = await subject.instance.wait()
-        assert (end.reason, end.detail) == (ExitReason.KILLED, "it is gone, and nobody saw how")
+        assert (end.reason, end.detail) == (ExitReason.KILLED, "the sandbox has ended, and its exit code is unknown")
 
 
 async def test_memory_that_is_no_processs_takes_the_sandbox(bench: Bench) -> None:

@@ -185,6 +185,6 @@ def test_runtime_that_hangs_is_ended_and_reported(data_dir: Path, tmp_path: Path
     report = checkup.examine(environment(data_dir))
     assert not report.able
     gvisor = next(finding for finding in report.findings if finding.name == "gvisor")
-    assert "no answer within 2 s" in gvisor.detail
+    assert "no result within 2 s" in gvisor.detail
     assert "dmesg" in gvisor.fix
     settle(lambda: traces(data_dir), NOTHING)

@@ -106,7 +106,7 @@ class TemplateStore(Protocol):
 class VolumeDisks(Protocol):
     """Filesystems of volumes on the host. All methods block and may raise ``OSError``."""
 
-    def takes(self, size_bytes: int) -> int:
+    def max_disk_bytes(self, size_bytes: int) -> int:
         """Return the maximum disk space that a volume of a given size takes. Pure."""
         ...
 

@@ -376,7 +376,7 @@ class VolumeManager:
         return volume if record is None else repr(record.name)
 
     def _resources(self, record: VolumeRecord) -> Resources:
-        return Resources(memory_bytes=0, disk_bytes=self._disks.takes(record.size_bytes), pids=0)
+        return Resources(memory_bytes=0, disk_bytes=self._disks.max_disk_bytes(record.size_bytes), pids=0)
 
     def _add(self, record: VolumeRecord) -> None:
         self._volumes[record.id] = record

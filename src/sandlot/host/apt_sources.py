@@ -1,7 +1,7 @@
 """The machine's own apt configuration, as sources for building images. Pure.
 
 Invariants:
-- A recipe names the suite. The machine's configuration says from which mirror it comes, how the mirror is reached, and which keys sign it.
+- A recipe names the suite. The machine's configuration names the mirrors of the suite, how to reach them, and the keys that sign it.
 - Only Debian's own ``main`` is used, so that every machine builds the same image. Archives of third parties that use the name of the suite are
   excluded, as are backports and proposed updates.
 - A machine with another Debian release uses the same mirrors for the recipe's suite. Without Debian mirrors there are no sources, and mmdebstrap uses
@@ -149,7 +149,7 @@ def credentials_text(paths: Mapping[str, str]) -> str:
 
 
 def stanzas(text: str) -> list[dict[str, str]]:
-    """Parse the stanzas of a deb822 text, deb822(5). Comments are omitted, continued lines are joined with newlines."""
+    """Parse the stanzas of a deb822 text, deb822(5). Comments are omitted. Continued lines are joined with newlines."""
     found: list[dict[str, str]] = []
     current: dict[str, str] = {}
     name = ""

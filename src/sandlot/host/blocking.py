@@ -1,7 +1,7 @@
 """Blocking work in threads, for async code.
 
-A thread cannot be cancelled. If the caller is cancelled, the functions here wait until the work has ended, and only then raise the cancellation. So
-everything that the work creates on the host exists when the caller cleans up, and nothing is created later.
+A thread cannot be cancelled. If the caller of an async function here is cancelled, the function waits until the work has ended, and only then raises
+the cancellation. So everything that the work creates on the host exists when the caller cleans up, and nothing is created later.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, Protocol, TypeVar
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+ClosableT = TypeVar("ClosableT", bound=_Closable)
 
 
 async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -22,10 +28,10 @@ async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwarg
 
     Args:
         function: Function to call; it must end by itself.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
     """
-    return await _outlast_cancellation(asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs)))
+    return await outlast_cancellation(asyncio.to_thread(function, *args, **kwargs))
 
 
 async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -35,10 +41,10 @@ async def run_in_own_thread(function: Callable[P, ResultT], /, *args: P.args, **
 
     Args:
         function: Function to call; it must end by itself.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
     """
-    return await _outlast_cancellation(asyncio.wrap_future(_start_thread(lambda: function(*args, **kwargs))))
+    return await outlast_cancellation(asyncio.wrap_future(_start_thread(lambda: function(*args, **kwargs))))
 
 
 def call_in_own_thread(function: Callable[[], ResultT]) -> ResultT:
@@ -49,10 +55,55 @@ def call_in_own_thread(function: Callable[[], ResultT]) -> ResultT:
     return _start_thread(function).result()
 
 
-async def finished(work: asyncio.Future[ResultT]) -> None:
-    """Wait until ``work`` is over, however it ends. Neither ``work`` nor this wait is cancelled with the caller.
+class BlockingPool:
+    """Worker threads for one kind of blocking work. This work and the other work of the service do not delay each other.
 
-    An error of ``work`` counts as seen: a caller that raises another error need not retrieve it.
+    Args:
+        threads: Number of threads. Further calls wait for a free thread.
+        name: Start of the threads' names.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, name)
+
+    async def run(self, function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        """Call a function in one of the threads.
+
+        Args:
+            function: Function to call; it must end by itself.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        return await outlast_cancellation(self._submit(function, *args, **kwargs))
+
+    async def open(self, function: Callable[P, ClosableT | None], /, *args: P.args, **kwargs: P.kwargs) -> ClosableT | None:
+        """Call a function that opens an object, such as a file, in one of the threads. If the caller is cancelled, the object is closed.
+
+        Args:
+            function: Function to call; it returns the open object, or None if there is none.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        opening = self._submit(function, *args, **kwargs)
+        try:
+            return await outlast_cancellation(opening)
+        except asyncio.CancelledError:
+            if opening.exception() is None and (opened := opening.result()) is not None:
+                opened.close()
+            raise
+
+    async def aclose(self) -> None:
+        """Wait until all calls have ended, then end the threads. Idempotent."""
+        await asyncio.to_thread(self._pool.shutdown)
+
+    def _submit(self, function: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[ResultT]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+
+async def finished(work: asyncio.Future[ResultT]) -> None:
+    """Wait until ``work`` has ended, with a result or an error. Neither ``work`` nor this wait is cancelled with the caller.
+
+    An error of ``work`` counts as retrieved, so a caller may raise another error instead.
     """
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -61,8 +112,9 @@ async def finished(work: asyncio.Future[ResultT]) -> None:
         work.exception()  # otherwise asyncio reports the error as never retrieved
 
 
-async def _outlast_cancellation(work: asyncio.Future[ResultT]) -> ResultT:
-    """Return the result of ``work``. A cancellation of the caller is raised once ``work`` is done."""
+async def outlast_cancellation(awaitable: Awaitable[ResultT]) -> ResultT:
+    """Await a coroutine or future to its end and return its result. A cancellation of the caller is raised afterwards."""
+    work = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:

@@ -10,8 +10,8 @@ pids     the least of kernel.pid_max, kernel.threads-max and the    the first tw
          groups' pids.max                                           pids.max, if that is less
 =======  =========================================================  ============================================================
 
-The limits of control groups are read once at the start: they are what the operator gave the service, and the service moves to its own group
-afterwards (``service_cgroup.py``). Their use is read each time. The limit of a group is compared with the use of that group only.
+The limits of control groups are read once at the start: they are the limits that the operator set for the service, and the service moves to its own
+group afterwards (``service_cgroup.py``). Their use is read each time. The limit of a group is compared with the use of that group only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROC = Path("/proc")
 _BLOCK_BYTES = 512
 """The unit of ``st_blocks``, stat(2)."""
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 represents "no limit" by a number above this."""
+"""Version 1 of control groups reports a number above this if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """Limits of all control groups around this process."""
+    """Limits of the control groups that contain this process: its own and their parents."""
 
     memory: tuple[Bound, ...] = ()
     pids: tuple[Bound, ...] = ()
@@ -178,7 +178,7 @@ def group_of(cgroup: str, controller: str) -> Path:
 
     Args:
         cgroup: Text of ``/proc/PID/cgroup`` (cgroups(7)).
-        controller: Controller of the hierarchy. If no hierarchy has it, the unified one counts.
+        controller: Controller of the hierarchy. If no hierarchy has it, the unified hierarchy is used.
     """
     unified = Path()
     for line in cgroup.splitlines():
@@ -203,7 +203,7 @@ def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bo
 
 
 def _left(bounds: tuple[Bound, ...], used: Callable[[Path], int]) -> list[int]:
-    """Return the rest of each limit. Groups that are gone are ignored, because their processes are elsewhere."""
+    """Return the unused part of each limit. Groups that are gone are ignored, because their processes are in other groups."""
     left: list[int] = []
     for bound in bounds:
         with contextlib.suppress(OSError, ValueError):

@@ -3,8 +3,8 @@
 Invariants:
 - A host is *version 1* if the memory controller has its own hierarchy, whatever else is mounted: systemd's "hybrid" hosts have a version 2 mount
   without controllers. A host is *version 2* if the memory controller belongs to the unified hierarchy.
-- Groups of version 1 are created in **every** mounted hierarchy, not only in those that limit something. A runtime that finds its group everywhere
-  creates none itself, so every group can be derived from the name alone.
+- Groups of version 1 are created in **every** mounted hierarchy, not only in those that limit something. A runtime that finds its group in all
+  hierarchies creates none itself. So every group is found by its name alone.
 
 Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and ``cgroup-v2.rst``.
 """
@@ -114,7 +114,7 @@ class Setting:
 
 
 def cpu_quota_us(cpus: float) -> int:
-    """Return the microseconds of processor time per period for a number of cores."""
+    """Return the processor time in microseconds that a number of cores gives in each :data:`CPU_PERIOD_US`."""
     return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
 
 
@@ -126,8 +126,8 @@ def create_settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
 def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
     """Return the files that change the limits of a group in use, in the order in which they must be written.
 
-    The step that the kernel may refuse comes first, so that little must be undone: less memory than is in use. More memory comes last, because it
-    could be in use a moment later.
+    Memory is lowered first, because the kernel may refuse that, and little must be undone then. Memory is raised last, because it could be in use a
+    moment later.
 
     Args:
         version: 1 or 2.
@@ -138,8 +138,8 @@ def change_settings(version: int, limits: GroupLimits, *, raised: bool) -> tuple
     others = _others(version, limits)
     if version == 1:
         return (*others, *reversed(memory)) if raised else (*memory, *others)
-    # If memory.max is lowered and version 2 cannot reclaim enough, it kills. memory.high reclaims without killing (cgroup-v2.rst), so it shows
-    # whether the new limit is possible. It stays until memory.max is set.
+    # If memory.max is lowered and the kernel cannot reclaim enough, it kills processes. memory.high reclaims without killing (cgroup-v2.rst), so it
+    # shows whether the new limit is possible. memory.high is set until memory.max is lowered.
     high = Setting("memory", MEMORY_HIGH, str(limits.memory_bytes))
     none = replace(high, value="max")
     # memory.high is reset in both cases: a killed service may have left a value.

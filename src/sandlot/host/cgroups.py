@@ -4,7 +4,7 @@ Invariants:
 - Everything is derived from the group's name. After a crash the same name finds everything that is left, in every hierarchy.
 - :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment. It opens pidfds and reads the group again before it sends a
   signal, so a process with a reused pid is never hit (pidfd_open(2)).
-- The caller removes a group in a loop: a group cannot be removed while a task is in it, and tasks leave late.
+- The caller removes a group in a loop: a group cannot be removed while a task is in it, and a killed task leaves it only after a while.
 
 The methods block for microseconds, :meth:`Cgroup.change` as long as the kernel reclaims memory. None of them waits.
 """
@@ -96,8 +96,8 @@ class Cgroup:
     def entry_files(self) -> tuple[Path, ...]:
         """Files through which a process with one thread enters the group, by writing ``0`` to each.
 
-        In version 1 the file is ``tasks``. A thread that moves itself needs no lock over all processes of the host; with ``cgroup.procs`` it would
-        wait 5 to 17 ms (measured) for an RCU grace period.
+        In version 1 the file is ``tasks``. A thread that moves itself through ``tasks`` takes no lock over all processes of the host. Through
+        ``cgroup.procs`` it would wait 5 to 17 ms (measured) for an RCU grace period.
         """
         file = "tasks" if self._layout.version == 1 else "cgroup.procs"
         return tuple(folder / file for folder in self.folders)
@@ -175,7 +175,7 @@ class Cgroup:
         return int(self._read("memory", "memory.usage_in_bytes" if self._layout.version == 1 else "memory.current"))
 
     def pids(self) -> set[int]:
-        """Return the processes in the group, over all hierarchies. A process that died while it entered may be in some of them only."""
+        """Return the processes in the group, over all hierarchies. A process that died while it entered the group may be in some hierarchies only."""
         found: set[int] = set()
         for folder in self.folders:
             with contextlib.suppress(OSError):
@@ -211,7 +211,7 @@ class Cgroup:
         return len(handles)
 
     def freeze(self) -> None:
-        """Ask the kernel to stop every task. This is done when :meth:`is_frozen` returns True."""
+        """Ask the kernel to stop every task. All tasks have stopped when :meth:`is_frozen` returns True."""
         self._set_frozen(frozen=True)
 
     def thaw(self) -> None:
@@ -258,7 +258,7 @@ class Cgroup:
             return 0
 
     def remove(self) -> bool:
-        """Remove the group and each parent that is then empty. Return False if tasks are still in it; call again then, because tasks leave late."""
+        """Remove the group and each parent that is then empty. Return False if tasks are still in it: then call again."""
         gone = True
         for folder in self.folders:
             try:
@@ -286,7 +286,7 @@ class Cgroup:
                     with contextlib.suppress(FileExistsError):
                         folder.mkdir()
                     if is_cpuset and self._layout.version == 1:
-                        # A new cpuset is empty and accepts no process. In version 2 it inherits.
+                        # A new cpuset is empty and accepts no process. In version 2 a group inherits the cpuset of its parent.
                         for file in ("cpuset.cpus", "cpuset.mems"):
                             (folder / file).write_text((parent / file).read_text(encoding="ascii"), encoding="ascii")
                     elif self._layout.version == UNIFIED and folder.name != self._relative.name:

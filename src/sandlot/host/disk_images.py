@@ -31,7 +31,7 @@ BLOCK_BYTES: Final = 4096
 OVERHEAD_BYTES: Final = 1024 * 1024
 """Added to the limit for the fixed metadata of the file system, besides :data:`_OVERHEAD_DIVISOR`."""
 _OVERHEAD_DIVISOR: Final = 1024
-"""Fraction of the limit that is added for metadata that grows with the size (measured: 0.01 % at 5 GiB)."""
+"""The limit divided by this is added for metadata that grows with the size (measured: 0.01 % at 5 GiB)."""
 INODE_BYTES: Final = 256
 FEW_INODES, MIN_INODES, MAX_INODES = 64, 4096, 4_194_304
 """Inodes of a disk that holds one file; limits for a disk that holds many."""
@@ -65,7 +65,7 @@ class DiskTemplate:
 
 
 def image_bytes(limit_bytes: int, bytes_per_inode: int | None = None) -> int:
-    """Return the size of a file whose file system holds ``limit_bytes`` of content, in whole blocks."""
+    """Return the size of an image whose file system holds ``limit_bytes`` of content, rounded up to whole blocks."""
     inodes = inode_count(limit_bytes, bytes_per_inode)
     total = limit_bytes + limit_bytes // _OVERHEAD_DIVISOR + OVERHEAD_BYTES + inodes * INODE_BYTES
     return -(-total // BLOCK_BYTES) * BLOCK_BYTES
@@ -131,7 +131,7 @@ def make_template(limit_bytes: int, scratch: Path, bytes_per_inode: int | None =
     Args:
         limit_bytes: Content that the file system must hold.
         scratch: Folder for a temporary file.
-        bytes_per_inode: Content per file that the file system must be able to hold. None: it holds a few files.
+        bytes_per_inode: Content in bytes for each inode. None: the file system holds a few files.
 
     Raises:
         HostError: mkfs.ext4 is missing or failed.

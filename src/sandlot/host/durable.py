@@ -1,4 +1,4 @@
-"""Write files and folders that are still whole after the machine loses power.
+"""Writing files and folders that are still whole after a loss of power.
 
 A name in a folder survives a crash only if the folder itself was synced after the name was given (fsync(2)). A file or folder is therefore
 written under another name, synced, renamed, and the folder that holds it is synced last: a reader finds the old content or the new one.
@@ -8,14 +8,18 @@ All functions block as long as the disk needs; call them in a thread from async 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from sandlot.host.stage import syscalls
 
 
 def write_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Create or replace a file as a whole.
 
-    The content is first written to ``.NAME`` in the same folder. What an interrupted call left there is replaced.
+    The content is first written to ``.NAME`` in the same folder. A file that an interrupted call left there is replaced.
 
     Args:
         path: The file. Its folder exists.
@@ -54,23 +58,32 @@ def publish_folder(draft: Path, path: Path) -> None:
 def fsync_files(folder: Path) -> None:
     """Sync all files of a folder that has no subfolders, and the folder."""
     for file in folder.iterdir():
-        _fsync(file, os.O_RDONLY)
+        fsync_file(file)
     fsync_folder(folder)
 
 
 def fsync_folder(folder: Path) -> None:
     """Sync the names in a folder, not the content of its files."""
-    _fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)
 
 
 def fsync_file(path: Path) -> None:
     """Sync the content of a file, not its name."""
-    _fsync(path, os.O_RDONLY)
+    with _opened(path, os.O_RDONLY) as descriptor:
+        os.fsync(descriptor)
 
 
-def _fsync(path: Path, flags: int) -> None:
+def sync_file_system(folder: Path) -> None:
+    """Sync the whole file system of a folder, for example after many files were written."""
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        syscalls.sync_file_system(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)

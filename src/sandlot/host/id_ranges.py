@@ -5,7 +5,7 @@ A range is taken by a symbolic link. Its name is the number of the range, and it
 Invariants:
 - No two sandboxes of this host share an id, whichever service runs them, if all services share /run and see the same control groups: the folder is
   the host's, and ranges are taken under a lock. A service in a container with its own /run or its own tree of groups does not see the ranges of
-  others, and takes ranges of live sandboxes for stale or free.
+  others, and treats ranges of live sandboxes as stale or free.
 - A crash loses no range. A link whose group is gone is stale and may be taken over. The group of a sandbox is created before its range is taken, and
   removed only when all its processes are dead, so the link of a live sandbox never looks stale.
 - The folder is below /run and empty after a boot, as are the groups.
@@ -27,14 +27,14 @@ from sandlot.model.errors import ErrorCode, UnavailableError
 FIRST_ID = 0x70000000
 IDS = 65536
 RANGES = 4094
-"""Up to 0x7FFDFFFF."""
+"""Number of ranges, up to the id 0x7FFDFFFF."""
 FOLDER = Path("/run/sandlot/ids")
 _LOCK = "lock"
 _RETRY_AFTER_S = 2
 
 
 class IdRanges:
-    """All ranges of this host.
+    """All id ranges of this host.
 
     Args:
         folder: Folder of the links.

@@ -66,7 +66,7 @@ class Started:
 
 
 class StageError(Exception):
-    """The stage, or the runtime that it started, failed. The text is its message."""
+    """The stage, or the runtime that it started, failed. The text is its error message."""
 
 
 def read_started(text: str) -> Started:
@@ -101,8 +101,8 @@ class Stage:
         """Start a stage.
 
         Args:
-            name: Name in its command line, for people.
-            errors: File to which its error output is appended.
+            name: Name of the sandbox, shown in the stage's command line.
+            errors: File to which the stage's error output is appended.
         """
         spawned: list[subprocess.Popen[bytes]] = []
         try:

@@ -3,7 +3,7 @@
 Invariants:
 - The sandbox's processes keep an end of each pipe open that survives the service, so the guest does not notice that a service died. The service opens
   one end of each pipe, so it receives EOF and EPIPE when the sandbox is gone (fifo(7)).
-- A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe is done as a whole or refused (pipe(7)): a frame is never split.
+- A write of at most PIPE_BUF (4,096) bytes to a non-blocking pipe succeeds as a whole or fails as a whole (pipe(7)): a frame is never split.
 - Nothing here blocks. Readiness comes from the event loop.
 """
 
@@ -78,11 +78,11 @@ class PipeStream:
         """Write one frame as a whole and return True, or write nothing and return False.
 
         Raises:
-            BrokenPipeError: The far side, or this end, is gone.
+            BrokenPipeError: The guest's end or this end is closed.
             ValueError: The frame is longer than 4,096 bytes and might be split.
         """
         if len(frame) > PIPE_BUF:
-            raise ValueError(f"a frame of {len(frame)} bytes could be split; at most {PIPE_BUF} are whole")
+            raise ValueError(f"a frame of {len(frame)} bytes could be split; at most {PIPE_BUF} bytes are allowed")
         if self._closed:
             raise BrokenPipeError(errno.EPIPE, "the stream is closed")
         try:

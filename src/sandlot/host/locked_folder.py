@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class LockedFolder:
-    """A new temporary folder, locked until it is closed. What was not published is removed then.
+    """A new temporary folder, locked until it is closed. Closing removes everything that was not published.
 
     A folder may be closed while another thread publishes it, which happens if the task that waits for the thread is cancelled. The content is
     then published as a whole before the folder is closed, or not at all.
@@ -125,7 +125,7 @@ def sweep(scratch: Path) -> int:
                     locks.callback(os.close, descriptor)
                     abandoned.append(path)
         finally:
-            os.close(parent)  # nobody waits for the removal
+            os.close(parent)  # other processes need not wait for the removal
         return sum(_remove_or_log(path) for path in abandoned)
 
 
@@ -181,7 +181,7 @@ def try_lock_file(path: Path) -> int | None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, also while killed programs that write into it are still ending. Can be repeated.
+    """Remove a folder, even if killed programs that write into it have not ended yet. Can be repeated.
 
     Raises:
         OSError: The folder could not be removed in 2 s.

@@ -5,9 +5,9 @@ the service that cleans up after it.
 
 Invariants:
 - The group is ``/sandlot/service-NNNN``, beside the group ``/sandlot/NNNN`` of the node's sandboxes. Its name is not a ref, so no sweep removes it.
-  Its weight counts against all sandboxes together, however many there are.
-- The group limits nothing: a service that is killed because of its memory protects no sandbox. It has no ``memory.low`` either, which has an effect
-  only if every group above it has as much (cgroup-v2.rst); the reserve that admission keeps has this purpose.
+  Its weight is relative to that of all sandboxes together, whatever their number.
+- The group has no limits: a memory limit would only get the service killed. It has no ``memory.low`` either, which has an effect only if every group
+  above it has as much (cgroup-v2.rst). Admission keeps a reserve of memory instead.
 - At the end the process has its former groups and score again, and no empty group is left. The group of a killed service is taken over by the next
   service of its node, and removed when that service or any other one ends.
 - Every part may fail. The service then runs as it was started, and reports what is missing.
@@ -41,13 +41,13 @@ _SHARES_V1, _WEIGHT_V2 = 1024, 100
 """Defaults of a group (sched-design-CFS, cgroup-v2.rst)."""
 _REMOVE_ATTEMPTS, _REMOVE_PAUSE_S = 10, 0.05
 _CONTROLLERS = ("cpu", "memory", "pids")
-"""In version 1 the service keeps its groups in all other hierarchies; systemd identifies it by its own one."""
+"""In version 1 the service keeps its groups in all other hierarchies; systemd identifies a service by its group in the named hierarchy."""
 _SELF = Path("/proc/self")
 _MAX_ATTEMPTS = 20
 """Attempts to create a group whose empty parent another service removes."""
 _BELOW = GROUPS.relative_to("/")
 _BEFORE = "trusted.sandlot.before"
-"""Extended attribute of the service's group with the name of the former group (xattr(7)). So the former group is found without the service."""
+"""Extended attribute of the service's group with the name of the former group (xattr(7)). It is found even after the service was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def service_cgroup(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, .
 def leave_service_cgroup(pid: int) -> None:
     """Move a child process that was just started to the service's former group, and give it the usual score.
 
-    Use it for long or large work such as building an image, which must be neither safer nor faster than sandboxes. Processes that the child itself
+    Use it for long or large work such as building an image, which must have no advantage over sandboxes. Processes that the child itself
     has started are not moved; a program that was just executed has none.
     """
     score = read_score(Path(f"/proc/{pid}"))

@@ -1,8 +1,8 @@
-"""Disks of volumes: ext4 in a sparse file each, mounted once on the host through a loop device.
+"""Disks of volumes. Each is an ext4 file system in a sparse file, mounted once on the host through a loop device.
 
 Invariants:
-- Code in a sandbox writes to a volume through the mounted file system only, never to the raw file, which belongs to the kernel and the service. Only
-  the sandboxes open files by names inside a volume.
+- Code in a sandbox writes to a volume through the mounted file system only, never to the raw file, which only the kernel and the service
+  write. The host opens no file inside a volume by name.
 - A file has at most one loop device. A second one would be a second file system over the same bytes and would destroy both. An existing device is
   mounted again; the kernel then returns the same file system, in whichever namespace it is mounted.
 - The mounts are below a small private file system. Existing mount namespaces do not see later mounts, and a new one removes all of them with one call
@@ -32,9 +32,9 @@ from sandlot.model.specs import MOST_MOUNTS
 BYTES_PER_INODE: Final = 16 * 1024
 USER_ID: Final = 1000
 """Owner of the root directory of a new volume: the user that code in a sandbox runs as."""
-MANY: Final = 1300
-"""Number of files that makes gVisor release all others: its kernel keeps up to 1,000 entries of a mount (its option ``dcache``), and closes files in
-batches of up to 100 (measured with 20240729)."""
+CACHE_FLUSH_FILES: Final = 1300
+"""Number of files after whose use gVisor has released all earlier ones: its kernel keeps up to 1,000 entries of a mount (its option ``dcache``), and
+closes files in batches of up to 100 (measured with 20240729)."""
 _JOURNAL_BYTES, _LARGE_JOURNAL_BYTES, _LARGE_BYTES = 4 << 20, 32 << 20, 1 << 30
 _MOUNT_FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOATIME
 _MOUNT_OPTIONS: Final = "discard,noinit_itable,errors=remount-ro"
@@ -56,8 +56,8 @@ class VolumeFiles:
         """Folder below which the volumes are mounted."""
         return self.folder / "mounted"
 
-    def takes(self, size_bytes: int) -> int:
-        """Return the most that a volume takes on the disk. Pure."""
+    def max_disk_bytes(self, size_bytes: int) -> int:
+        """Return the size of a volume's image, which is the most that the volume uses on the host's disk. Pure."""
         return image_bytes(size_bytes, BYTES_PER_INODE) + journal_bytes(size_bytes)
 
     def make(self, volume: str, size_bytes: int) -> None:
@@ -71,7 +71,7 @@ class VolumeFiles:
         image = self._image(volume)
         handle = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(handle, self.takes(size_bytes))
+            os.ftruncate(handle, self.max_disk_bytes(size_bytes))
             run_mkfs(image, inode_count(size_bytes, BYTES_PER_INODE), _mkfs_options(size_bytes))
             # lost+found is for repairs of the file system; the sandbox's user could neither use nor remove it.
             run_e2fsprogs(("debugfs", "-w", "-R", "rmdir lost+found", str(image)))
@@ -192,7 +192,7 @@ def detach(process: int, hub: str, slot: int) -> None:
 
     Does nothing if no volume is mounted there. On return no process has a file of the volume open, mapped, or as working directory: the kernel checks
     this in all these namespaces, and refuses otherwise (mount_namespaces(7), umount(2)). A runtime may keep unused files open for later. So this
-    function looks at more files in the hub's last folder than the runtime keeps, which makes it release all others.
+    function fills the hub's last folder with more files than the runtime keeps. The guest looks at all of them, and the runtime releases the others.
 
     Args:
         process: Descriptor of the process.
@@ -205,20 +205,20 @@ def detach(process: int, hub: str, slot: int) -> None:
 
     def work() -> None:
         syscalls.setns(process, syscalls.CLONE_NEWNS)
-        _fill(Path(hub) / str(MOST_MOUNTS))
+        _create_flush_files(Path(hub) / str(MOST_MOUNTS))
         _unmount(Path(f"{hub}/{slot}"))
 
     _in_namespace_thread(work)
 
 
-def _fill(folder: Path) -> None:
-    """Create many names of one empty file in a folder. Does nothing if they exist, or the folder does not."""
+def _create_flush_files(folder: Path) -> None:
+    """Create :data:`CACHE_FLUSH_FILES` names of one empty file in a folder. Does nothing if they exist, or the folder does not."""
     if not folder.is_dir() or folder.stat().st_dev != folder.parent.stat().st_dev:
         return
     syscalls.mount("sandlot", str(folder), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755,size=64k")
     first = folder / "0"
     first.touch(mode=0o444)
-    for number in range(1, MANY):
+    for number in range(1, CACHE_FLUSH_FILES):
         os.link(first, folder / str(number))
 
 

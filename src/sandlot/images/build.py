@@ -149,7 +149,7 @@ def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # Kernels of Python and JavaScript run on the image's interpreters, which have everything.
+    # Kernels of Python and JavaScript run on the image's interpreters, which have the whole standard library.
     own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
     interpreter.check_imports(own, base, beside=[Path(path).stem for path in programs])
 

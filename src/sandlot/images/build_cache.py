@@ -2,7 +2,7 @@
 
 Invariants, beside those of :mod:`sandlot.host.locked_folder`:
 - A key is built once: a second builder waits for the first and uses its result.
-- Only root can look in: images hold files of uid 1000, which may be a person on the host.
+- Only root can read the folders: images contain files of uid 1000, which may be a user of the host.
 
 The kinds share two folders of the cache: ``tmp/`` for incomplete builds, and ``locks/`` with one lock for each key.
 """
@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandlot.host import locked_folder
+from sandlot.host import durable, locked_folder
 from sandlot.host.locked_folder import LockedFolder
-from sandlot.images import tree
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +74,7 @@ class BuildCache:
                 self.sweep()
                 with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
                     build(temporary.content, temporary.descriptor)
-                    tree.sync_file_system(temporary.content)
+                    durable.sync_file_system(temporary.content)
                     temporary.publish(self._folder / key)
         return self._folder / key
 
@@ -92,7 +91,7 @@ class BuildCache:
         return True
 
     def sweep(self) -> int:
-        """Remove what builders of any kind left when they died, and return the number of removed folders."""
+        """Remove incomplete builds of all kinds whose builders died. Return the number of removed folders."""
         return locked_folder.sweep(self._cache / "tmp")
 
     def _make_folders(self) -> None:

@@ -37,7 +37,7 @@ class CommandRunner:
 
         Args:
             what: Description for the error message, such as "installing the Debian packages".
-            argv: The command. It runs in a session of its own, without standard input.
+            argv: The command. It runs in its own session, without standard input.
             env: The whole environment of the command.
             on_line: Called with each line of the output.
 
@@ -76,7 +76,7 @@ class CommandRunner:
                             full = full or _FULL in line
                             on_line(line)
                 except BaseException:
-                    # Remaining processes of the command hold the pipe open. Nothing writes to the tree any more when the pipe ends.
+                    # Remaining processes of the command hold the pipe open. So when the pipe ends, no process writes to the tree any more.
                     process.kill()
                     output.read()
                     raise

@@ -1,6 +1,6 @@
 """The guest's own interpreter: Debian's python3.11, made relocatable by copying. Nothing is patched.
 
-It is Debian's binary with its libraries and its own dynamic loader, so that it runs in any image, also in one without Python or with another
+The interpreter is Debian's binary with its libraries and dynamic loader, so that it runs in any image, also in one without Python or with another
 C library. It has only the part of the standard library that the guest may need, as byte code in one stored zip. The interpreter therefore reads
 no source, checks no times and opens few files. Each file would be a round trip to gVisor's file server.
 
@@ -26,7 +26,7 @@ from sandlot.images.recipe import Debian
 from sandlot.model.errors import ErrorCode, HostError, InternalError
 
 GENERATION = 1
-"""Raise it when this module builds another interpreter from the same packages."""
+"""Part of the key. Raise this number when this module builds another interpreter from the same packages."""
 
 DEBIAN = Debian(suite="bookworm", variant="extract", packages=("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"))
 VERSION = "3.11"
@@ -70,7 +70,7 @@ ROOTS = (
 """Modules that the guest may import. asyncio, dataclasses and argparse are missing, because each would double the guest's start-up time."""
 
 _LEFT_OUT = frozenset({"_hashlib", "_bz2", "_lzma", "_ssl", "bz2", "lzma", "_compression"})
-"""Modules that imports lead to but that are optional there. Each needs a library; hashlib and shutil work without them."""
+"""Optional modules that hashlib and shutil import but do not need. Each depends on another C library, so they are left out."""
 
 _CLOSURE = """
 import importlib, sys
@@ -213,7 +213,7 @@ def check_imports(sources: Mapping[str, bytes], folder: Path, *, beside: Iterabl
     if unknown:
         imports = "; ".join(f"{name} ({', '.join(files)})" for name, files in unknown.items())
         raise InternalError(
-            f"The guest imports what its interpreter does not have: {imports}.", hint="Add the module to ROOTS in images/interpreter.py."
+            f"The guest imports modules that its interpreter does not have: {imports}.", hint="Add the module to ROOTS in images/interpreter.py."
         )
 
 

@@ -63,7 +63,7 @@ def mmdebstrap_argv(debian: Debian, target: Path, *, sources: Path | None, apt_o
         target: Folder to create.
         sources: A deb822 file with the machine's mirrors; None for mmdebstrap's default.
         apt_options: A file with the machine's apt options, which mmdebstrap does not read by itself.
-        file_mirrors: Whether a mirror is a folder of this machine, which must be visible inside the tree as well.
+        file_mirrors: True if a mirror is a folder of this machine, which must be visible inside the tree as well.
     """
     return (
         *_NAMESPACES,
@@ -144,7 +144,7 @@ def download_env(machine: Mapping[str, str]) -> dict[str, str]:
 
 
 def inside_argv(root: Path, argv: Iterable[str], user: User = User.ROOT) -> tuple[str, ...]:
-    """Return the command that runs another one inside a tree: chroot, own /proc, no network."""
+    """Return a command that runs ``argv`` inside a tree: with chroot, its own /proc and no network."""
     drop = (f"--setgid={USER_ID}", f"--setuid={USER_ID}") if user is User.USER else ()
     return (*_NAMESPACES, "--net", "--ipc", "--uts", f"--root={root}", "--wd=/", "--mount-proc=/proc", *drop, "--", *argv)
 
@@ -161,7 +161,7 @@ def inside_env(user: User = User.ROOT) -> dict[str, str]:
 
 
 def install_argv(lock: str) -> tuple[str, ...]:
-    """Return the command that installs the downloaded wheels, for inside. Byte code is compiled later, because it contains the time of its source."""
+    """Return the command that installs the wheels inside the tree. Byte code is compiled later, because it contains the time of its source."""
     return (
         *("python3", "-m", "pip", "install", "--no-input", "--no-cache-dir", "--progress-bar=off", "--disable-pip-version-check"),
         *(
@@ -177,7 +177,7 @@ def install_argv(lock: str) -> tuple[str, ...]:
 
 
 def compile_argv(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return the command that compiles installed packages, for inside.
+    """Return the command that compiles installed packages inside the tree.
 
     Byte code is checked against the time and size of its source, as usual, so that an edited library takes effect.
     """

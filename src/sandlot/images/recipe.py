@@ -45,7 +45,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.specs import User, check_env
 
 GENERATION = 3
-"""Part of every key. Raise it when the builder makes another image from the same recipe."""
+"""Part of every key. Raise this number when the builder makes another image from the same recipe."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -223,7 +223,7 @@ def _debian(table: _Table) -> Debian:
     )
     table.done()
     if not _SUITE.fullmatch(debian.suite):
-        raise InvalidRequestError(f"The suite {debian.suite!r} of {table.where} is not a suite's name.", hint='For example "bookworm".')
+        raise InvalidRequestError(f"The suite {debian.suite!r} of {table.where} is not a valid suite name.", hint='For example "bookworm".')
     if debian.variant not in _VARIANTS:
         raise InvalidRequestError(f"The variant {debian.variant!r} of {table.where} is not known.", hint=f"One of: {', '.join(_VARIANTS)}.")
     for package in debian.packages:
@@ -239,7 +239,7 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
     name = table.text("lock")
     table.done()
     if name not in locks or not name.endswith(".lock"):
-        raise InvalidRequestError(f"The lock {name!r} of {table.where} is not there.", hint="Name a .lock file beside the recipe.")
+        raise InvalidRequestError(f"The lock {name!r} of {table.where} does not exist.", hint="Name a .lock file beside the recipe.")
     return locks[name]
 
 
@@ -247,7 +247,7 @@ def _step(table: _Table) -> Step:
     argv, user = table.text_list("argv"), table.text("user") or User.ROOT
     table.done()
     if not argv or user not in set(User):
-        raise InvalidRequestError(f"A step of {table.where} needs argv, and user is root or user.")
+        raise InvalidRequestError(f"A step of {table.where} needs `argv`, and its `user` must be root or user.")
     return Step(argv=argv, user=User(user))
 
 
@@ -277,7 +277,7 @@ class _Table:
 
     def done(self) -> None:
         if self._values:
-            raise InvalidRequestError(f"{', '.join(sorted(self._values))}: not known in the {self.where.removeprefix('the ')}.")
+            raise InvalidRequestError(f"Unknown keys in the {self.where.removeprefix('the ')}: {', '.join(sorted(self._values))}.")
 
     def _take(self, name: str, kind: type[_Value], default: _Value) -> _Value:
         return self._each(name, self._values.pop(name, default), kind)

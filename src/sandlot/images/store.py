@@ -32,7 +32,7 @@ from sandlot.model.specs import RootFs
 
 DEFAULT_CACHE = Path("/var/cache/sandlot")
 GUEST_GENERATION = 2
-"""Raise it when :func:`~sandlot.images.build.build_guest_layer` builds another layer from the same sources."""
+"""Part of the key. Raise this number when :func:`~sandlot.images.build.build_guest_layer` builds another layer from the same sources."""
 
 
 def cache_from(env: Mapping[str, str]) -> Path:

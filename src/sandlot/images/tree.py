@@ -1,11 +1,10 @@
 """File trees: digests, copies by hard link, normalized times.
 
-Trees are made by Debian packages and by the builder, as root. Nothing here follows a symbolic link inside a tree.
+Trees are made by Debian packages and by the builder, as root. No function here follows a symbolic link inside a tree.
 """
 
 from __future__ import annotations
 
-import ctypes
 import filecmp
 import hashlib
 import os
@@ -131,18 +130,6 @@ def normalize_times(root: Path, *, since_s: float, to_s: int) -> None:
     for path, status in walk(root):
         if status.st_mtime >= since_s:
             os.utime(root / path, (to_s, to_s), follow_symlinks=False)
-
-
-def sync_file_system(folder: Path) -> None:
-    """Sync the whole file system of a folder to the disk (syncfs(2))."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.syncfs(descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(folder))
-    finally:
-        os.close(descriptor)
 
 
 def _make_folder_like(status: os.stat_result, folder: Path) -> None:

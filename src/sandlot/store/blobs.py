@@ -2,7 +2,7 @@
 
 Invariants:
 - A blob is complete or does not exist. It is written under another name (``ID#1``) and renamed, and it is on disk when ``write`` returns. Files
-  with such names that a killed process left are removed when the folder is opened.
+  with such a name that a killed process left are removed when the folder is opened.
 - Content is streamed. An upload holds at most ``PARTS`` parts of ``PART_BYTES`` in memory, a download one piece.
 """
 

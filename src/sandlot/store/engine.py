@@ -2,7 +2,8 @@
 
 Invariants:
 - One connection of this process writes to SQLite, and each of its transactions begins with the lock (BEGIN IMMEDIATE). Two transactions of the
-  process therefore never wait for each other halfway, and "database is locked" cannot occur. Another process is waited for (``busy_timeout``).
+  process therefore never wait for each other halfway, and "database is locked" cannot occur. If another process has the lock, the transaction waits
+  for it (``busy_timeout``).
 - A transaction that has begun is completed, even if its caller is cancelled.
 - A transaction is one synchronous function for both databases. On SQLite the whole function runs in a thread (a thread call for each statement,
   as in asynchronous drivers, made a commit three times slower). On PostgreSQL it runs in the event loop.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
 
 _Result = TypeVar("_Result")
@@ -75,7 +77,7 @@ class _TransactionRunner(Protocol):
 
 
 class _ThreadRunner:
-    """Runs transactions in threads, each with a connection of its own.
+    """Runs transactions in threads. Each thread has its own connection.
 
     Args:
         engine: Engine of the connections.
@@ -149,7 +151,7 @@ class Database:
             HostError: The database or its disk is damaged.
             UnavailableError: The database cannot be reached now.
         """
-        return await finish(self._run(self._reader, work))
+        return await outlast_cancellation(self._run(self._reader, work))
 
     async def write(self, work: Work[_Result]) -> _Result:
         """Run a transaction that writes. If the work raises, nothing is changed.
@@ -158,7 +160,7 @@ class Database:
             HostError: The disk is full or cannot be written to, or the database is damaged.
             UnavailableError: The database cannot be reached now.
         """
-        return await finish(self._run(self._writer, work))
+        return await outlast_cancellation(self._run(self._writer, work))
 
     async def rows(self, query: Executable) -> Sequence[Row[Any]]:
         """Return all rows of a query."""
@@ -181,30 +183,14 @@ class Database:
 
     async def aclose(self) -> None:
         """Close all connections after running transactions have ended. Idempotent."""
-        await finish(self._reader.aclose())
-        await finish(self._writer.aclose())
+        await outlast_cancellation(self._reader.aclose())
+        await outlast_cancellation(self._writer.aclose())
 
     async def _run(self, runner: _TransactionRunner, work: Work[_Result]) -> _Result:
         try:
             return await runner.run(work)
         except (exc.SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise translate_error(error, self.location) from error
-
-
-async def finish(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run work to its end, even if the caller is cancelled. The cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError:
-                continue
-        if not task.cancelled():
-            task.exception()  # mark the error as retrieved
-        raise
 
 
 @asynccontextmanager
@@ -215,7 +201,7 @@ async def open_database(location: Path | str) -> AsyncIterator[Database]:
         location: A file for SQLite, created if it does not exist; or the URL of a PostgreSQL database, with all options of libpq's URLs.
 
     Raises:
-        InvalidRequestError: The URL is not of PostgreSQL.
+        InvalidRequestError: The URL is not a PostgreSQL URL.
         HostError: The file cannot be created.
     """
     database = _sqlite(location) if isinstance(location, Path) else _postgresql(location)
@@ -321,7 +307,7 @@ def translate_error(error: Exception, location: str) -> SandlotError:
     # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D are about user and database, 58 and XX failures of the server.
     if state.startswith(("28", "3D")) or state == "42501":
         return HostError(
-            f"{location} refuses this service: {_first_line(cause)}.",
+            f"{location} rejects the connection of this service: {_first_line(cause)}.",
             code=ErrorCode.HOST_NOT_READY,
             hint="Correct SANDLOT_DATABASE_URL, or the permissions of its user, which must own its schema.",
         )

@@ -77,12 +77,12 @@ class SqlExecutionRepository:
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def counts(self, month: str) -> Mapping[OwnerId, int]:
-        """Return the number of executions that began in a month (``2026-11``), by owner. Deleting records does not lower it."""
+        """Return the number of executions that began in a month (``2026-11``), by owner. Deleting records does not lower the number."""
         rows = await self._database.rows(select(execution_counts).where(execution_counts.c.month == month))
         return {OwnerId(row.owner): int(row.number) for row in rows}
 
     async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
-        """Add to the numbers of a month."""
+        """Add to the numbers of executions in a month."""
         if more:
             rows = [{"month": month, "owner": owner, "number": number} for owner, number in sorted(more.items())]
 

@@ -40,7 +40,7 @@ class SqlKeyRepository:
                 connection.execute(plain_insert(keys), {name: getattr(record, name) for name in _COLUMNS})
             except IntegrityError as error:
                 raise ConflictError(
-                    f"There is a key of the name {record.name!r} already.",
+                    f"A key named {record.name!r} exists already.",
                     code=ErrorCode.CONFLICT,
                     hint="Choose another name, or revoke the existing key first.",
                 ) from error

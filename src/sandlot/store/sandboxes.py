@@ -54,7 +54,7 @@ class SqlSandboxRepository:
                 is_saved = connection.execute(self._upsert, _row(record)).first() is not None
             except IntegrityError as error:
                 raise ConflictError(
-                    "There is a sandbox of this idempotency key already.",
+                    "A sandbox with this idempotency key exists already.",
                     code=ErrorCode.CONFLICT,
                     hint="Get the existing sandbox, or use another idempotency key for another request.",
                 ) from error

@@ -1,4 +1,4 @@
-"""The tables. The newest revision in ``migrations/`` creates the same; a test compares them.
+"""The tables. The newest revision in ``migrations/`` creates the same tables; a test compares them.
 
 Invariants:
 - Types have the same meaning on SQLite and PostgreSQL. Values that one of them cannot store exactly are encoded (:class:`UtcMicrosecondsType`,
@@ -84,11 +84,11 @@ class UtcMicrosecondsType(_EncodedType):
     cache_ok: bool | None = True
 
     def encode(self, value: datetime) -> int:
-        """Return the microseconds of a time."""
+        """Return a time as microseconds since 1970 in UTC."""
         return (value - _EPOCH) // _MICROSECOND
 
     def decode(self, value: int) -> datetime:
-        """Return the time of a number of microseconds."""
+        """Return the time from microseconds since 1970 in UTC."""
         return _EPOCH + value * _MICROSECOND
 
 
@@ -118,7 +118,7 @@ class ShortTextType(_EncodedType):
         self.length = length
 
     def encode(self, value: str) -> str:
-        """Replace what the database cannot contain."""
+        """Replace characters that the database cannot store."""
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
     def decode(self, value: str) -> str:
@@ -191,7 +191,7 @@ sandbox_metadata = Table(
     Column("value", Utf8TextType, nullable=False),
     PrimaryKeyConstraint("sandbox", "key", name="sandbox_metadata_pkey"),
 )
-"""The metadata of sandboxes a second time, one row for each entry, for queries."""
+"""A second copy of the metadata of sandboxes with one row for each entry, for queries."""
 
 snapshots = Table(
     "snapshots",

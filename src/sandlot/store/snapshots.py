@@ -87,7 +87,7 @@ class SqlSnapshotRepository:
                 is_changed = connection.execute(statement).rowcount > 0
             except IntegrityError as error:
                 raise ConflictError(
-                    "There is a snapshot of this name, or of this idempotency key, already.",
+                    "A snapshot with this name or this idempotency key exists already.",
                     code=ErrorCode.CONFLICT,
                     hint="Choose another name, or delete the existing snapshot first.",
                 ) from error

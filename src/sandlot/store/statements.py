@@ -12,7 +12,7 @@ from sandlot.model.storage import Position
 
 
 def insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an insert that supports ON CONFLICT, which SQLite has from PostgreSQL with the same syntax."""
+    """Return an insert that supports ON CONFLICT, whose syntax is the same on SQLite and PostgreSQL."""
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 

@@ -42,42 +42,42 @@ class SqlStore:
 
     @property
     def sandboxes(self) -> SqlSandboxRepository:
-        """Sandboxes."""
+        """Repository of sandboxes."""
         return self._sandboxes
 
     @property
     def snapshots(self) -> SqlSnapshotRepository:
-        """Snapshots of sandboxes."""
+        """Repository of snapshots."""
         return self._snapshots
 
     @property
     def volumes(self) -> SqlVolumeRepository:
-        """Volumes."""
+        """Repository of volumes."""
         return self._volumes
 
     @property
     def keys(self) -> SqlKeyRepository:
-        """API keys."""
+        """Repository of API keys."""
         return self._keys
 
     @property
     def files(self) -> SqlFileRepository:
-        """Files of the file store."""
+        """Repository of the file store's records."""
         return self._files
 
     @property
     def executions(self) -> SqlExecutionRepository:
-        """The execution log."""
+        """Repository of the execution log."""
         return self._executions
 
     @property
     def events(self) -> SqlEventRepository:
-        """Events."""
+        """Repository of events."""
         return self._events
 
     @property
     def webhooks(self) -> SqlWebhookRepository:
-        """Webhooks and their progress."""
+        """Repository of webhooks and their progress."""
         return self._webhooks
 
     async def identity(self) -> str:
@@ -101,7 +101,7 @@ async def open_store(location: Path | str) -> AsyncIterator[SqlStore]:
         location: A file for SQLite, in an existing folder, or the URL of a PostgreSQL database.
 
     Raises:
-        InvalidRequestError: The URL is not of PostgreSQL.
+        InvalidRequestError: The URL is not a PostgreSQL URL.
         HostError: The database was migrated by a newer version, is damaged or cannot be used.
         UnavailableError: The database cannot be reached.
     """

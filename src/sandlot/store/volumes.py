@@ -61,7 +61,7 @@ class SqlVolumeRepository:
                 is_changed = connection.execute(statement).rowcount > 0
             except IntegrityError as error:
                 raise ConflictError(
-                    "There is a volume of this name already.",
+                    "A volume with this name exists already.",
                     code=ErrorCode.CONFLICT,
                     hint="Choose another name, or delete the existing volume first.",
                 ) from error

@@ -46,7 +46,7 @@ class Disks:
         if self.fails == method:
             raise OSError(errno.EIO, "the disk broke")
 
-    def takes(self, size_bytes: int) -> int:
+    def max_disk_bytes(self, size_bytes: int) -> int:
         return size_bytes
 
     def make(self, volume: str, size_bytes: int) -> None:

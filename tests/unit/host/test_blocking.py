@@ -1,22 +1,35 @@
-"""Blocking work in threads: a cancelled caller waits for its end."""
+"""Blocking work in threads: a cancelled caller waits for the end of the work."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from sandlot.host.blocking import finished, run_blocking, run_in_own_thread
+from sandlot.host.blocking import BlockingPool, finished, run_blocking, run_in_own_thread
 
-WAYS = pytest.mark.parametrize("way", [run_blocking, run_in_own_thread])
+Call = Callable[[Callable[[], None]], Awaitable[None]]
 
 
-@WAYS
+@pytest.fixture
+async def pool() -> AsyncIterator[BlockingPool]:
+    found = BlockingPool(1, "test")
+    yield found
+    await found.aclose()
+
+
+@pytest.fixture(params=["run_blocking", "run_in_own_thread", "BlockingPool.run"])
+def call(request: pytest.FixtureRequest, pool: BlockingPool) -> Call:
+    calls: dict[str, Call] = {"run_blocking": run_blocking, "run_in_own_thread": run_in_own_thread, "BlockingPool.run": pool.run}
+    return calls[request.param]
+
+
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool, way: Any) -> None:  # noqa: FBT001, ANN401
+async def test_cancellation_is_raised_when_the_work_has_ended(fails: bool, call: Call) -> None:  # noqa: FBT001
     begun, may_end, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -24,20 +37,53 @@ async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool, way
         may_end.wait()
         done.set()
         if fails:
-            raise OSError("seen by nobody")
+            raise OSError("no caller sees this error")
 
-    caller = asyncio.create_task(way(work))
+    caller = asyncio.ensure_future(call(work))
     await asyncio.to_thread(begun.wait)
-    caller.cancel()
-    await asyncio.sleep(0.02)
-    caller.cancel()
-    await asyncio.sleep(0.02)
-    is_told = caller.done()
+    for _ in range(2):
+        caller.cancel()
+        await asyncio.sleep(0.02)
+    had_ended = caller.done()
     may_end.set()
-    assert not is_told
+    assert not had_ended
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert done.is_set()
+
+
+async def test_object_that_was_opened_for_a_cancelled_caller_is_closed(pool: BlockingPool) -> None:
+    begun, may_end, opened = threading.Event(), threading.Event(), Closable()
+
+    def slow_open() -> Closable:
+        begun.set()
+        may_end.wait()
+        return opened
+
+    opening = asyncio.create_task(pool.open(slow_open))
+    await asyncio.to_thread(begun.wait)
+    opening.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert opened.is_closed
+
+
+async def test_close_of_a_pool_waits_for_queued_calls(pool: BlockingPool) -> None:
+    may_end = threading.Event()
+    calls = [asyncio.ensure_future(pool.run(may_end.wait)) for _ in range(3)]
+    await asyncio.sleep(0)  # the calls are queued; the pool has one thread
+    closing = asyncio.ensure_future(pool.aclose())
+    may_end.set()
+    await closing
+    assert await asyncio.gather(*calls) == [True] * 3
+
+
+class Closable:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 async def test_long_work_does_not_delay_short_work() -> None:

@@ -1,4 +1,4 @@
-"""Files and folders that are whole under their name, whatever interrupts the write."""
+"""Files and folders that are complete under their name, even after an interrupted write."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_child_that_leaves_is_in_the_former_group_of_the_service() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
-def test_what_a_killed_one_left_is_removed_by_the_next_of_its_node_or_any_other() -> None:
+def test_group_of_a_killed_service_is_removed_by_any_later_service() -> None:
     node, other = new_node_id(), new_node_id()
     run(node, "die")
     assert groups(node)

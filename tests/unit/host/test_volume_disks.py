@@ -31,7 +31,7 @@ def test_new_volume_is_empty_owned_by_the_user_and_of_its_size(files: VolumeFile
     files.make(ONE, SIZE)
     assert (files.ids(), files.used_bytes(ONE)) == (frozenset({ONE}), None)
     image = files.folder / f"{ONE}.img"
-    assert (image.stat().st_size, image.stat().st_mode & 0o777) == (files.takes(SIZE), 0o600)
+    assert (image.stat().st_size, image.stat().st_mode & 0o777) == (files.max_disk_bytes(SIZE), 0o600)
     assert image.stat().st_blocks * 512 < MIB
     place = files.mount(ONE)
     assert (list(place.iterdir()), place.stat().st_uid, place.stat().st_gid) == ([], 1000, 1000)
@@ -44,7 +44,7 @@ def test_new_volume_is_empty_owned_by_the_user_and_of_its_size(files: VolumeFile
     assert MIB <= (files.used_bytes(ONE) or 0) < 2 * MIB
 
 
-def test_mounted_again_it_is_the_same_file_system_also_after_a_service_that_was_killed(files: VolumeFiles) -> None:
+def test_remount_gives_the_same_file_system_even_after_a_killed_service(files: VolumeFiles) -> None:
     files.make(ONE, SIZE)
     place = files.mount(ONE)
     (place / "file").write_text("kept", encoding="utf-8")

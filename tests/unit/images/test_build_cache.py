@@ -1,4 +1,4 @@
-"""The build cache: no incomplete build is visible, nothing is built twice, and nothing of a dead builder stays."""
+"""The build cache: no incomplete build is visible, no key is built twice, and dead builders leave nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def left_in(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "tmp").iterdir())
 
 
-def test_a_thing_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
+def test_result_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
     builds = BuildCache(tmp_path / "cache", "things")
     assert builds.find(KEY) is None
     assert builds.keys() == []
@@ -62,7 +62,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert builds.ensure(KEY, fill(), nobody).is_dir()
 
 
-def test_the_second_builder_builds_when_the_first_failed(tmp_path: Path) -> None:
+def test_second_builder_builds_if_the_first_failed(tmp_path: Path) -> None:
     building, waiting = threading.Event(), threading.Event()
     builds = BuildCache(tmp_path, "things")
 
@@ -127,7 +127,7 @@ def test_removed_folder_is_built_again(tmp_path: Path) -> None:
         (errno.EROFS, HostError, ErrorCode.HOST_NOT_READY),
     ],
 )
-def test_what_the_system_refuses_is_told_with_what_to_do(tmp_path: Path, number: int, kind: type[Exception], code: ErrorCode) -> None:
+def test_error_of_the_system_is_reported_with_a_hint(tmp_path: Path, number: int, kind: type[Exception], code: ErrorCode) -> None:
     def build(_folder: Path, _lock: int) -> None:
         raise OSError(number, os.strerror(number))
 

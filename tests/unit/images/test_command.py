@@ -22,14 +22,14 @@ def test_output_goes_to_the_log_and_line_by_line_to_the_caller(tmp_path: Path) -
     assert (tmp_path / "log").read_bytes() == b"+ sh -c echo one; echo two >&2\none\ntwo\n+ sh -c printf '\\377'\n\xff"
 
 
-def test_a_command_gets_this_environment_and_no_input(tmp_path: Path) -> None:
+def test_command_gets_only_the_given_environment_and_no_input(tmp_path: Path) -> None:
     lines: list[str] = []
     CommandRunner(tmp_path / "log").run("a", ("/usr/bin/env",), env={"ONLY": "this"}, on_line=lines.append)
     assert lines == ["ONLY=this"]
     CommandRunner(tmp_path / "log").run("a", ("cat",), env=ENV)
 
 
-def test_a_failure_shows_the_end_of_the_output_and_where_all_of_it_is(tmp_path: Path) -> None:
+def test_failure_shows_the_end_of_the_output_and_the_path_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"making it failed with status 3") as caught:
         CommandRunner(tmp_path / "log").run("making it", ("sh", "-c", "seq 1 100; exit 3"), env=ENV)
     assert "\n    100\n" in str(caught.value)
@@ -38,13 +38,13 @@ def test_a_failure_shows_the_end_of_the_output_and_where_all_of_it_is(tmp_path: 
     assert caught.value.code is ErrorCode.HOST_NOT_READY
 
 
-def test_a_full_disk_is_told_as_one_however_long_ago_it_was_said(tmp_path: Path) -> None:
+def test_full_disk_is_reported_although_more_output_follows(tmp_path: Path) -> None:
     with pytest.raises(LimitError, match="SANDLOT_CACHE_DIR") as caught:
         CommandRunner(tmp_path / "log").run("it", ("sh", "-c", "echo 'dpkg: error: No space left on device'; seq 1 100; exit 1"), env=ENV)
     assert caught.value.code is ErrorCode.DISK_FULL
 
 
-def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path) -> None:
+def test_missing_program_is_reported_with_its_package(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="apt-get install no-such-program"):
         CommandRunner(tmp_path / "log").run("it", ("no-such-program",), env=ENV)
     with pytest.raises(HostError, match="apt-get install no-such-program"):
@@ -53,7 +53,7 @@ def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path) -> None:
     assert command.output_of(("false",)) == ""
 
 
-def test_an_error_of_the_caller_ends_the_command_and_all_that_it_started(tmp_path: Path) -> None:
+def test_error_of_the_caller_ends_the_command_and_its_children(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def refuse(line: str) -> None:

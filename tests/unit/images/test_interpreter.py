@@ -1,4 +1,4 @@
-"""The guest's interpreter: what it is made from, and that the guest imports nothing else."""
+"""The guest's interpreter: its inputs, and the imports of the guest."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def found(source: str, *known: str) -> dict[str, list[str]]:
     return unknown_imports({"x.py": source.encode()}, known)
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_imports_are_found_at_every_place_of_a_source() -> None:
     source = "import os, sys\nimport a.b as c\nfrom d.e import f\ndef g():\n    import lazy\n    from h import i\n"
     assert sorted(found(source, "os", "sys")) == ["a.b", "d.e", "h", "lazy"]
 
 
-def test_what_is_there_and_our_own_is_no_finding() -> None:
+def test_available_and_own_modules_are_not_reported() -> None:
     source = "from __future__ import annotations\nimport os\nfrom sandlot.protocol import frames\nfrom collections import deque\n"
     assert found(source, "os", "collections") == {}
 
 
-def test_what_only_a_type_checker_imports_does_not_count() -> None:
+def test_imports_for_type_checkers_are_ignored() -> None:
     source = "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    from typing import Any\nelse:\n    import real\n"
     assert found(source) == {"real": ["x.py"]}
 
 
-def test_the_key_depends_on_what_the_guest_may_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_depends_on_the_importable_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     before = interpreter.key("amd64")
     monkeypatch.setattr(interpreter, "ROOTS", (*ROOTS, "argparse"))
     assert interpreter.key("amd64") != before
 
 
-def test_roots_name_all_that_the_guest_imports() -> None:
+def test_roots_contain_all_imports_of_the_guest() -> None:
     own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
     beside = [Path(path).stem for path in payload.programs()]
     unknown = unknown_imports({**payload.guest_sources(), **own}, {*ROOTS, *beside})

@@ -1,4 +1,4 @@
-"""The commands of a build: on a leash, inside without network and without the host's environment."""
+"""Commands of a build: they end with the builder, and run inside without network and without the host's environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mmdebstrap(debian: Debian, *, sources: Path | None = Path("/s/image.sources"
     return plan.mmdebstrap_argv(debian, Path("/t"), sources=sources, apt_options=Path("/s/apt.conf"), file_mirrors=file_mirrors)
 
 
-def test_mmdebstrap_gets_what_the_recipe_says_and_where_the_machine_says() -> None:
+def test_mmdebstrap_gets_packages_of_the_recipe_and_mirrors_of_the_machine() -> None:
     debian = Debian("bookworm", "apt", ("git", "curl"), ("/usr/share/man/*",), ("/usr/share/man/x",))
     argv = mmdebstrap(debian)
     assert argv[argv.index("mmdebstrap") :] == (
@@ -44,12 +44,12 @@ def test_mmdebstrap_gets_what_the_recipe_says_and_where_the_machine_says() -> No
     )
 
 
-def test_a_mirror_in_a_folder_is_seen_inside() -> None:
+def test_mirror_in_a_folder_is_mounted_inside() -> None:
     assert any(word.endswith("file-mirror-automount") for word in mmdebstrap(Debian("bookworm"), file_mirrors=True))
     assert not any(word.startswith("--hook-dir") for word in mmdebstrap(Debian("bookworm")))
 
 
-def test_every_command_dies_with_its_builder_and_mounts_where_nobody_sees_it() -> None:
+def test_command_ends_with_its_builder_in_its_own_mount_namespace() -> None:
     for argv in (mmdebstrap(Debian("bookworm")), plan.inside_argv(Path("/t"), ("true",))):
         assert argv[:3] == ("setpriv", "--pdeathsig", "KILL")
         own = argv[: argv.index("--")]
@@ -58,7 +58,7 @@ def test_every_command_dies_with_its_builder_and_mounts_where_nobody_sees_it() -
     assert plan.copy_argv(Path("/a"), Path("/b"))[:3] == ("setpriv", "--pdeathsig", "KILL")
 
 
-def test_inside_there_is_no_network_and_no_environment_of_the_host() -> None:
+def test_command_inside_has_no_network_and_no_environment_of_the_host() -> None:
     argv = plan.inside_argv(Path("/t"), ("id", "-u"), User.USER)
     own, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     assert {"--net", "--root=/t", "--setuid=1000", "--setgid=1000"} <= set(own)
@@ -69,7 +69,7 @@ def test_inside_there_is_no_network_and_no_environment_of_the_host() -> None:
     assert set(plan.inside_env()) <= {"PATH", "HOME", "USER", "LANG", "PYTHONHASHSEED"}
 
 
-def test_of_the_machines_environment_only_the_way_to_the_packages_is_taken() -> None:
+def test_only_variables_for_reaching_packages_are_passed_on() -> None:
     for env in (plan.mmdebstrap_env(MACHINE), plan.download_env(MACHINE)):
         assert env["https_proxy"] == "http://proxy.example"
         assert env.keys().isdisjoint({"SECRET", "LD_PRELOAD", "PIP_TARGET", "PIP_USER"})
@@ -77,7 +77,7 @@ def test_of_the_machines_environment_only_the_way_to_the_packages_is_taken() -> 
     assert "PIP_INDEX_URL" not in plan.mmdebstrap_env(MACHINE)
 
 
-def test_only_wheels_with_known_hashes_are_downloaded_and_nothing_at_all_while_installing() -> None:
+def test_only_wheels_with_hashes_are_downloaded_and_installing_downloads_nothing() -> None:
     download = plan.download_argv(("/t/ld.so", "/t/python3"), Path("/s/x.lock"), Path("/w"))
     assert download[3:5] == ("/t/ld.so", "/t/python3")
     assert {"--require-hashes", "--only-binary=:all:", "--no-deps", "--dest=/w", "--requirement=/s/x.lock"} <= set(download)

@@ -7,7 +7,7 @@ from sandlot.images.progress import DETAIL_EVERY_S, OutputParser, ProgressReport
 PACKAGE = "Get:1 http://mirror.example/debian bookworm/main amd64 libc6 amd64 2.36-9 [2759 kB]"
 
 
-def test_a_step_is_always_said_and_a_detail_at_most_every_two_seconds() -> None:
+def test_step_is_always_reported_and_a_detail_at_most_every_two_seconds() -> None:
     now = [100.0]
     said: list[str] = []
     reporter = ProgressReporter("base", said.append, lambda: now[0])
@@ -20,7 +20,7 @@ def test_a_step_is_always_said_and_a_detail_at_most_every_two_seconds() -> None:
     assert said == ["base: a", "base: b", "base: c"]
 
 
-def test_packages_are_counted_against_what_apt_announced() -> None:
+def test_packages_are_counted_against_the_number_that_apt_announced() -> None:
     parser = OutputParser()
     assert parser.feed("0 upgraded, 2 newly installed, 0 to remove and 0 not upgraded.") is None
     assert parser.feed(PACKAGE) == "downloading Debian packages, 1 of 2"

@@ -1,4 +1,4 @@
-"""Recipes: what they may say, what identifies what they make."""
+"""Recipes: their content, and the key of the image that they build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandlot.protocol import schema
 DEBIAN = '[debian]\nsuite = "bookworm"\npackages = ["busybox-static"]\n'
 
 
-def test_everything_that_a_recipe_can_say_is_read() -> None:
+def test_every_key_of_a_recipe_is_read() -> None:
     text = """
         description = "d"
         from = "base"
@@ -46,7 +46,7 @@ def test_everything_that_a_recipe_can_say_is_read() -> None:
     )
 
 
-def test_debian_is_read() -> None:
+def test_debian_table_is_read() -> None:
     text = '[debian]\nsuite = "bookworm"\nvariant = "extract"\npackages = ["a1", "g++"]\nexclude = ["/x/*"]\ninclude = ["/x/y"]\n'
     assert recipes.parse("x", text, {}).debian == Debian("bookworm", "extract", ("a1", "g++"), ("/x/*",), ("/x/y",))
 
@@ -74,18 +74,18 @@ def test_debian_is_read() -> None:
         ('from = "base"\n[[run]]\nargv = ["true"]\nsudo = true', "sudo"),
     ],
 )
-def test_what_it_does_not_know_it_refuses_by_name(text: str, word: str) -> None:
+def test_invalid_recipe_is_refused_with_the_name_of_the_key(text: str, word: str) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(word)):
         recipes.parse("x", text, {})
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "../a", "-a", "a" * 64, "a.b"])
-def test_a_name_is_a_plain_word(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="name"):
         recipes.parse(name, DEBIAN, {})
 
 
-def test_a_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
+def test_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(DEBIAN, encoding="utf-8")
     (tmp_path / "b.toml").write_text('from = "a"\n[python]\nlock = "b.lock"', encoding="utf-8")
     (tmp_path / "b.lock").write_text("six==1", encoding="utf-8")
@@ -95,13 +95,13 @@ def test_a_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
     assert found["b"].lock == "six==1"
 
 
-def test_an_unknown_template_is_told_with_those_that_there_are() -> None:
+def test_unknown_template_error_lists_the_known_ones() -> None:
     with pytest.raises(NotFoundError, match=r"'nope'.*Known templates: base, code-interpreter") as caught:
         recipes.lineage(recipes.builtin(), "nope")
     assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
 
 
-def test_an_unknown_parent_and_a_circle_are_told() -> None:
+def test_unknown_parent_and_circular_recipes_are_refused() -> None:
     known = {"a": Recipe("a", parent="b"), "b": Recipe("b", parent="a"), "c": Recipe("c", parent="d")}
     with pytest.raises(InvalidRequestError, match="a <- b <- a"):
         recipes.lineage(known, "a")
@@ -124,24 +124,24 @@ CHILD = Recipe("b", parent="a", lock="l", files={"/f": "1"}, run=(Step(("true",)
         (BASE,),
     ],
 )
-def test_what_changes_the_image_changes_the_key(line: tuple[Recipe, ...]) -> None:
+def test_change_of_the_content_changes_the_key(line: tuple[Recipe, ...]) -> None:
     assert recipes.image_key(line, "amd64") != recipes.image_key((BASE, CHILD), "amd64")
 
 
-def test_what_does_not_change_the_image_does_not_change_the_key() -> None:
+def test_name_description_and_environment_do_not_change_the_key() -> None:
     renamed = (replace(BASE, name="z", description="other"), replace(CHILD, name="y", parent="z", env={"A": "1"}))
     assert recipes.image_key(renamed, "amd64") == recipes.image_key((BASE, CHILD), "amd64")
     assert recipes.image_key((BASE, CHILD), "arm64") != recipes.image_key((BASE, CHILD), "amd64")
 
 
-def test_another_generation_of_the_builder_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_of_the_builder_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = recipes.image_key((BASE, CHILD), "amd64")
     monkeypatch.setattr(recipes, "GENERATION", recipes.GENERATION + 1)
     assert recipes.image_key((BASE, CHILD), "amd64") != before
 
 
 @given(st.text())
-def test_any_text_is_a_recipe_or_an_error_that_says_so(text: str) -> None:
+def test_any_text_is_a_recipe_or_an_invalid_request(text: str) -> None:
     try:
         recipe = recipes.parse("x", text, {})
     except InvalidRequestError:
@@ -149,7 +149,7 @@ def test_any_text_is_a_recipe_or_an_error_that_says_so(text: str) -> None:
     assert (recipe.debian is None) != (recipe.parent is None)
 
 
-def test_the_built_in_recipes_name_no_host_and_their_locks_pin_every_package_with_hashes() -> None:
+def test_builtin_recipes_name_no_host_and_pin_every_package_with_hashes() -> None:
     known = recipes.builtin()
     assert sorted(known) == ["base", "code-interpreter"]
     for recipe in known.values():

@@ -16,7 +16,7 @@ def status(root: Path, path: str) -> tuple[int, int, int]:
     return stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
 
 
-def test_an_empty_tree_gets_all_that_a_sandbox_needs(tmp_path: Path) -> None:
+def test_empty_tree_gets_user_folders_and_sudo(tmp_path: Path) -> None:
     rootfs_layout.apply_layout(tmp_path, {"/etc/deep/er/x.conf": "x\n", "/usr/local/bin/run": "#!/bin/sh\n"})
     assert (tmp_path / "etc/passwd").read_text(encoding="utf-8") == "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"
     assert (tmp_path / "etc/group").read_text(encoding="utf-8") == "root:x:0:\nuser:x:1000:\n"
@@ -43,7 +43,7 @@ def test_sudo_of_an_image_belongs_to_one_generation() -> None:
     )
 
 
-def test_what_the_image_has_is_kept(tmp_path: Path) -> None:
+def test_existing_accounts_and_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bash").touch()
     (tmp_path / "etc/skel").mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_what_the_image_has_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "home/user/.local/lib").exists()
 
 
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+def test_layout_is_not_written_through_a_linked_folder(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
@@ -73,7 +73,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert [path.name for path in outside.iterdir()] == ["passwd"]
 
 
-def test_a_file_that_is_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
+def test_linked_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "etc").mkdir(parents=True)
     outside.write_text("the host's\n", encoding="utf-8")
@@ -98,7 +98,7 @@ LEFTOVERS = [
 ]
 
 
-def test_what_belongs_to_the_builder_goes(tmp_path: Path) -> None:
+def test_build_traces_are_removed(tmp_path: Path) -> None:
     rootfs_layout.apply_layout(tmp_path, {})
     for path in LEFTOVERS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def test_what_belongs_to_the_builder_goes(tmp_path: Path) -> None:
     assert "localhost" in (tmp_path / "etc/hosts").read_text(encoding="utf-8")
 
 
-def test_where_debian_came_from_is_forgotten_and_a_recipes_own_sources_stay(tmp_path: Path) -> None:
+def test_apt_sources_of_the_build_are_removed_and_those_of_the_recipe_stay(tmp_path: Path) -> None:
     (tmp_path / "etc/apt/sources.list.d").mkdir(parents=True)
     (tmp_path / "etc/apt/sources.list").write_text("deb http://mirror.example x main", encoding="utf-8")
     (tmp_path / "etc/apt/sources.list.d/0000image.sources").write_text("URIs: http://mirror.example", encoding="utf-8")
@@ -129,7 +129,7 @@ def test_where_debian_came_from_is_forgotten_and_a_recipes_own_sources_stay(tmp_
     assert not (tmp_path / "etc/apt/sources.list").exists()
 
 
-def test_usr_local_becomes_users_without_following_links(tmp_path: Path) -> None:
+def test_usr_local_is_given_to_user_without_following_links(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     outside.touch()
     rootfs_layout.chown_usr_local(root)

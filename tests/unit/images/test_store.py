@@ -13,7 +13,7 @@ from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import RootFs
 
 
-def test_looking_changes_nothing(tmp_path: Path) -> None:
+def test_lookup_creates_no_file(tmp_path: Path) -> None:
     store = ImageStore(tmp_path / "cache", {"tiny": Recipe("tiny", debian=Debian("bookworm"))})
     assert store.names() == ["tiny"]
     assert store.find("tiny") is None
@@ -23,7 +23,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ensure", "root", "find"])
-def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, verb: str) -> None:
+def test_unknown_template_is_refused_without_side_effects(tmp_path: Path, verb: str) -> None:
     store = ImageStore(tmp_path / "cache")
     with pytest.raises(NotFoundError, match=r"Known templates: base, code-interpreter") as caught:
         getattr(store, verb)("nope")
@@ -31,7 +31,7 @@ def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, 
     assert not (tmp_path / "cache").exists()
 
 
-def test_prune_keeps_named_roots_that_no_recipe_leads_to(tmp_path: Path) -> None:
+def test_prune_keeps_named_roots_without_a_recipe(tmp_path: Path) -> None:
     digest = "a" * 64
     BuildCache(tmp_path, "roots").ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)
     store = ImageStore(tmp_path, {})

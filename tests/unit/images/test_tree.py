@@ -1,4 +1,4 @@
-"""Trees: their sum, their copies by hard link, their removal."""
+"""Trees: their digest, their copies by hard link, and shared files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_change_changes_the_digest(tmp_path: Path, change: Callable[[Path]
     assert tree.summarize(root).digest != before.digest
 
 
-def test_the_sum_counts_entries_and_bytes_once(tmp_path: Path) -> None:
+def test_summary_counts_a_file_with_two_names_once(tmp_path: Path) -> None:
     root = make(tmp_path)
     os.link(root / "a/file", root / "again")
     summary = tree.summarize(root)
@@ -65,7 +65,7 @@ def test_the_sum_counts_entries_and_bytes_once(tmp_path: Path) -> None:
     assert summary.size_bytes == 4 + len("between a and a/b")
 
 
-def test_a_copy_by_links_is_the_same_in_everything_and_takes_no_blocks(tmp_path: Path) -> None:
+def test_linked_copy_is_equal_and_shares_the_files(tmp_path: Path) -> None:
     source = make(tmp_path / "source")
     assert tree.link_tree(source, tmp_path / "copy") == 6
     assert tree.summarize(tmp_path / "copy") == tree.summarize(source)
@@ -75,7 +75,7 @@ def test_a_copy_by_links_is_the_same_in_everything_and_takes_no_blocks(tmp_path:
         assert copied.st_mtime_ns == status.st_mtime_ns
 
 
-def test_what_a_copy_did_not_change_is_shared_again(tmp_path: Path) -> None:
+def test_unchanged_files_of_a_copy_are_shared_again(tmp_path: Path) -> None:
     original = make(tmp_path / "original")
     copied = tmp_path / "copy"
     shutil.copytree(original, copied, symlinks=True)

@@ -1,4 +1,4 @@
-"""Bytes in a folder: what a killed process left, what is not ours, and what a full disk says."""
+"""Blobs in a folder: incomplete blobs of a killed process, permissions, and a full disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_what_a_killed_process_left_half_is_removed_at_the_next_start(tmp_path: Path) -> None:
+async def test_incomplete_blob_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     blobs = await open_blobs(folder)
     whole = new_file_id()
@@ -37,12 +37,12 @@ async def test_what_a_killed_process_left_half_is_removed_at_the_next_start(tmp_
     assert names(folder) == [whole]
 
 
-async def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
+async def test_folder_is_private_to_its_owner(tmp_path: Path) -> None:
     await open_blobs(tmp_path / "files")
     assert stat.S_IMODE(os.stat(tmp_path / "files").st_mode) == 0o700  # noqa: PTH116
 
 
-async def test_a_full_disk_is_said_and_leaves_nothing_of_the_upload(small_disk: Path) -> None:
+async def test_full_disk_is_reported_and_leaves_no_part_of_the_upload(small_disk: Path) -> None:
     blobs = await open_blobs(small_disk / "files")
     first = new_file_id()
     await blobs.write(first, pieces(1))
@@ -63,7 +63,7 @@ async def test_a_full_disk_is_said_and_leaves_nothing_of_the_upload(small_disk: 
     await until(has_room)
 
 
-async def test_a_place_that_is_no_folder_is_said(tmp_path: Path) -> None:
+async def test_path_that_is_not_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "files").write_bytes(b"")
     with pytest.raises(HostError) as refused:
         await open_blobs(tmp_path / "files")

@@ -1,4 +1,4 @@
-"""A database that is open: what its errors are to us, what it does with a full disk, a damaged file, a server that stops."""
+"""An open database: its transactions and errors, with a full disk, a damaged file, and a server that stops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def postgres() -> Iterator[Cluster]:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Path) -> None:
+async def test_database_files_are_private_to_their_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         async with open_store(tmp_path / "rows.db") as store:
@@ -42,7 +43,28 @@ async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Pat
     assert modes == {"rows.db": 0o600, "rows.db-wal": 0o600, "rows.db-shm": 0o600}
 
 
-async def test_what_a_power_cut_must_not_take_is_synced(tmp_path: Path) -> None:
+async def test_transaction_of_a_cancelled_caller_is_committed_before_the_cancellation_is_raised(tmp_path: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    async with engine.open_database(tmp_path / "rows.db") as database:
+
+        def work(connection: Connection) -> None:
+            connection.execute(text("CREATE TABLE made (id INTEGER)"))
+            begun.set()
+            may_end.wait()
+
+        caller = asyncio.create_task(database.write(work))
+        await asyncio.to_thread(begun.wait)
+        caller.cancel()
+        await asyncio.sleep(0)
+        had_ended = caller.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert not had_ended
+        assert await database.rows(text("SELECT id FROM made")) == []
+
+
+async def test_committed_transactions_are_synced(tmp_path: Path) -> None:
     async with engine.open_database(tmp_path / "rows.db") as database:
 
         def settings(connection: Connection) -> list[object]:
@@ -51,7 +73,7 @@ async def test_what_a_power_cut_must_not_take_is_synced(tmp_path: Path) -> None:
         assert await database.write(settings) == ["wal", 2, 1]
 
 
-async def test_a_full_disk_is_said_and_takes_nothing_of_what_was_confirmed(small_disk: Path) -> None:
+async def test_full_disk_is_reported_and_keeps_confirmed_writes(small_disk: Path) -> None:
     kept = sandbox(name="kept")
     async with open_store(small_disk / "rows.db") as store:
         await store.sandboxes.save(kept, event(sandbox=kept.id))
@@ -67,7 +89,7 @@ async def test_a_full_disk_is_said_and_takes_nothing_of_what_was_confirmed(small
         assert len(await every_event(store)) == 1
 
 
-async def test_a_disk_that_became_full_takes_rows_again_once_there_is_room(small_disk: Path) -> None:
+async def test_writes_succeed_again_when_a_full_disk_has_room(small_disk: Path) -> None:
     filler = small_disk / "filler"
     async with open_store(small_disk / "rows.db") as store:
         fill(filler)
@@ -79,7 +101,7 @@ async def test_a_disk_that_became_full_takes_rows_again_once_there_is_room(small
         assert [one.sequence for one in await every_event(store)] == list(range(1, counted + 2))
 
 
-async def test_a_disk_that_cannot_be_written_to_is_said(small_disk: Path) -> None:
+async def test_read_only_disk_is_reported(small_disk: Path) -> None:
     async with open_store(small_disk / "rows.db") as store:
         await store.events.add([event()])
     remount(small_disk, "ro")
@@ -94,7 +116,7 @@ async def test_a_disk_that_cannot_be_written_to_is_said(small_disk: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["no database at all", "the middle"])
-async def test_a_damaged_file_is_said_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+async def test_damaged_file_is_reported_and_not_changed(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "rows.db"
     async with open_store(file) as store:
         await store.events.add([event(data={"text": "x" * 1000}) for _ in range(2000)])
@@ -112,7 +134,7 @@ async def test_a_damaged_file_is_said_and_left_as_it_is(tmp_path: Path, damage: 
     assert len(file.read_bytes()) == len(content)
 
 
-async def test_another_process_that_writes_is_waited_for(tmp_path: Path) -> None:
+async def test_transaction_waits_for_another_process(tmp_path: Path) -> None:
     async with open_store(tmp_path / "rows.db") as store:
         other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -126,7 +148,7 @@ async def test_another_process_that_writes_is_waited_for(tmp_path: Path) -> None
         assert await store.events.last() == 1
 
 
-async def test_another_process_that_never_ends_is_named_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_lock_of_another_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "WAIT_S", 0.2)
     async with open_store(tmp_path / "rows.db") as store:
         other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
@@ -139,7 +161,7 @@ async def test_another_process_that_never_ends_is_named_in_the_end(tmp_path: Pat
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------
-async def test_a_server_that_is_not_there_is_said_without_the_password() -> None:
+async def test_unreachable_server_is_reported_without_the_password() -> None:
     with pytest.raises(UnavailableError) as refused:
         async with open_store("postgresql://user:hush-hush@127.0.0.1:9/sandlot"):
             pass
@@ -148,7 +170,7 @@ async def test_a_server_that_is_not_there_is_said_without_the_password() -> None
 
 
 @pytest.mark.parametrize("url", ["mysql://u:hush-hush@h/d", "hush-hush", "postgresql://u:hush-hush@h:port/d", "postgresql://u:hush/hush-hush@h/d"])
-async def test_a_url_that_is_none_is_said_without_the_password(url: str) -> None:
+async def test_malformed_url_is_reported_without_the_password(url: str) -> None:
     with pytest.raises(SandlotError) as refused:
         async with open_store(url):
             pass
@@ -159,15 +181,15 @@ async def test_a_url_that_is_none_is_said_without_the_password(url: str) -> None
     assert "hush-hush@" not in told(refused.value)
 
 
-async def test_a_database_or_a_user_that_is_not_there_is_said(postgres: Cluster) -> None:
+async def test_unknown_database_or_user_is_reported(postgres: Cluster) -> None:
     for url in (postgres.url("nowhere"), postgres.url("postgres", user="nobody")):
-        with pytest.raises(HostError, match="refuses this service") as refused:
+        with pytest.raises(HostError, match="rejects the connection") as refused:
             async with open_store(url):
                 pass
         assert "SANDLOT_DATABASE_URL" in refused.value.hint
 
 
-async def test_a_user_who_owns_nothing_is_said(postgres: Cluster) -> None:
+async def test_user_without_permissions_is_reported(postgres: Cluster) -> None:
     name = postgres.database().partition("?")[0].rpartition("/")[2]
     postgres.query("CREATE USER stranger")
     with pytest.raises(HostError, match="permission denied"):
@@ -175,7 +197,7 @@ async def test_a_user_who_owns_nothing_is_said(postgres: Cluster) -> None:
             pass
 
 
-async def test_connections_that_the_server_cut_are_made_anew(postgres: Cluster) -> None:
+async def test_closed_connections_are_replaced(postgres: Cluster) -> None:
     url = postgres.database()
     async with open_store(url) as store:
         await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
@@ -185,7 +207,7 @@ async def test_connections_that_the_server_cut_are_made_anew(postgres: Cluster) 
         assert [one.sequence for one in await every_event(store)] == list(range(1, 11))
 
 
-async def test_ids_that_no_text_of_the_server_can_hold_are_not_there(postgres: Cluster) -> None:
+async def test_id_that_the_server_cannot_store_is_not_found(postgres: Cluster) -> None:
     async with open_store(postgres.database()) as store:
         for id_ in ("\0", "\ud800", "x" * 100, NASTY):
             assert await store.sandboxes.get(id_) is None  # type: ignore[arg-type]
@@ -199,7 +221,7 @@ async def test_ids_that_no_text_of_the_server_can_hold_are_not_there(postgres: C
     "statement, values, kind",
     [("SELECT nonsense", None, InternalError), ("INSERT INTO t VALUES (:secret)", {"secret": "hush"}, InternalError)],
 )
-async def test_a_refused_statement_is_a_defect_and_tells_no_value(
+async def test_refused_statement_is_an_internal_error_without_values(
     tmp_path: Path, statement: str, values: dict[str, str] | None, kind: type[Exception]
 ) -> None:
     async with engine.open_database(tmp_path / "rows.db") as database:
@@ -210,28 +232,10 @@ async def test_a_refused_statement_is_a_defect_and_tells_no_value(
     assert "hush" not in told(refused.value)
 
 
-def test_what_is_no_databases_is_silence() -> None:
+def test_lost_connection_is_unavailable_and_other_errors_are_internal() -> None:
     assert isinstance(engine.translate_error(ConnectionRefusedError(111, "refused"), "x"), UnavailableError)
     assert isinstance(engine.translate_error(exc.TimeoutError("no connection"), "x"), UnavailableError)
     assert isinstance(engine.translate_error(exc.ArgumentError("ours"), "x"), InternalError)
-
-
-async def test_work_goes_on_where_who_waits_is_cancelled() -> None:
-    done = asyncio.Event()
-
-    async def work() -> None:
-        await asyncio.sleep(0.05)
-        done.set()
-
-    task = asyncio.create_task(engine.finish(work()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done.is_set(), "the cancellation is raised once the work is over"
 
 
 async def add_events(store: Store, count: int) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandlot.host.checks import finding as findings
 from sandlot.host.checks.finding import Finding, Part
-from sandlot.host.checks.runner import Answer, Task, describe_error, run
+from sandlot.host.checks.runner import Outcome, Task, describe_error, run
 from sandlot.model.errors import SandlotError
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _looks(settings: Settings) -> list[Look]:
     ]
 
 
-def _carried_out(looks: Sequence[Look]) -> dict[str, Answer]:
+def _carried_out(looks: Sequence[Look]) -> dict[str, Outcome]:
     drivers = [look.task for look in looks if look.group == "isolation"]
     late = {task.name: task for task in drivers}
     try:
@@ -196,7 +196,7 @@ def _carried_out(looks: Sequence[Look]) -> dict[str, Answer]:
         run([Task(task.name, "sandlot.cli.doctor.checkup:sweep_after", task.keywords, deadline_s=_SWEEP_DEADLINE_S) for task in late.values()])
 
 
-def _findings(looks: Sequence[Look], answers: Mapping[str, Answer]) -> list[Finding]:
+def _findings(looks: Sequence[Look], answers: Mapping[str, Outcome]) -> list[Finding]:
     found = []
     for look in looks:
         answer = answers[look.task.name]

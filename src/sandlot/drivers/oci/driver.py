@@ -1,15 +1,15 @@
 """The driver of one OCI runtime: probe, prepare, adopt and sweep.
 
-A service may be killed at any step:
+Each step leaves its traces on the host under the ref of the sandbox, so that another service can adopt or release them if this one is killed:
 
 =========  ==========================================================================================================================
-prepare    Record, folder, control group, pipes, disk image. The stage starts meanwhile, then enters the group and makes its mounts.
-           The stage ends by itself if the service dies before ``boot``.
-boot       Record, OCI bundle. The stage starts the runtime, becomes the keeper and writes ``live``.
-restore    OCI bundle. The stage has the runtime create, becomes the keeper and writes ``live``. The runtime restores. Then the
-           record (``prepared.py``).
-adopt      The processes named in ``live`` must still exist, in the group of the same name.
-sweep      Names are collected from folders, groups, files of loop devices and owners of ids. Everything that is not kept is released.
+prepare    Create the record, folder, control group, pipes and disk image. The stage starts meanwhile, then enters the group and makes
+           its mounts. The stage ends by itself if the service dies before ``boot``.
+boot       Write the record and the OCI bundle. The stage starts the runtime, becomes the keeper and writes ``live``.
+restore    Write the OCI bundle. The stage runs the runtime's ``create``, becomes the keeper and writes ``live``. The runtime restores
+           the snapshot. Only then is the record written (``prepared.py``).
+adopt      Check that the processes named in ``live`` still exist, in the group of the same name.
+sweep      Collect names from folders, groups, files of loop devices and owners of ids. Release everything that is not kept.
 =========  ==========================================================================================================================
 """
 
@@ -52,7 +52,7 @@ from sandlot.model.specs import Limits, Shape
 _MAX_TEMPLATES = 16
 """Number of disk sizes whose empty disk is remembered, about 0.2 MiB each."""
 _FOLDER_BYTES = 1024 * 1024
-"""Most that a sandbox's folder takes besides its disk: bundle, state and logs."""
+"""Largest size of a sandbox's folder without its disk: bundle, state and logs."""
 
 
 class OciDriver:
@@ -72,7 +72,7 @@ class OciDriver:
         self._runtime = runtime
         self._sandboxes = sandboxes_folder(settings.data_dir)
         self._held: dict[str, SandboxHostResources] = {}
-        """Ref -> resources of each sandbox that this driver holds, including that of a probe."""
+        """Ref -> resources of each sandbox that this driver holds, including the sandbox of a probe."""
         self._builds = RuntimeBuilds(runtime, runtimes_folder(settings.data_dir))
         self._layout: Layout | None = None
         self._disks: dict[int, disk_images.DiskTemplate] = {}
@@ -92,7 +92,7 @@ class OciDriver:
         return f"{program.name}:{program.sha256}"
 
     def max_resources(self, limits: Limits) -> Resources:
-        """Return the most that a sandbox can use of the host. Its group includes the runtime and the keeper, so its limits cover them."""
+        """Return the resources of the host that a sandbox can use at most, including its runtime and keeper, which its group limits too."""
         group = self._runtime.group_limits(limits)
         image = disk_images.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
@@ -148,7 +148,7 @@ class OciDriver:
         return self._builds.get(manifest.runtime_sha256)
 
     async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
-        """Create everything. Return the first of the sandbox's own ids, if the runtime uses own ids."""
+        """Create everything. Return the first id of the sandbox's range, or None if the runtime uses no ranges."""
         folder = resources.folder
         record = Record(
             ref=folder.ref,
@@ -183,7 +183,7 @@ class OciDriver:
         resources.create_resources(shape.limits, None if program.limits_disk else self._disk_template(shape.limits.disk_bytes, resources.folder))
         if not self._runtime.own_ids:
             return None
-        # After the group was created: a range whose owner has no group is free.
+        # Ids are taken after the group was created, because a range whose owner has no group counts as free.
         layout, start = self._detected_layout(), int.from_bytes(self._settings.ids(2), "big") % RANGES
         return IdRanges().take(str(resources.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
 
@@ -243,7 +243,7 @@ class OciDriver:
         failures = [failure for failure in await asyncio.gather(*(self._hold(ref).try_release() for ref in strays)) if failure is not None]
         await run_blocking(self._probe.clean)
         await run_blocking(self._remove_leftovers)
-        # Empty parents that a killed service left. Groups of other sandboxes in them keep them.
+        # Remove the node's group if a killed service left it empty. The kernel refuses while it contains groups of sandboxes.
         await run_blocking(Cgroup(self._detected_layout(), node_group(self._settings.node)).remove)
         if failures:
             raise failures[0]
@@ -259,7 +259,7 @@ class OciDriver:
         return {name for name in names if is_ref(name, node)}
 
     def _of_other_drivers(self, refs: Collection[str]) -> set[str]:
-        """Return the refs whose records name another driver, which sweeps or holds them itself."""
+        """Return the refs whose records name another driver. That driver sweeps or holds them itself."""
         others = set(driver_names()) - {self.name}
         files = {ref: SandboxFolder(self._sandboxes / ref).record for ref in refs}
         return {ref for ref, file in files.items() if (record := records.read(file)) is not None and record.driver in others}

@@ -1,4 +1,4 @@
-"""Reason why a sandbox ended, decided from the evidence that its end left. Pure."""
+"""Reason why a sandbox ended, decided from the evidence on the host. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
-    # All processes are killed at once: the runtime, or the guest a moment before the runtime notices.
+    # The service kills all processes at once. Either the runtime is killed first, or it still reports that the guest was killed.
     if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:
         return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):
@@ -65,7 +65,7 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     if failed:
         return Exit(ExitReason.CRASHED, panic or f"the runtime received signal {-(status or 0)} ({signal.Signals(-(status or 0)).name})")
     if status is None:
-        return Exit(ExitReason.KILLED, "it is gone, and nobody saw how")
+        return Exit(ExitReason.KILLED, "the sandbox has ended, and its exit code is unknown")
     if status < 0:
         return Exit(ExitReason.KILLED, f"the runtime received signal {-status}")
     if status > _SIGNALLED:

@@ -22,7 +22,7 @@ from sandlot.model.errors import InternalError, SandlotError
 HEADROOM_BYTES: Final = 256 * 1024 * 1024
 """Least amount by which the memory limit is raised."""
 RETRY_PAUSES_S: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
-"""Pauses between the attempts to lower the limits again. Go returns unneeded memory every two minutes."""
+"""Pauses between the attempts to lower the limits again. gVisor's kernel is a Go program, which returns unneeded memory every two minutes."""
 _FREEZE_TIMEOUT_S: Final = 10.0
 _FREEZE_PAUSE_S: Final = 0.0005
 
@@ -86,7 +86,7 @@ class Headroom:
             FileNotFoundError: The control group is gone.
         """
         self.cancel()
-        # Without a thread, at both ends: the kernel has nothing to reclaim, and switching to a thread takes longer than writing the files.
+        # Both changes are made without a thread: the kernel has nothing to reclaim, and switching to a thread takes longer than writing the files.
         limits = self._recorded()
         if limits is not None:
             memory_bytes = limits.memory_bytes + max(limits.memory_bytes, HEADROOM_BYTES)

@@ -1,4 +1,4 @@
-"""Host resources of one sandbox: how they are created, and how they are released.
+"""Host resources of one sandbox: their creation and their release.
 
 Invariants:
 - Every intent is recorded before it is carried out, and everything is found by the ref alone. So resources that were created in part, by this service
@@ -158,8 +158,8 @@ class SandboxHostResources:
         make_pipes(self.folder.path)
         self.folder.config.parent.mkdir(mode=0o700)
         self.folder.runtime.mkdir(mode=0o700)
-        # runsc mounts a tmpfs, which is charged to the memory limit, over an empty /tmp. A /tmp with the usual folder of a Linux host stays on the
-        # disk.
+        # runsc mounts a tmpfs, which is charged to the memory limit, over an empty /tmp. So /tmp gets a folder that it has on most Linux hosts, and
+        # stays on the disk.
         (self.folder.tmp / ".X11-unix").mkdir(mode=0o700, parents=True)
         for shared in (self.folder.tmp, self.folder.tmp / ".X11-unix"):
             shared.chmod(0o1777)
@@ -169,7 +169,7 @@ class SandboxHostResources:
             disk_images.stamp(disk, self.folder.disk_image)
 
     def change_limits(self, limits: Limits) -> None:
-        """Record new limits and set them: both, or neither. Takes as long as the kernel needs to reclaim memory.
+        """Record and set new limits: both, or neither. Takes as long as the kernel needs to reclaim memory.
 
         Raises:
             ConflictError: The sandbox uses more than the new limits.
@@ -236,14 +236,14 @@ class SandboxHostResources:
         await asyncio.shield(self._release)
 
     async def release_in_background(self) -> None:
-        """Release everything. If that fails, repeat it in the background; for a sandbox that was never handed out."""
+        """Release everything. If that fails, repeat it in the background. For a sandbox that was never returned to a caller."""
         try:
             await self.release()
-        except Exception:  # noqa: BLE001 - the caller reports why the sandbox could not be handed out
+        except Exception:  # noqa: BLE001 - the caller reports why there is no sandbox
             self._retries = asyncio.ensure_future(self._retry_release())
 
     async def try_release(self) -> Exception | None:
-        """Release everything, and return the error if that fails. Whatever is left then belongs to the next sweep."""
+        """Release everything, and return the error if that fails. The next sweep then removes the rest."""
         try:
             await self.release()
         except Exception as failure:  # noqa: BLE001 - returned to the caller
@@ -289,7 +289,7 @@ class SandboxHostResources:
             if not await pauses.next():
                 raise InternalError(
                     f"Sandbox {self.ref} has processes that do not end.",
-                    hint="Look at the host's kernel log; the processes most likely wait for a disk. The next sweep tries again.",
+                    hint="Look at the host's kernel log; the processes most likely wait for a disk. The next sweep retries the removal.",
                     fields={"ref": self.ref, "pids": sorted(self.cgroup.pids())},
                 )
 

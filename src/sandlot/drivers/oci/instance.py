@@ -37,7 +37,7 @@ _KEEPER_TIMEOUT_S = 2.0
 _KILL_PAUSE_S = 0.001
 _PANIC_BYTES = 16 * 1024
 _FULL_SHARE = 0.98
-"""A disk counts as full when this share of its image is allocated: metadata and fragments keep the image from reaching its full size."""
+"""A disk counts as full when this share of its image is allocated. Because of metadata and fragments, the image never reaches its full size."""
 
 
 class OciInstance:
@@ -74,7 +74,7 @@ class OciInstance:
 
     @property
     def hub(self) -> str | None:
-        """Directory inside with the volumes, from which the guest binds them to their paths. None: the runtime mounts them at their paths."""
+        """Directory inside the sandbox with the volumes; the guest binds them to their paths. None: the runtime mounts them at their paths."""
         return self._runtime.hub
 
     async def connect(self) -> ByteStream:
@@ -119,7 +119,7 @@ class OciInstance:
                 raise await self._ended_error() from None
             except OSError as error:
                 raise HostError(
-                    f"The host could not write down the new limits: {error.strerror} ({error.filename}).",
+                    f"The new limits could not be recorded: {error.strerror} ({error.filename}).",
                     code=ErrorCode.HOST_NOT_READY,
                     hint="Free some space in the state directory (SANDLOT_DATA_DIR).",
                 ) from error
@@ -149,7 +149,7 @@ class OciInstance:
     async def recover(self) -> None:
         """Finish what a killed service began with this sandbox.
 
-        Recorded limits are set. If the kernel refuses them, the limits that hold are recorded instead, so that a client can ask for the change again.
+        Recorded limits are set. If the kernel refuses them, the limits in force are recorded instead, so that a client can request the change again.
         A paused sandbox that was thawed for a snapshot is frozen again.
         """
         if self._resources.folder.refreeze.exists():
@@ -193,7 +193,7 @@ class OciInstance:
     async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
         """Write a snapshot (``snapshots/take.py``). Waits until other snapshots and changes of the sandbox are done.
 
-        The cancellation of a caller is raised when the snapshot is done. The snapshot is then removed, unless the sandbox has ended for it.
+        If the caller is cancelled, the snapshot is completed first. It is then removed, unless the sandbox was to end with it.
 
         Raises:
             UnsupportedError: The runtime has no snapshots.
@@ -332,10 +332,10 @@ def limits_of_group(group: GroupLimits, known: Limits, group_limits: Callable[[L
     Args:
         group: Limits of the control group.
         known: Recorded limits, for everything that the group does not limit.
-        group_limits: Function from the limits of a sandbox to those of its group.
+        group_limits: Returns the limits of the group of a sandbox with given limits.
 
     Raises:
-        InvalidRequestError: No limits of a sandbox lead to such a group.
+        InvalidRequestError: No sandbox has a group with such limits.
     """
     # The group's limit of tasks grows with the sandbox's, whatever the runtime adds.
     pids = bisect_left(range(PIDS_MOST), group.pids, lo=PIDS_LEAST, key=lambda count: group_limits(replace(known, pids=count)).pids)

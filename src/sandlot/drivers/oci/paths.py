@@ -1,4 +1,4 @@
-"""Paths of one sandbox: in its folder on the host, and in the mount namespace of its own processes.
+"""Paths of one sandbox: in its folder on the host, and in the mount namespace of its processes.
 
 Invariants:
 - The *ref* of a sandbox is ``NNNN-RRRRRRRRRRRRRRRR``: its node and 16 random characters, always 21 characters long. The names of its folder and of
@@ -91,7 +91,7 @@ class SandboxFolder:
 
     @property
     def record(self) -> Path:
-        """The service's intent for the sandbox (``record.py``)."""
+        """Record of the service's intent for the sandbox (``record.py``)."""
         return self.path / "record.json"
 
     @property
@@ -111,7 +111,7 @@ class SandboxFolder:
 
     @property
     def runtime(self) -> Path:
-        """The runtime's own state."""
+        """Folder of the runtime's state."""
         return self.path / "runtime"
 
     @property
@@ -151,15 +151,15 @@ class SandboxFolder:
 
     @property
     def disk_image(self) -> Path:
-        """Image of the disk, if the disk is a file system of its own."""
+        """Image of the disk's file system. Missing if the runtime limits the disk itself."""
         return self.path / "disk.img"
 
     @property
     def disk(self) -> Path:
-        """Folder of the disk, if the runtime limits the disk itself."""
+        """Folder of the disk. Missing if the disk has its own file system."""
         return self.path / "disk"
 
     @property
     def tmp(self) -> Path:
-        """First content of the sandbox's ``/tmp``."""
+        """Initial content of the sandbox's ``/tmp``."""
         return self.path / "tmp"

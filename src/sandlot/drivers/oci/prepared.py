@@ -1,8 +1,9 @@
 """A prepared sandbox, in which nothing runs yet: it can be warmed, and is then booted, restored or destroyed.
 
 ======  ==============================================================================================================================
-cold    Folder, group, disk, pipes and stage exist. ``boot`` has the stage run the runtime; ``restore`` has it create, and then restores.
-warm    Created: the runtime's own processes exist without a guest. They are frozen, because gVisor's would use 3 to 4 % of a core each
+cold    Folder, group, disk, pipes and stage exist. ``boot`` starts the runtime with a guest. ``restore`` starts the runtime's own processes
+        first, and then restores the snapshot.
+warm    The runtime's own processes exist, without a guest. They are frozen, because gVisor's would use 3 to 4 % of a core each
         (20240729). ``restore`` and ``boot`` thaw them.
 ======  ==============================================================================================================================
 
@@ -42,7 +43,7 @@ class OciPreparedSandbox:
         shape: Shape of the sandbox.
         runtime: Runtime of the sandbox.
         program: Program that will run.
-        first_id: First of the sandbox's own ids, if the runtime uses own ids.
+        first_id: First id of the sandbox's range. None: the runtime uses no ranges.
     """
 
     __slots__ = ("_created", "_first_id", "_lock", "_program", "_resources", "_runtime", "_shape", "_used", "_volumes")
@@ -65,7 +66,7 @@ class OciPreparedSandbox:
         Raises:
             UnsupportedError: The runtime has no snapshots.
             ConflictError: The sandbox was started already.
-            HostError: The runtime failed; the message contains its own.
+            HostError: The runtime failed; the message contains the runtime's.
             SandboxEndedError: The sandbox was destroyed.
         """
         self._runtime.engine(self._program)
@@ -98,7 +99,7 @@ class OciPreparedSandbox:
         Raises:
             ConflictError: The sandbox was started already.
             SandboxEndedError: The sandbox was destroyed meanwhile.
-            HostError: The runtime failed; the message contains its own.
+            HostError: The runtime failed; the message contains the runtime's.
         """
         async with self._lock:
             async with self._destroyed_on_failure("start the sandbox"):
@@ -114,13 +115,13 @@ class OciPreparedSandbox:
             return await self._instance(record, started)
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:  # noqa: ARG002 - the guest learns its identity when it wakes
-        """Start the sandbox from a snapshot. May be called once; a snapshot that does not fit does not count.
+        """Start the sandbox from a snapshot. May be called once; a call with a snapshot that cannot be used does not count.
 
         Raises:
             UnsupportedError: The runtime has no snapshots.
-            ConflictError: The sandbox was started already. ``snapshot_unusable``: the snapshot does not fit; the message gives the reason.
+            ConflictError: The sandbox was started already. ``snapshot_unusable``: the snapshot cannot be used; the message gives the reason.
             SandboxEndedError: The sandbox was destroyed meanwhile.
-            HostError: The runtime failed; the message contains its own.
+            HostError: The runtime failed; the message contains the runtime's.
         """
         engine = self._runtime.engine(self._program)
         if reason := await run_blocking(self._unusable_reason, snapshot):
@@ -180,7 +181,7 @@ class OciPreparedSandbox:
     async def _begin(self, started: Started, begin: Coroutine[Any, Any, None]) -> Record:
         """Start the guest of a created sandbox, then record that the sandbox may be adopted.
 
-        The record is written while the guest starts. Afterwards only a rename is left.
+        The record is written to disk while the guest starts, so that only a rename is left afterwards.
         """
         record = replace(self._record, step=Step.BOOT)
         staging = asyncio.ensure_future(run_blocking(self._resources.stage_intent, record))

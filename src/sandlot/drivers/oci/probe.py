@@ -1,7 +1,7 @@
 """Capabilities of a driver on this host, found by trying them with the smallest possible sandbox.
 
-Its root file system contains one program of 170 bytes in place of the guest. The program writes ``ok``, waits for a byte and ends. So a probe needs
-no image, and is created in the same way as every other sandbox.
+The sandbox's root file system contains one program of 170 bytes in place of the guest. The program writes ``ok``, waits for a byte and ends. So a
+probe needs no image, and is created in the same way as every other sandbox.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
 _SPEC = SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS)
 SNAPSHOT_RETRY_S = 60.0
-"""Age after which missing snapshots are probed again. For example, the disk may have been full."""
+"""Age of a probe without snapshots after which they are probed again. For example, the disk may have been full."""
 _TIMEOUT_S = 60.0
 _YES = ProbeResult(ok=True)
 _CHANGES = {
@@ -54,13 +54,14 @@ _CODE = bytes.fromhex(
 class Probe:
     """Remembered capabilities of one driver.
 
-    Available capabilities stay. If the driver cannot boot, every call probes again, so that an operator who repairs the host need not restart the
-    service. If only snapshots are missing, one caller probes again after :data:`SNAPSHOT_RETRY_S`, and other callers do not wait for it.
+    A capability that was available once stays available. If the driver cannot boot, every call probes again, so that an operator who repairs the host
+    need not restart the service. If only snapshots are missing, one caller probes again after :data:`SNAPSHOT_RETRY_S`, and other callers do not wait
+    for it.
 
     Args:
         driver: The driver. It is used from an event loop of the probe.
         builds: Builds of the driver's runtime.
-        unsupported: Capabilities that the runtime has on no host, each with the reason.
+        unsupported: Capabilities that the runtime lacks on every host, each with the reason.
         folder: Folder in which the probe creates its files.
     """
 
@@ -105,7 +106,7 @@ def _keep_available(found: Capabilities, before: Capabilities | None) -> Capabil
 
 
 def tiny_program() -> bytes:
-    """Return the program: an ELF file with one segment for x86-64 (elf(5))."""
+    """Return the program of the probe: an ELF file with one segment for x86-64 (elf(5))."""
     entry = _BASE + _HEADER_BYTES + _PROGRAM_HEADER_BYTES
     size = _HEADER_BYTES + _PROGRAM_HEADER_BYTES + len(_CODE)
     ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
@@ -115,7 +116,7 @@ def tiny_program() -> bytes:
 
 
 def make_tiny_root(folder: Path) -> RootFs:
-    """Create a root file system that contains only this program, at the path of the guest's interpreter."""
+    """Create a root file system that contains only the program of the probe, at the path of the guest's interpreter."""
     program = folder / GUEST_ARGV[0].lstrip("/")
     program.parent.mkdir(parents=True)
     program.write_bytes(tiny_program())
@@ -131,7 +132,7 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
     Args:
         driver: The driver. It is used from an event loop in another thread.
         builds: Builds of the driver's runtime.
-        unsupported: Capabilities that the runtime has on no host, each with the reason.
+        unsupported: Capabilities that the runtime lacks on every host, each with the reason.
         folder: Folder for the probe's files; removed afterwards.
     """
     version = ""
@@ -149,11 +150,11 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
             )
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed probe
         folder.mkdir(mode=0o700, parents=True)
-        # In another thread: the caller's may have a running event loop.
+        # A separate thread is used, because the caller's thread may have a running event loop.
         call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
     except (SandlotError, OSError) as error:
         # A timeout is an OSError without a text.
-        timed_out = f"No sandbox was up within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
+        timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
         for ability in DriverCapability:
             results.setdefault(ability, ProbeResult(ok=False, reason=str(error) or timed_out))
     finally:
@@ -184,7 +185,7 @@ async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability,
 
 
 async def _try_restore(driver: Driver, shape: Shape, snapshot: Path) -> ProbeResult:
-    """Restore the program, which was saved while it waited for its byte, and check that it still waits."""
+    """Restore the program, which was saved while it waited for a byte. Send the byte and check that the program ends."""
     prepared = await driver.prepare(shape, snapshot=snapshot)
     try:
         instance = await prepared.restore(snapshot, _SPEC)
@@ -214,7 +215,7 @@ async def _try_live(instance: Instance, results: dict[DriverCapability, ProbeRes
         raise HostError(f"The sandbox started, but its program wrote {output!r} instead of b'ok\\n'.", code=ErrorCode.HOST_NOT_READY)
     results[DriverCapability.BOOT] = _YES
     usage = await instance.usage()
-    # The kernel accepted the limits when the sandbox was prepared. It remains to check that the sandbox is in its control group.
+    # The kernel accepted the limits when the sandbox was prepared. Only whether the sandbox is in its control group is left to check.
     counted = usage.pids > 0 and usage.memory_bytes > 0
     for ability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
         results[ability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")

@@ -2,7 +2,7 @@
 
 Invariants:
 - A program is identified by its content: a package may be replaced while the service runs.
-- Everything about a runtime that needs no program, such as reading the size of a disk, works without one. A sandbox continues after its runtime was
+- Work that needs no program of the runtime, such as reading the size of a disk, is done without it. A sandbox continues after its runtime was
   uninstalled, and can still be adopted and removed.
 """
 
@@ -31,7 +31,7 @@ OOM_SCORE = 900
 """When the host runs out of memory, sandboxes are killed before the host's own services (0). The highest score is 1,000."""
 
 CORE_BYTES = 1
-"""Limit of core files that leaves none. It is smaller than any core file. With 0, the kernel would still start a program of the host for the core
+"""Size limit of core files. No core file is that small, so none is written. With 0, the kernel would still start a program of the host for the core
 file if ``kernel.core_pattern`` begins with "|" (core(5), do_coredump). A program in a container can lower its own limit to 0; only another pattern
 prevents that, and ``sandlot doctor`` reports it."""
 
@@ -60,7 +60,7 @@ class Program:
 
 
 _MAX_MESSAGE_CHARS = 400
-"""Some messages of runtimes quote everything that was about to be written."""
+"""Longest part of a runtime's message that is shown. Some messages quote large amounts of data."""
 _OTHER_CPU = "incompatible FeatureSet"
 """runsc, pkg/cpuid, ``ErrIncompatible``; unchanged from 2024 to 2026."""
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
         ...
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write images into an existing empty folder. The sandbox stands still meanwhile, and continues whether or not this succeeds."""
+        """Write images into an existing empty folder. The sandbox stops during the call and continues afterwards, even if the call fails."""
         ...
 
 
@@ -126,9 +126,9 @@ class RuntimePlanInputs:
         program: Program that will run.
         folder: Folder of the sandbox.
         entry_files: Files through which a process enters the sandbox's control group.
-        has_image: True if the disk is a file system of its own. Otherwise the runtime limits a folder.
+        has_image: True if the disk has its own file system. False: the runtime limits a folder.
         has_tmp: True if the root file system has an empty ``/tmp``.
-        first_id: First of the sandbox's own user and group ids on the host. None: the runtime uses no own ids.
+        first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
         boot_id: Boot id that the sandbox sees: a random UUID.
     """
 
@@ -147,17 +147,17 @@ class Runtime(Protocol):
 
     @property
     def own_ids(self) -> bool:
-        """True if each sandbox has user and group ids of the host for itself."""
+        """True if each sandbox gets its own range of the host's user and group ids."""
         ...
 
     @property
     def hub(self) -> str | None:
-        """Directory inside with the volumes, from which the guest binds them to their paths. None: the runtime mounts them at their paths."""
+        """Directory inside the sandbox with the volumes; the guest binds them to their paths. None: the runtime mounts them at their paths."""
         ...
 
     @property
     def bytes_per_inode(self) -> int | None:
-        """Bytes of disk per file that the disk must be able to hold. None: the disk holds one large file."""
+        """Bytes of the disk for each inode of its file system (mke2fs(8), ``-i``). None: the disk holds one large file."""
         ...
 
     @property
@@ -167,7 +167,7 @@ class Runtime(Protocol):
 
     @property
     def unsupported(self) -> Mapping[DriverCapability, str]:
-        """Capabilities that the runtime has on no host, each with the reason for people."""
+        """Capabilities that the runtime lacks on every host, each with the reason for people."""
         ...
 
     def find(self) -> Program:
@@ -179,7 +179,7 @@ class Runtime(Protocol):
         ...
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """Return the limits of the control group for the limits of a sandbox. Pure."""
+        """Return the limits of the control group of a sandbox with these limits. Pure."""
         ...
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
@@ -192,13 +192,13 @@ class Runtime(Protocol):
         Args:
             shape: Shape of the sandbox.
             spec: Spec of the sandbox. None: the sandbox has no owner yet; only for a runtime with snapshots.
-            first_id: First of the sandbox's own ids, if the runtime uses own ids.
+            first_id: First id of the sandbox's range. None: the runtime uses no ranges.
             volumes: Volumes that are attached.
         """
         ...
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """Return the command that starts a sandbox. It returns once the sandbox runs, and has then written the pid to ``VIEW_FOLDER/pid``.
+        """Return the command that starts a sandbox. The command writes the pid to ``VIEW_FOLDER/pid``, and ends once the sandbox runs.
 
         Args:
             program: Program to run.
@@ -220,7 +220,7 @@ class Runtime(Protocol):
         ...
 
     def after_start(self, started: Started) -> None:
-        """Finish a start that an engine made: do what the runtime's command line would have done. Blocks for microseconds."""
+        """Complete a start that an engine made with what only the runtime's command line does. Blocks for microseconds."""
         ...
 
     def disk_bytes(self, started: Started) -> int:
@@ -236,7 +236,7 @@ def find_programs(name: str, search_path: str | None = None) -> Iterator[tuple[P
         search_path: Folders, separated by colons. None: PATH of this process.
     """
     folders = (search_path if search_path is not None else os.environ.get("PATH", os.defpath)).split(":")
-    # access(2) comes before is_file(): a folder that this user may not enter must not raise.
+    # access(2) is called before is_file(), which raises for a folder that this user may not enter.
     candidates = {file.resolve(): None for folder in folders if os.access(file := Path(folder, name), os.X_OK) and file.is_file()}
     for file in candidates:
         try:

@@ -14,18 +14,20 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from sandlot.drivers.oci.runtime import Program, Runtime, content_sha256
-from sandlot.host import durable
+from sandlot.host import durable, locked_folder
+from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ports import DriverCapability
 
 _DESCRIPTION = "program.json"
+_SCRATCH = ".new"
+"""Folder of incomplete copies."""
 
 
 class RuntimeBuilds:
@@ -95,11 +97,11 @@ class RuntimeBuilds:
         return self._kept[sha256][0]
 
     def unusable_reason(self, sha256: str) -> str:
-        """Return why a build cannot be used, or an empty text if it can. Copies the installed build if that is the one and has no copy yet."""
+        """Return why a build cannot be used, or an empty text if it can. If it is the installed build and has no copy yet, copy it."""
         with self._lock:
             reason = self._check_copy(sha256)
         if reason:
-            # For example for a snapshot that another service wrote: services may share the cache with the snapshots of templates.
+            # The copy is missing, for example, if another service wrote the snapshot: services may share the cache of template snapshots.
             with contextlib.suppress(HostError, OSError):
                 installed = self.installed()
                 with self._lock:
@@ -109,14 +111,15 @@ class RuntimeBuilds:
         return reason
 
     def prune(self, needed: Collection[str]) -> None:
-        """Remove all copies except the needed ones and the installed build."""
+        """Remove all copies except the needed ones and the installed build, and incomplete copies of killed services."""
         with contextlib.suppress(HostError):
             needed = {*needed, self.installed().sha256}
         with self._lock, contextlib.suppress(FileNotFoundError):
             for entry in self._folder.iterdir():
-                if entry.name not in needed:
+                if entry.name not in needed and entry.name != _SCRATCH:
                     self._kept.pop(entry.name, None)
                     shutil.rmtree(entry, ignore_errors=True)
+            locked_folder.sweep(self._folder / _SCRATCH)
 
     def _check_copy(self, sha256: str) -> str:
         folder = self._folder / sha256
@@ -136,22 +139,19 @@ class RuntimeBuilds:
 
     def _copy(self, program: Program) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
-        try:
-            copy = draft / program.name
+        with LockedFolder(self._folder / _SCRATCH) as draft:
+            copy = draft.content / program.name
             shutil.copyfile(program.path, copy)
             copy.chmod(0o755)
             if content_sha256(copy) != program.sha256:
                 self._installed = None
                 raise OSError(0, "the program was replaced meanwhile")
-            (draft / _DESCRIPTION).write_text(json.dumps({**asdict(program), "path": program.name}), encoding="utf-8")
-            durable.fsync_files(draft)
+            (draft.content / _DESCRIPTION).write_text(json.dumps({**asdict(program), "path": program.name}), encoding="utf-8")
+            durable.fsync_files(draft.content)
             kept = self._folder / program.sha256
             if kept.exists():  # altered; nothing else uses this name, so it may be replaced
                 shutil.rmtree(kept)
-            durable.publish_folder(draft, kept)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            draft.publish(kept)
 
 
 def _load(text: str, folder: Path) -> Program:

@@ -1,4 +1,4 @@
-"""Address policy for requests to URLs that tenants chose. Pure.
+"""Address policy for requests to URLs that tenants choose. Pure.
 
 Invariants:
 - Only global unicast addresses are public. Special-purpose addresses (RFC 6890 and its registries), addresses that embed another address
@@ -34,10 +34,10 @@ _IPV6_UNICAST: Final = ip_network("2000::/3")
 _NOT_PUBLIC: Final[tuple[Network, ...]] = (
     ip_network("192.88.99.0/24"),  # 6to4 relays (RFC 7526)
     ip_network("168.63.129.16/32"),  # Azure's host, reachable from its guests only
-    ip_network("2001::/23"),  # IETF protocols: Teredo, ORCHID and others embed something else
+    ip_network("2001::/23"),  # IETF protocols: Teredo, ORCHID and others embed other addresses or keys
     ip_network("2002::/16"),  # 6to4: embeds an IPv4 address
-    ip_network("2001:db8::/32"),  # documentation, as is the next
-    ip_network("3fff::/20"),
+    ip_network("2001:db8::/32"),  # documentation (RFC 3849)
+    ip_network("3fff::/20"),  # documentation (RFC 9637)
 )
 
 
@@ -87,7 +87,7 @@ def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
     if literal is not None and not is_allowed(literal, allow):
         raise _invalid(f"{host} is not a public address.")
     if not is_port_allowed(port_of(parsed)) and not (literal is not None and _in_any(literal, allow)):
-        raise _invalid(f"Port {port_of(parsed)} is not for HTTP.", f"Use port 80, port 443, or a port from {FIRST_USER_PORT} on.")
+        raise _invalid(f"Port {port_of(parsed)} is not allowed.", f"Use port 80, port 443, or a port from {FIRST_USER_PORT} on.")
     return parsed
 
 
@@ -107,7 +107,7 @@ def is_port_allowed(port: int) -> bool:
 
 
 def address_of(host: str) -> Address | None:
-    """Return the address that a URL's host spells out, or None if the host is a name."""
+    """Return the address in a URL's host, or None if the host is a name."""
     try:
         return ip_address(host)
     except ValueError:

@@ -1,8 +1,8 @@
 """HTTP client for URLs that tenants chose. A call is one request; its result is the status of the response.
 
 Invariants:
-- Names are resolved here and the connection goes to an address that was checked, so that a second answer of a name server cannot redirect it.
-  TLS still verifies the name.
+- Names are resolved here and the connection goes to an address that was checked, so that a name server cannot redirect the
+  connection with a second response. TLS still verifies the name.
 - Redirects are not followed.
 - No proxy, cookie or credential of this machine is used, and no connection is used twice.
 - A call takes at most :data:`CALL_S`, and at most :data:`READ_BYTES` of the response are read.
@@ -30,7 +30,8 @@ READ_BYTES: Final = 64 * 1024
 MAX_ADDRESSES: Final = 3
 """Addresses of one name that are tried."""
 LOOKUP_THREADS: Final = 64
-"""Names looked up at once. The threads are separate because a name server that never answers blocks a thread for half a minute."""
+"""Names looked up at once. A name server that never responds blocks a thread for half a minute, so the lookups have their own threads, and a call
+that reaches its time limit does not wait for its lookup."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 """Resolves a host and a port to addresses; raises OSError if the name does not exist."""
@@ -150,8 +151,8 @@ class OutboundHttpClient:
 def is_own_address(address: Address) -> bool:
     """Return whether an address belongs to this machine.
 
-    The kernel chooses the source address of a datagram socket in connect(2) and sends nothing. To reach itself, the machine uses the address
-    itself.
+    The kernel chooses the source address of a datagram socket in connect(2) and sends nothing. If the
+    target is an address of this machine, the source is the same address.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004 - the version of the protocol
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

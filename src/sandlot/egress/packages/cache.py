@@ -8,9 +8,9 @@ Guests open streams and speak HTTP on them. There are three roots::
 
 Invariants:
 - The cache is read-only and serves packages only. No path leads to a host that the sandbox chose or to a file of this machine.
-- Upstream is what pip, npm and apt of this machine are configured to use. No response contains their credentials.
+- Upstream are the indexes that pip, npm and apt of this machine are configured to use. No response contains their credentials.
 - A Python or npm file matches the digest of its index, byte by byte. Debian packages are verified by apt in the sandbox.
-- A service that installs nothing pays nothing: HTTP libraries are imported and the machine's configuration is read at the first connection.
+- HTTP libraries are imported and the machine's configuration is read at the first connection, so a service without installs has no cost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.fairness import ConcurrencyLimiter
 from sandlot.egress.packages.store.store import PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.host.blocking import BlockingPool
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 ORIGIN = "http://127.0.0.1:4479"
 """Origin of the cache inside a sandbox: the guest listens there."""
+DISK_THREADS = 6
+"""Threads of the cache for the disk and for building small index pages."""
 
 
 class PackageCache:
@@ -52,7 +54,7 @@ class PackageCache:
     def __init__(self, folder: Path, read_sources: Callable[[], PackageSources], *, max_bytes: int, ttl_s: float, origin: str = ORIGIN) -> None:
         self._counters = Counters()
         self._store = PackageStore(folder, max_bytes, self._counters)
-        self._threads = DiskThreads()
+        self._threads = BlockingPool(DISK_THREADS, "packages")
         self._read_sources = read_sources
         self._ttl_s = ttl_s
         self._origin = origin
@@ -62,7 +64,7 @@ class PackageCache:
         self._limiter = ConcurrencyLimiter()
 
     async def start(self) -> None:
-        """Create the folder and remove incomplete files of dead services.
+        """Create the folder, and remove incomplete files that killed services left.
 
         Raises:
             HostError: The folder is not writable.
@@ -87,7 +89,7 @@ class PackageCache:
                 must be fast.
 
         Raises:
-            SandlotError: The connection must be cut, because the part of the response that was sent must not pass for the whole.
+            SandlotError: The connection must be reset, so that the client does not take an incomplete response for a complete one.
         """
         router, connection = await self._open()
 

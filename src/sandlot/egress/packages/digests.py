@@ -1,6 +1,6 @@
 """Digests of package files, as indexes name them. Pure.
 
-Invariant: only digests that cannot be forged count. MD5 is ignored. SHA-1 is accepted only from npm, which has nothing better for old packages,
+Invariant: only digests of strong algorithms are used. MD5 is ignored. SHA-1 is accepted only from npm, which has no other digest for old packages,
 and only if there is no stronger digest.
 """
 
@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"(sha512|sha384|sha256|sha1)-([0-9a-f]{40,128})")
 
 
 class HashState(Protocol):
-    """A digest that is being computed, as hashlib has it."""
+    """A hash object of hashlib."""
 
     def update(self, data: bytes, /) -> None: ...  # noqa: D102
     def hexdigest(self) -> str: ...  # noqa: D102
@@ -43,7 +43,7 @@ class Digest:
         return f"{self.algorithm}-{self.value}"
 
     def new_hash(self) -> HashState:
-        """Start to compute a digest with the same algorithm."""
+        """Return a new hash object of the same algorithm."""
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
 
@@ -54,7 +54,7 @@ def parse_digest(text: str) -> Digest | None:
 
 
 def digest_from_hashes(hashes: Mapping[str, object]) -> Digest | None:
-    """Return the digest in the ``hashes`` of a Python index, or None if none of them counts.
+    """Return the digest in the ``hashes`` of a Python index, or None if none of them can be used.
 
     Args:
         hashes: Hexadecimal value by algorithm. SHA-256 is preferred because all indexes and clients support it.
@@ -64,10 +64,10 @@ def digest_from_hashes(hashes: Mapping[str, object]) -> Digest | None:
 
 
 def digest_from_integrity(integrity: object, shasum: object) -> Digest | None:
-    """Return the strongest digest of npm's ``dist``, or None if none of them counts.
+    """Return the strongest digest of npm's ``dist``, or None if none of them can be used.
 
     Args:
-        integrity: Words of the form ``ALGORITHM-BASE64`` (Subresource Integrity).
+        integrity: One or more ``ALGORITHM-BASE64``, separated by spaces (Subresource Integrity).
         shasum: SHA-1 in hexadecimal.
     """
     found: dict[str, Digest] = {}

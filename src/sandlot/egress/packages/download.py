@@ -2,10 +2,10 @@
 
 Invariants:
 - No client gets the last bytes of a file before the whole file matches its digest. A wrong file is cut off and never stored.
-- A client that leaves does not disturb the others. After the last one has left, the download continues for a moment, because clients return,
-  and then ends.
+- A client that leaves does not disturb the others. After the last one has left, the download continues for :data:`LINGER_S`, because
+  clients often return, and then ends.
 - A broken connection is resumed where it broke, or at the next URL of the file if the first one no longer has it.
-- A URL that gave a wrong file is tried last from then on. If no client has received a byte yet, the next URL is tried at once.
+- A URL that returned a wrong file is tried last from then on. If no client has received a byte yet, the next URL is tried at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sandlot.egress.packages.digests import Digest
 from sandlot.egress.packages.http import Headers
 from sandlot.egress.packages.store.open_files import DraftFile
 from sandlot.egress.packages.store.store import Kind, PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamError, UpstreamResponse
+from sandlot.host.blocking import BlockingPool
 
 WITHHELD_BYTES: Final = 64 * 1024
 """Bytes at the end of a file that are withheld until the whole file is verified."""
@@ -35,7 +35,7 @@ LINGER_S: Final = 10.0
 MAX_WRONG_URLS: Final = 1024
 """URLs of wrong files that are remembered."""
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
-"""Space that is allocated at once. A file takes the room of others only as it arrives, whatever its announced length."""
+"""Space that is allocated at once. A file evicts others only as it arrives, whatever its announced length."""
 _ATTEMPTS: Final = 3
 _OK, _PARTIAL, _RANGE_NOT_SATISFIABLE, _MISSING = 200, 206, 416, frozenset({401, 403, 404, 410})
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class PackageFile:
 
 
 class WrongUrls:
-    """URLs that gave a wrong file. They are tried last for it."""
+    """URLs that returned a wrong file. They are tried last when the same file is requested again."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[tuple[Digest, str], None] = OrderedDict()
@@ -96,7 +96,7 @@ class WrongUrls:
         return file if digest is None else replace(file, urls=tuple(sorted(file.urls, key=lambda url: (digest, url) in self._wrong)))
 
     def add(self, digest: Digest | None, urls: Iterable[str]) -> None:
-        """Remember URLs that gave a wrong file for a digest. A file without a digest has only one URL."""
+        """Remember URLs that returned a wrong file for a digest. A file without a digest has only one URL."""
         if digest is None:
             return
         for url in urls:
@@ -117,13 +117,13 @@ class Download:
 
     Attributes:
         length: Size of the file in bytes, once known.
-        wrong_urls: URLs that gave a wrong file.
+        wrong_urls: URLs that returned a wrong file.
         is_complete: True if the whole file has arrived and matches its digest.
         is_over: True if the download has ended, so that no client may join.
         task: The task of the download, once started.
     """
 
-    def __init__(self, file: PackageFile, upstream: Upstream, store: PackageStore, threads: DiskThreads, counters: Counters) -> None:
+    def __init__(self, file: PackageFile, upstream: Upstream, store: PackageStore, threads: BlockingPool, counters: Counters) -> None:
         self.file = file
         self._upstream = upstream
         self._store = store
@@ -168,7 +168,7 @@ class Download:
             self._linger = None
 
     async def leave(self) -> None:
-        """Remove a client."""
+        """Remove a client. If it was the last one, the download lingers or ends."""
         self._clients -= 1
         if self._clients:
             return
@@ -177,7 +177,7 @@ class Download:
         elif self.is_complete:
             return  # the file is being stored, which takes a moment
         elif self._draft is None or not self._may_linger():
-            self.task.cancel()  # a download that has not begun must not occupy a slot for nobody
+            self.task.cancel()  # a download that has not begun must not occupy a slot without a client
         else:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering)
 
@@ -215,7 +215,7 @@ class Download:
             length: Number of bytes; None for all that follow.
 
         Raises:
-            NotStorableError: The disk became full. As far as known, the bytes yielded so far are right.
+            NotStorableError: The disk became full. The bytes yielded so far are not known to be wrong.
             UpstreamError: The download failed, or the file is wrong.
         """
         offset = start
@@ -250,7 +250,7 @@ class Download:
             self._error = UpstreamError("the download was cancelled because no client waited for it")
             raise
         except Exception:  # noqa: BLE001 - clients get an error; the traceback is logged
-            _log.exception("a download failed")
+            _log.exception("a package download failed unexpectedly")
             self._error = UpstreamError("the download failed")
         finally:
             self.is_over = True
@@ -290,7 +290,7 @@ class Download:
             raise WrongFileError(f"{redacted(url)} does not match its index's digest ({digest.algorithm})")
 
     async def _restart(self) -> None:
-        """Begin again with another draft."""
+        """Discard the draft, so that the download begins again."""
         draft, self._draft = self._draft, None
         self._hash = self.file.digest.new_hash() if self.file.digest is not None else None
         self._ready_bytes = 0
@@ -322,7 +322,7 @@ class Download:
             except WrongFileError:
                 raise
             except UpstreamError:
-                # Without a digest or a version, nothing would show that both parts belong to one file.
+                # Without a digest or a version, a mixture of two files would not be detected.
                 can_resume = self._draft is not None and (self._hash is not None or version)
                 if not can_resume or attempt + 1 == _ATTEMPTS:
                     raise
@@ -331,8 +331,8 @@ class Download:
         """Return how many bytes of a response were fetched before.
 
         Raises:
-            NotFoundError: Upstream has the file no longer.
-            UpstreamError: The response has no file.
+            NotFoundError: Upstream no longer has the file.
+            UpstreamError: The response does not contain the file.
             WrongFileError: The file changed during the download.
         """
         check_has_file(response)
@@ -346,7 +346,7 @@ class Download:
 
     async def _begin(self, length: int | None) -> None:
         if length is None and self._hash is None:
-            raise NotStorableError  # a file that ends early could not be told from a whole one
+            raise NotStorableError  # without length and digest, an incomplete file would look complete
         draft = await self._threads.open(self._store.create_draft)
         if draft is None:
             raise NotStorableError
@@ -414,9 +414,9 @@ def check_has_file(response: UpstreamResponse) -> None:
 
 
 def _ended_at(response: UpstreamResponse, done: int) -> bool:
-    """Return whether the connection had broken behind the last byte, so that nothing is left to fetch."""
-    is_behind_end = done and response.status == _RANGE_NOT_SATISFIABLE
-    return bool(is_behind_end and response.headers.get("content-range", "").strip() == f"bytes */{done}")
+    """Return whether the earlier connection broke after the last byte, so that nothing is left to fetch."""
+    is_after_end = done and response.status == _RANGE_NOT_SATISFIABLE
+    return bool(is_after_end and response.headers.get("content-range", "").strip() == f"bytes */{done}")
 
 
 def _version(response: UpstreamResponse) -> str:

@@ -1,4 +1,4 @@
-"""A limit on the concurrent requests of each sandbox, over all its connections. Requests beyond the limit wait for the same sandbox only."""
+"""A limit on the concurrent requests of each sandbox, over all its connections. Further requests wait for those of the same sandbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ConcurrencyLimiter:
 
     @contextmanager
     def slots(self, sandbox: str) -> Iterator[asyncio.Semaphore]:
-        """Return the semaphore of a sandbox for the time of one connection. Each request holds it until its response is sent.
+        """Yield the semaphore of a sandbox, for use during one connection. Each request holds it until its response is sent.
 
         Args:
             sandbox: Id of the sandbox.

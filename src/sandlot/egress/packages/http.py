@@ -44,7 +44,7 @@ class PackageFileRequest:
     Args:
         range_: The ``Range`` header, or None for the whole file.
         head: True if only the head of the response is wanted.
-        reload: True if a copy in the store is to be replaced (``Cache-Control: no-cache``).
+        reload: True if the stored copy must be replaced (``Cache-Control: no-cache``).
         sandbox: Id of the sandbox.
     """
 
@@ -97,15 +97,15 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response whose body is not sent yet. Its receiver calls :attr:`close`, whether the body was sent or not.
+    """A response whose body is not sent yet. The caller calls :attr:`close`, whether the body was sent or not.
 
     Args:
         status: Status of the response.
         headers: Headers without ``Content-Length``.
         length: Size of the body in bytes, or None if it is unknown; the body is sent in chunks then.
-        body: Generates the pieces of the body. It raises if the connection must be cut, so that the part that was sent does not pass for the
-            whole body.
-        close: Releases what the body holds. Idempotent.
+        body: Generates the pieces of the body. It raises if the connection must be cut, so that the client does not take the part that was
+            sent for the whole body.
+        close: Releases the resources of the body. Idempotent.
     """
 
     status: int
@@ -171,7 +171,7 @@ def parse_target(target: bytes) -> tuple[tuple[str, ...], bool]:
 
 
 def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """Return the range that a request asks for (RFC 9110 section 14).
+    """Return the range of bytes that a request selects (RFC 9110 section 14).
 
     Args:
         header: The ``Range`` header.
@@ -208,7 +208,7 @@ def is_not_modified(header: str | None, etag: str) -> bool:
 
 
 def preferred_type(accept: str | None, offered: Sequence[str]) -> str:
-    """Return the media type to respond with. If the client has no preference or accepts none of them, it is the first one.
+    """Return the media type to respond with. If the client has no preference or accepts none of them, return the first one.
 
     Args:
         accept: The ``Accept`` header.

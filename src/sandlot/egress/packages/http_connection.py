@@ -1,10 +1,10 @@
 """HTTP/1.1 on one stream that a guest opened (RFC 9112).
 
 Invariants:
-- All input belongs to the sandbox: heads, bodies and times are bounded, and bodies are discarded. A protocol error gets an error response, and
-  the connection is closed.
+- All input is untrusted: the sizes of heads and bodies and the time for them are limited, and request bodies are discarded. After a protocol error
+  the client gets an error response, and the connection is closed.
 - One request is handled at a time. Pipelined requests wait unread in the stream, so that nothing accumulates here.
-- A response that turns out wrong halfway is cut: the connection is reset before the body ends, so that it never passes for a whole one.
+- If a response fails after its head was sent, the connection is reset before the body ends, so that the client does not take the body for complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sandlot.model.errors import ErrorCode, UnavailableError
 MAX_HEAD_BYTES = 32 * 1024
 """Size limit of a request head."""
 MAX_BODY_BYTES = 1024 * 1024
-"""Size limit of a request body. No body has a meaning, but npm sends some and waits for a response."""
+"""Size limit of a request body. Bodies are ignored, but npm sends some and expects a response."""
 REQUEST_S = 30.0
 """Time limit from the first byte of a request to its last."""
 IDLE_S = 30.0
@@ -51,7 +51,7 @@ class Stream(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send bytes at the pace of the guest."""
+        """Send bytes as fast as the guest reads them."""
         ...
 
     def end(self) -> None:
@@ -208,7 +208,7 @@ class HttpConnection:
         """Send an error response if no response was begun."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
-        response = error_response(HttpError(error.error_status_hint, "This is not a request of HTTP/1.1.", (("Connection", "close"),)))
+        response = error_response(HttpError(error.error_status_hint, "This is not a valid HTTP/1.1 request.", (("Connection", "close"),)))
         head = h11.Response(status_code=response.status, headers=[*response.headers, ("Content-Length", str(response.length))])
         await self._write(self._http.send(head))
         async for piece in response.body():

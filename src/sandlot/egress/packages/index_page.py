@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _FORMAT = 2
-"""Format of records. Raise it when pages are built differently, so that stored pages are built again."""
+"""Format of records. Raise this number when pages are built differently, so that stored pages are built again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PageInput:
         url: URL of the document.
         accept: ``Accept`` header of the request.
         is_listing: True if the URL is a folder of this machine, whose file names are the input.
-        is_shared: True if many pages use this input, so that it is stored as a page of its own.
+        is_shared: True if many pages use this input, so that it is stored as a separate page.
     """
 
     url: str
@@ -47,8 +47,8 @@ class FetchedInput:
 
 
 BuildPage = Callable[[Sequence[FetchedInput]], Mapping[str, bytes]]
-"""Builds the variants of a page from the inputs that exist. Returns none if the page does not exist; raises ValueError if an input is malformed.
-A pure function of a module, or a partial of one, because it runs in a thread or in another process."""
+"""Builds the variants of a page from the inputs that exist. Returns an empty mapping if the page does not exist; raises ValueError if an input is
+malformed. A pure function of a module, or a partial of one, because it runs in a thread or in another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class IndexPage:
 
 
 def unmodified_page(key: str, url: str, accept: str = "*/*") -> IndexPage:
-    """Return a page that is served as upstream has it, with the single variant ``body``."""
+    """Return a page that is served without changes, with the single variant ``body``."""
     return IndexPage(key, (PageInput(url, accept),), _copy_body)
 
 

@@ -24,15 +24,15 @@ from sandlot.egress.packages.index_page_inputs import MAX_BYTES, InputFetcher, T
 from sandlot.egress.packages.index_page_store import CachedPage, IndexPageStore
 from sandlot.egress.packages.index_page_worker import MALFORMED, build_in_process
 from sandlot.egress.packages.store.store import PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import Upstream, UpstreamError
+from sandlot.host.blocking import BlockingPool
 
 MAX_REFRESHES: Final = 32
 """Pages that are fetched and built at once. Fetched inputs are in memory until the page is built."""
 MAX_BUILDS: Final = 2
 """Pages that are built at once."""
 MISSING_S: Final = 60.0
-"""Time for which a missing page is remembered. Short, because an author wants to see a package that was just published."""
+"""Time for which a missing page is remembered. Short, so that a package can be installed soon after its publication."""
 MAX_MISSING: Final = 4096
 """Missing pages that are remembered."""
 UNREACHABLE = "The package index that this host uses does not respond. Try again; the service's log has the reason."
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Refresh:
-    """A refresh in progress. It is cancelled when no client waits for it any more, so that abandoned requests delay nobody."""
+    """A refresh in progress. It is cancelled when no client waits for it any more, so that abandoned requests do not delay others."""
 
     task: asyncio.Task[CachedPage]
     waiting: int = 0
@@ -63,7 +63,7 @@ class IndexPageCache:
         pages: The stored pages, for reading the content of a :class:`CachedPage`.
     """
 
-    def __init__(self, store: PackageStore, threads: DiskThreads, counters: Counters, *, ttl_s: float) -> None:
+    def __init__(self, store: PackageStore, threads: BlockingPool, counters: Counters, *, ttl_s: float) -> None:
         self.pages = IndexPageStore(store, threads)
         self._threads = threads
         self._counters = counters
@@ -87,8 +87,8 @@ class IndexPageCache:
         Args:
             page: The page.
             upstream: Client of its registry.
-            any_age: Accept a stored page of any age.
-            fetch: Ask upstream if no stored page will do. If not, the page counts as missing.
+            any_age: True: return a stored page of any age.
+            fetch: True: ask upstream if no stored page can be used. False: such a page counts as missing.
 
         Raises:
             HttpError: Upstream does not respond, or the page is too large, and no older version is stored.
@@ -132,7 +132,7 @@ class IndexPageCache:
             return self._expired(record, error)
 
     async def _refresh_shared(self, page: IndexPage, upstream: Upstream) -> Mapping[str, CachedPage]:
-        """Refresh the inputs that are pages of their own. Called without a slot of :data:`MAX_REFRESHES`, because these refreshes need one."""
+        """Refresh the inputs that are stored as separate pages. Called without a slot of :data:`MAX_REFRESHES`, because these refreshes need one."""
         return {each.url: await self.get(unmodified_page(f"shared/{each.url}", each.url), upstream) for each in page.inputs if each.is_shared}
 
     async def _build_if_changed(self, page: IndexPage, record: PageRecord | None, fetcher: InputFetcher) -> CachedPage:

@@ -18,8 +18,8 @@ from sandlot.egress.packages.config.values import redacted
 from sandlot.egress.packages.index_page import FetchedInput, InputState, PageInput
 from sandlot.egress.packages.index_page_store import CachedPage, IndexPageStore
 from sandlot.egress.packages.store.open_files import OpenFile
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import Upstream, UpstreamError, UpstreamResponse, local_path
+from sandlot.host.blocking import BlockingPool
 
 MAX_BYTES: Final = 48 * 1024 * 1024
 """Size limit of one input."""
@@ -40,7 +40,7 @@ class InputVersion:
     """The current version of an input.
 
     Args:
-        state: What identifies the version.
+        state: Identification of the version.
         content: The content; None if upstream did not send it, because it has not changed or does not exist.
         is_changed: True if the version differs from the recorded one.
     """
@@ -56,13 +56,13 @@ class InputFetcher:
     Args:
         upstream: Client of the registry.
         threads: Threads for folders of this machine.
-        shared: Inputs that are pages of their own, already refreshed, by URL.
+        shared: Inputs that are stored as separate pages, already refreshed, by URL.
         pages: Stored pages, for the content of shared inputs.
         large: Lock that the refresh holds while it has large inputs.
     """
 
     def __init__(
-        self, upstream: Upstream, threads: DiskThreads, shared: Mapping[str, CachedPage], pages: IndexPageStore, large: asyncio.Lock
+        self, upstream: Upstream, threads: BlockingPool, shared: Mapping[str, CachedPage], pages: IndexPageStore, large: asyncio.Lock
     ) -> None:
         self._upstream = upstream
         self._threads = threads

@@ -16,8 +16,8 @@ from typing import Final
 from sandlot.egress.packages.index_page import IndexPage, InputState, PageRecord, decode_record, encode_record
 from sandlot.egress.packages.store.open_files import OpenFile
 from sandlot.egress.packages.store.store import Kind, PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import PIECE_BYTES
+from sandlot.host.blocking import BlockingPool
 
 MAX_VERIFIED: Final = 65536
 """Verified files that are remembered. Beyond that, all are forgotten and verified again."""
@@ -47,7 +47,7 @@ class IndexPageStore:
         threads: Threads for the disk.
     """
 
-    def __init__(self, store: PackageStore, threads: DiskThreads) -> None:
+    def __init__(self, store: PackageStore, threads: BlockingPool) -> None:
         self._store = store
         self._threads = threads
         self._verified: set[str] = set()
@@ -89,7 +89,7 @@ class IndexPageStore:
             found.close()
 
     def _read_small(self, digest: str) -> bytes | None:
-        """Return the content of a small variant. Most variants are small, and take one call in a thread this way."""
+        """Return the content of a small variant. Most variants are small, and one call in a thread is enough for them."""
         opened = self._store.open(Kind.PAGES, digest)
         if opened is None:
             return None
@@ -124,7 +124,7 @@ class IndexPageStore:
         return CachedPage(digests, data=variants)
 
     def _verify(self, opened: OpenFile, digest: str) -> bool:
-        """Return whether a file matches its name. Once is enough: what damages files, a power failure, ends this service as well."""
+        """Return whether a file matches its name. A file is verified once: only a power failure damages files, and that ends this service as well."""
         if digest in self._verified:
             return True
         running, offset = hashlib.sha256(), 0

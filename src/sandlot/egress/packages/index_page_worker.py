@@ -16,7 +16,7 @@ from typing import Final
 from sandlot.egress.packages.index_page import BuildPage, FetchedInput
 
 MEMORY_BYTES: Final = 2 * 1024**3
-"""Limit of the address space. Building takes about eight times the size of the page, and several inputs of 48 MiB are the most."""
+"""Limit of the address space. Building takes about eight times the size of the page, and the largest pages have several inputs of 48 MiB."""
 NICENESS: Final = 10
 MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 """Errors that a malformed input causes."""

@@ -3,8 +3,8 @@
 Invariants:
 - All clients that want one file share one download.
 - A file with a digest is verified on its way to the first client and stored. A file without one is passed through and not stored, unless its
-  client verifies it. Neither such a file nor a HEAD request takes disk space.
-- A full store or disk costs speed, not packages: files are passed through then, still verified.
+  client verifies it. Files that are passed through and HEAD requests take no disk space.
+- If the store or the disk is full, files are passed through, still verified.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sandlot.egress.packages.http import ByteRange, Headers, HttpError, PackageF
 from sandlot.egress.packages.pass_through import BusyError, PassThrough
 from sandlot.egress.packages.store.open_files import OpenFile
 from sandlot.egress.packages.store.store import Kind, PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import PIECE_BYTES, Upstream, UpstreamError, open_local_file
+from sandlot.host.blocking import BlockingPool
 
 MAX_LINGERING: Final = 4
 """Downloads that continue for a moment after their clients have left."""
@@ -45,7 +45,7 @@ class PackageFiles:
         counters: Counters of the cache.
     """
 
-    def __init__(self, store: PackageStore, threads: DiskThreads, counters: Counters) -> None:
+    def __init__(self, store: PackageStore, threads: BlockingPool, counters: Counters) -> None:
         self._store = store
         self._threads = threads
         self._counters = counters
@@ -55,7 +55,7 @@ class PackageFiles:
         self._pass_through = PassThrough(self._wrong_urls, counters)
 
     async def aclose(self) -> None:
-        """Cancel all downloads. A complete file is stored first, because clients that have it rely on that."""
+        """Cancel all downloads. A download that is complete is still stored."""
         running = [(download, download.task) for download in self._running if download.task is not None]
         for download, task in running:
             if not download.is_complete:
@@ -88,6 +88,8 @@ class PackageFiles:
             HttpError: There is no such file or range, or the file could not be fetched.
         """
         must_reload = request.reload and file.digest is None and file.stored_as is not None
+        if must_reload:
+            await self._wait_until_stored(file)
         found = None if must_reload else await self._open_existing(file, request.range_)
         if found is not None:
             return found
@@ -103,7 +105,7 @@ class PackageFiles:
         except BusyError:
             raise HttpError(503, BUSY, (("Retry-After", "10"),)) from None
         except UpstreamError as error:
-            # The response does not name the upstream: the machine's configuration is not the sandbox's business.
+            # The response does not name the upstream: the machine's configuration is hidden from sandboxes.
             self._counters.errors += 1
             _log.warning("a package could not be fetched: %s", error)
             raise HttpError(502, UNREACHABLE) from None
@@ -111,7 +113,7 @@ class PackageFiles:
     async def _open_existing(self, file: PackageFile, range_: str | None) -> Response | None:
         """Return a response with a file that is on this machine, or None."""
         if file.stored_as is not None:
-            # Look twice: a download that was in progress at the first look may have ended, and its file be stored, since.
+            # Look twice: between the look into the store and the look for a download, a download may have ended and stored the file.
             for _ in range(2):
                 found = await self.open_stored(file, range_)
                 if found is not None:
@@ -191,6 +193,12 @@ class PackageFiles:
 
         headers = (*file.headers, *_content_range(part, length))
         return Response(_PARTIAL if part else _OK, headers, size, body, _leave_once(download))
+
+    async def _wait_until_stored(self, file: PackageFile) -> None:
+        """Wait until a complete download of a file has been stored, so that a reload does not join this download."""
+        download = self._downloads.get(file.stored_as) if file.stored_as is not None else None
+        if download is not None and download.is_complete and download.task is not None:
+            await asyncio.wait({download.task})
 
     def _is_downloading(self, file: PackageFile) -> bool:
         download = self._downloads.get(file.stored_as) if file.stored_as is not None else None

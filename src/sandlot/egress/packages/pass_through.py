@@ -2,8 +2,8 @@
 
 Invariants:
 - A file with a digest is verified on the way: its last bytes are withheld until the whole file matches.
-- A file arrives at the pace of its client. The number of such files is limited for each sandbox and for all together, and a client that reads
-  too slowly loses its file.
+- A file arrives at the pace of its client. The number of such files is limited for each sandbox and for all together, and the response to a
+  client that reads too slowly is cut.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class BusyError(UpstreamError):
 
 
 class PassThrough:
-    """Passes files through.
+    """Passes files through from upstream to clients.
 
     Args:
-        wrong_urls: URLs that gave wrong files.
+        wrong_urls: URLs that returned wrong files.
         counters: Counters of the cache.
     """
 
@@ -77,7 +77,7 @@ class PassThrough:
     ) -> AsyncGenerator[bytes, None]:
         """Yield a file straight from upstream.
 
-        A sandbox waits for its own files without a limit, and at most :data:`WAIT_S` for those of others.
+        A sandbox waits for its own files without a limit, and at most :data:`WAIT_S` for files of other sandboxes.
 
         Args:
             file: The file.

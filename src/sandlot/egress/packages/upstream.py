@@ -1,7 +1,7 @@
 """Requests to upstream indexes: HTTP with the machine's proxies, certificates and credentials, and folders of this machine (``file://``).
 
 Invariants:
-- A credential goes to the place it belongs to and nowhere else, over any number of redirects. No redirect leads from https to http, or from a
+- A credential is sent only to URLs for which it is valid, over any number of redirects. No redirect leads from https to http, or from a
   network to a file of this machine.
 - No log line and no error contains a credential, a query or a body.
 - Every wait is bounded: connecting, each piece of a body, and each retry. The number of concurrent requests is limited.
@@ -28,7 +28,7 @@ import httpx
 from sandlot.egress.packages.config.values import Access, netloc_of, redacted, split_credential
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.store.open_files import OpenFile
-from sandlot.egress.packages.store.threads import DiskThreads
+from sandlot.host.blocking import BlockingPool
 
 MAX_REQUESTS = 48
 """Concurrent requests of all sandboxes together."""
@@ -65,7 +65,7 @@ class UpstreamResponse:
     length: int | None
     _response: httpx.Response | None = None
     _file: OpenFile | None = None
-    _threads: DiskThreads | None = None
+    _threads: BlockingPool | None = None
     _counters: Counters = field(default_factory=Counters)
 
     async def pieces(self, *, decoded: bool) -> AsyncIterator[bytes]:
@@ -101,7 +101,7 @@ class Upstream:
         counters: Counters of the cache.
     """
 
-    def __init__(self, access: Access, threads: DiskThreads, slots: asyncio.Semaphore, counters: Counters) -> None:
+    def __init__(self, access: Access, threads: BlockingPool, slots: asyncio.Semaphore, counters: Counters) -> None:
         self._access = access
         self._threads = threads
         self._slots = slots
@@ -232,7 +232,7 @@ def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:
 
     Args:
         access: Certificates of the registry.
-        verify: Verify the server's certificate; False for hosts that the operator trusts without.
+        verify: True: verify the server's certificate. False: for hosts that the operator trusts without a certificate.
     """
     context = ssl.create_default_context() if access.ca_system else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if access.ca_system:
@@ -274,7 +274,7 @@ def local_path(url: str) -> Path:
     return Path(unquote(urlsplit(url).path))
 
 
-def _local_response(url: str, opened: OpenFile, headers: Mapping[str, str], threads: DiskThreads) -> UpstreamResponse:
+def _local_response(url: str, opened: OpenFile, headers: Mapping[str, str], threads: BlockingPool) -> UpstreamResponse:
     found = os.fstat(opened.descriptor)
     etag = hashlib.sha256(f"{found.st_ino} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:32]
     if headers.get("If-None-Match") == etag:

@@ -1,7 +1,8 @@
 """Checks of this machine for ``sandlot doctor``, part by part.
 
-A driver's own probe finds out whether the driver works, by starting a sandbox. These checks find the property of the machine that makes it fail. They
-try what can be tried: a control group is created, entered and frozen, a loop device is attached, a namespace is entered.
+A driver's own probe finds out whether the driver works, by starting a sandbox. If the probe fails, these checks find the property of the machine that
+is the cause. Where possible, a check tries the real operation: it creates, enters and freezes a control group, attaches a loop device, or enters a
+namespace.
 
 Invariants:
 - A check that could block runs in its own process (``runner.py``) and has a deadline.

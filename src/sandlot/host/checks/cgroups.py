@@ -41,7 +41,7 @@ def check_cgroups() -> list[dict[str, Any]]:
 
 
 def check_layout(layout: Layout, mountinfo: str) -> Finding:
-    """Check the version, and the controllers that limit a sandbox."""
+    """Check the version of control groups, and the controllers that limit a sandbox."""
     controllers = sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies)))
     both = layout.version != UNIFIED and " - cgroup2 " in mountinfo
     kind = "version 2" if layout.version == UNIFIED else "version 1, and a version 2 tree beside it (hybrid)" if both else "version 1"
@@ -58,7 +58,7 @@ def check_layout(layout: Layout, mountinfo: str) -> Finding:
         if layout.version == UNIFIED
         else f"mount them, for example: mount -t cgroup -o {lacking[0]} cgroup /sys/fs/cgroup/{lacking[0]}"
     )
-    fix = f"Enable {', '.join(lacking)}: {how}; a kernel command line with cgroup_disable= or cgroup_no_v1= takes them away."
+    fix = f"Enable {', '.join(lacking)}: {how}; cgroup_disable= or cgroup_no_v1= on the kernel's command line disables them."
     return Finding("cgroups", ok=False, detail=f"{kind}, without {', '.join(lacking)}", fix=fix, group=GROUP, facts=facts)
 
 
@@ -70,15 +70,15 @@ def delegation_fix(number: int | None, version: int) -> str:
         version: Version of the control groups.
     """
     if number == errno.EROFS:
-        return "/sys/fs/cgroup is read-only, as in a container: start that with it writable (for example docker run --privileged)."
+        return "/sys/fs/cgroup is read-only. If this is a container, start it with a writable one (for example docker run --privileged)."
     if number in {errno.EACCES, errno.EPERM}:
-        return "Run as root of the host, or let the service's unit say Delegate=yes."
+        return "Run as root of the host, or set Delegate=yes in the service's unit."
     if version == UNIFIED and number in {errno.EBUSY, errno.ENOENT, errno.EOPNOTSUPP}:
         return (
             "A version 2 group passes controllers on only while no process is in it: run the service from a unit with Delegate=yes, "
             "or move the container's own processes to a group below."
         )
-    return "Look at the kernel's messages (dmesg) and at what is mounted below /sys/fs/cgroup."
+    return "Check the kernel's messages (dmesg) and the mounts below /sys/fs/cgroup."
 
 
 def check_swap(folders: Sequence[Path], swaps: str) -> Part:
@@ -184,7 +184,7 @@ def _remove(group: Cgroup) -> None:
 
 
 def _sweep(layout: Layout) -> None:
-    """Remove groups of killed checks. Their processes died with them, or die when they are thawed."""
+    """Remove groups of killed checks. Their processes are dead, or die when they are thawed."""
     for name in group_names(layout, GROUPS):
         pid = name.removeprefix(_PREFIX)
         if name.startswith(_PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():

@@ -1,4 +1,4 @@
-"""Checks of the kernel by use: namespaces, filters of system calls, handles of processes."""
+"""Checks of the kernel by use: namespaces, filters of system calls, process handles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TRY_S = 5.0
 _SECCOMP_RET_ALLOW, _SECCOMP_RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SYS_GETPRIORITY = 140
-"""linux/seccomp.h, linux/bpf_common.h; the number on x86-64 of a call that is not needed here."""
+"""linux/seccomp.h, linux/bpf_common.h; the number on x86-64 of getpriority(2), which the check itself does not need."""
 
 
 def check_kernel() -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def namespace_fix(lacking: list[str], facts: dict[str, str], uid: int) -> str:
         if facts.get("kernel/unprivileged_userns_clone") == "0":
             return "Run as root: kernel.unprivileged_userns_clone=0 keeps other users out of namespaces."
         return "Run as root."
-    return "Root is not enough inside of an unprivileged container: it needs CAP_SYS_ADMIN and no filter (for example docker run --privileged)."
+    return "The container may not create namespaces: start it with CAP_SYS_ADMIN and without a filter (for example docker run --privileged)."
 
 
 def _restrictions() -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _check_first_pid() -> None:
 
 
 def _enter_user_namespace() -> None:
-    if os.geteuid() == 0:  # with own ids, as for a sandbox, which needs more than a namespace
+    if os.geteuid() == 0:  # map a range of ids, as for a sandbox
         os.close(user_namespace(FIRST_ID, IDS))
     syscalls.unshare(syscalls.CLONE_NEWUSER)
 
@@ -145,7 +145,7 @@ def _filter_one_call() -> None:
 
 
 def check_pidfds() -> Finding:
-    """Check for handles of processes (pidfd_open(2), Linux 5.3), with which no signal is sent to a reused pid."""
+    """Check for process handles (pidfd_open(2), Linux 5.3). A signal that is sent through a handle never reaches a process with a reused pid."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:

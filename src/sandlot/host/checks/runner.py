@@ -1,6 +1,6 @@
 """Runs checks in child processes, at the same time, each with a deadline.
 
-A check may block for ever, for example on a network file system that is gone or a disk that does not answer. A process can then be killed, a thread
+A check may block for ever, for example on a network file system that is gone or a disk that does not respond. A process can be killed then, a thread
 cannot.
 
 Invariants:
@@ -28,9 +28,9 @@ from sandlot.host.stage.syscalls import PR_SET_PDEATHSIG, prctl
 
 _REAP_S = 2.0
 _PIPE_BYTES = 64 * 1024
-_ANSWER = b"\x1eanswer "
+_RESULT = b"\x1eresult "
 """Start of the last line. Other output of a check is ignored."""
-_ANSWER_BYTES = 1024 * 1024
+_RESULT_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """End of a check.
+class Outcome:
+    """Outcome of a check.
 
     Args:
         value: Value that the check returned, or None.
@@ -68,32 +68,32 @@ class Answer:
 def run_in_child(function: str, keywords: str, parent: int) -> None:
     """Call the function of a check in this child process, and print its result."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before that
+    if os.getppid() != parent:  # the parent died before prctl took effect
         os._exit(1)
     module, _, name = function.partition(":")
     try:
-        answer: dict[str, Any] = {"value": getattr(importlib.import_module(module), name)(**json.loads(keywords))}
+        result: dict[str, Any] = {"value": getattr(importlib.import_module(module), name)(**json.loads(keywords))}
     except Exception as error:  # noqa: BLE001 - sent to the parent
-        answer = {"error": describe_error(error)}
-    os.write(1, b"\n" + _ANSWER + json.dumps(answer).encode() + b"\n")
+        result = {"error": describe_error(error)}
+    os.write(1, b"\n" + _RESULT + json.dumps(result).encode() + b"\n")
     sys.stdout.flush()
     os._exit(0)
 
 
-def run(tasks: Sequence[Task]) -> dict[str, Answer]:
+def run(tasks: Sequence[Task]) -> dict[str, Outcome]:
     """Run all checks at the same time, and return when each has ended or reached its deadline.
 
     Args:
         tasks: The checks.
 
     Returns:
-        Name of the check -> how it ended.
+        Name of the check -> outcome.
     """
     children: list[_Child] = []
     try:
         children.extend(map(_Child, tasks))
         _listen(children)
-        return {child.task.name: child.answer() for child in children}
+        return {child.task.name: child.outcome() for child in children}
     finally:
         for child in children:
             child.end()
@@ -117,14 +117,14 @@ class _Child:
         )
         self.deadline_s = time.monotonic() + task.deadline_s
 
-    def answer(self) -> Answer:
+    def outcome(self) -> Outcome:
         for line in reversed(self.text.split(b"\n")):
-            if line.startswith(_ANSWER):
+            if line.startswith(_RESULT):
                 with contextlib.suppress(ValueError):
-                    return Answer(**json.loads(line.removeprefix(_ANSWER)))
+                    return Outcome(**json.loads(line.removeprefix(_RESULT)))
         if self.late:
-            return Answer(error=f"no answer within {self.task.deadline_s:g} s", late=True)
-        return Answer(error="it ended without an answer")
+            return Outcome(error=f"no result within {self.task.deadline_s:g} s", late=True)
+        return Outcome(error="it ended without a result")
 
     def end(self) -> None:
         """Kill the process and everything that it started."""
@@ -153,9 +153,9 @@ def _listen(children: Sequence[_Child]) -> None:
             for key, _ in selector.select(min(waits)) if waits else ():
                 child = key.data
                 more = os.read(key.fd, _PIPE_BYTES)
-                child.text = (child.text + more)[-_ANSWER_BYTES:]
-                # Processes that the check started may keep the pipe open, so an answer is enough.
-                if not more or (_ANSWER in child.text and child.text.endswith(b"\n")):
+                child.text = (child.text + more)[-_RESULT_BYTES:]
+                # Processes that the check started may keep the pipe open, so a result is enough.
+                if not more or (_RESULT in child.text and child.text.endswith(b"\n")):
                     selector.unregister(key.fileobj)
 
 
@@ -189,9 +189,9 @@ def run_forked(work: Callable[[], None], deadline_s: float) -> str:
         with selectors.DefaultSelector() as selector:
             selector.register(reading, selectors.EVENT_READ)
             if not selector.select(deadline_s):
-                return f"no answer within {deadline_s:g} s"
+                return f"no result within {deadline_s:g} s"
         result = os.read(reading, 4096).decode(errors="replace")
-        return "" if result == "+" else result or "it ended without an answer"
+        return "" if result == "+" else result or "it ended without a result"
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):

@@ -93,7 +93,7 @@ def check_folder(name: str, folder: Path, plenty: int) -> Finding:
     elif mount.kind.partition(".")[0] in REMOTE:
         fix = f"Set {setting} to a folder on a local disk: a remote file system may be slow or disappear."
     elif free < plenty:
-        fix = f"{plenty / 1024**3:.0f} GiB are wanted: free some space, or set {setting} to another folder."
+        fix = f"{plenty / 1024**3:.0f} GiB are recommended: free some space, or set {setting} to another folder."
     else:
         return Finding(name, ok=True, detail=detail, group=GROUP, facts=facts)
     return Finding(name, ok=False, detail=detail, fix=fix, required=False, group=GROUP, facts=facts)
@@ -227,7 +227,7 @@ def _try_layers(data_dir: Path, cache_dir: Path) -> None:
         _step("ids", lambda: operations.idmapped(f"/proc/self/fd/{shared}", f"{_TRIAL}/lower", f"{_TRIAL}/ids"))
         _step("disk", lambda: _mount_disk(image.fileno(), f"{_TRIAL}/disk"))
         _step("overlay", lambda: operations.overlay(f"{_TRIAL}/lower", f"{_TRIAL}/disk", f"{_TRIAL}/merged", FIRST_ID))
-        # As root inside a sandbox: a new file must belong to it, and must not be in the shared folder.
+        # Act as root inside a sandbox: a new file must belong to that user, and must not be in the shared folder.
         os.setegid(FIRST_ID)
         os.seteuid(FIRST_ID)
         _step("overlay", lambda: Path(_TRIAL, "merged", "written").write_text("x", encoding="ascii"))

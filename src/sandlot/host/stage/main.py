@@ -4,7 +4,8 @@ The program is started with ``python -SI``, imports only built-in parts of the s
 standard input and output (``launcher.py``):
 
 1. It reads a *plan*, a list of operations that set up the environment of the sandbox: control groups, a private mount namespace, the disk. It carries
-   them out and writes ``ready``. Nothing of this outlives it: the groups belong to the service, the mounts are its own, the loop device frees itself.
+   them out and writes ``ready``. None of this outlives the stage: the groups belong to the service, the mounts to the stage's own namespace, and the
+   loop device frees itself.
 2. It reads an *order*, starts the runtime, waits until the runtime reports that the sandbox runs, writes the processes to ``live``, and writes
    ``started``. From here on it does not need the service.
 3. It *keeps* the sandbox. As the nearest child subreaper it receives the sandbox's exit status, which no other process can (prctl(2),
@@ -12,9 +13,9 @@ standard input and output (``launcher.py``):
 
 Invariants:
 - If the service dies before the order, the stage ends, and everything that it created ends with it.
-- The keeper never acts as the sandbox on the link. Of the runtime's pipes it keeps a read end of the guest's output, and never reads. So the guest
-  can write while no service is running, the end of the other pipe still means the end of the sandbox, and the runtime has a write-only end. When
-  gVisor saves its memory, it empties every pipe that it can read, and output that no service has read yet would be lost.
+- The keeper never reads from the link and never writes to it. It only holds a read end of the guest's output pipe open, so the guest can write while
+  no service is running. It does not hold the other pipe, whose end therefore means the end of the sandbox. The runtime gets a write-only end of the
+  output pipe: when gVisor saves its memory, it empties every pipe that it can read, and output that no service has read yet would be lost.
 - Nothing of the service's environment or descriptors reaches the runtime.
 """
 
@@ -26,11 +27,11 @@ import os
 import resource
 import select
 
-# Relative: where this runs, there is no package sandlot.
+# Imports are relative, because the stage runs without the package sandlot.
 from .operations import carry_out, oom_score, write
 from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, prctl
 
-# `signal` itself imports enum.
+# Importing `signal` would import enum.
 SIGPIPE, SIGXFSZ = 13, 25
 
 LENGTH_BYTES = 4
@@ -51,7 +52,7 @@ def receive_message() -> dict[str, object] | None:
 
 
 def read_exactly(count: int) -> bytes | None:
-    """Read this many bytes from standard input. Return None if it ends before."""
+    """Read this many bytes from standard input. Return None if the input ends earlier."""
     text = b""
     while len(text) < count:
         more = os.read(0, count - len(text))
@@ -176,7 +177,7 @@ def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
 
 
 def children() -> tuple[int, ...]:
-    """Return all children of this process, including zombies. Return none if the kernel does not list them (proc(5))."""
+    """Return all children of this process, including zombies. Return an empty tuple if the kernel does not list them (proc(5))."""
     try:
         listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -208,7 +209,7 @@ def run_sandbox(order: dict[str, object]) -> None:
     dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1):
         os.dup2(dev_null, number)
-    # Some processes of the runtime end in a moment, and count as tasks until they are reaped. gVisor's gofer stays.
+    # Some processes of the runtime end soon, and count as tasks until they are reaped. gVisor's gofer stays.
     code = wait_for(sandbox, log, tuple(pid for pid in children() if pid != sandbox))
     publish(f"{folder}/exit", str(code))
     try:

@@ -1,7 +1,7 @@
-"""Operations of a plan. Each one is a step on the host that sets up the environment of a sandbox.
+"""Operations of a plan. Each operation is one step in setting up the environment of a sandbox on the host.
 
-Root carries them out for its own process and the processes that it starts. Their effects end with these processes. A driver lists the operations of a
-sandbox in a *plan*, which is carried out in order.
+The stage carries them out as root, for itself and the processes that it starts. Their effects end with these processes. A driver lists the operations
+of a sandbox in a *plan*, which is carried out in order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 
-# Relative: where this runs, there is no package sandlot.
+# Imports are relative, because the stage runs without the package sandlot.
 from .syscalls import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
@@ -131,9 +131,8 @@ def ids(target: str, first_id: int, count: int) -> None:
 def user_namespace(first_id: int, count: int) -> int:
     """Return a descriptor of a new user namespace without processes, with this mapping of user and group ids (user_namespaces(7)).
 
-    The namespace belongs to the user ``first_id``. What the kernel counts per user, such as watches and queued signals, it also counts for the owner
-    of a
-    namespace: so it counts each sandbox separately, and nothing for root of the host.
+    The namespace belongs to the user ``first_id``. The kernel counts some resources per user, such as inotify watches and queued signals, and also
+    counts them for the owner of the namespace. So it counts them for each sandbox separately, and not for root of the host.
     """
     ready_out, ready_in = os.pipe()
     done_out, done_in = os.pipe()
@@ -161,7 +160,7 @@ def user_namespace(first_id: int, count: int) -> int:
     try:
         result = os.read(ready_out, 1)
         if not result:
-            raise OSError(ECHILD, "its process ended", "user namespace")
+            raise OSError(ECHILD, "the process that creates the namespace ended", "user namespace")
         number = result[0]
         if number:
             raise OSError(number, os.strerror(number), "user namespace")
@@ -195,7 +194,7 @@ def idmapped(source: str, target: str, namespace: str) -> None:
 def overlay(lower: str, disk_folder: str, target: str, owner: int) -> None:
     """Mount a file system that shows ``lower`` and writes to ``disk_folder``. Its root directory belongs to ``owner``.
 
-    ``volatile``: it is never synced, because no disk is read again after a crash.
+    The option ``volatile`` turns off syncing, because no disk is read again after a crash.
     """
     upper, work = f"{disk_folder}/upper", f"{disk_folder}/work"
     for path in (upper, work):
@@ -262,7 +261,7 @@ def oom_score(value: str) -> None:
 
 
 def limit(name: str, soft: int, hard: int) -> None:
-    """Set a resource limit, named as in :mod:`resource`. Without the right to raise the hard limit, the limits are at most the current one."""
+    """Set a resource limit, named as in :mod:`resource`. If the hard limit cannot be raised, both limits are cut to the current hard limit."""
     kind = getattr(resource, name)
     try:
         resource.setrlimit(kind, (soft, hard))

@@ -1,4 +1,4 @@
-"""System calls for which Python 3.11 has no functions. No other module of this package uses ctypes.
+"""System calls for which Python 3.11 has no functions. No other module of the service uses ctypes.
 
 Every function raises OSError if the kernel refuses. The stage imports this module too, so it imports built-in modules only.
 """
@@ -96,6 +96,15 @@ def set_mount_attributes(tree: int, source: str, enable: int, disable: int = 0, 
 def move_mount(tree: int, target: str) -> None:
     """Attach a cloned mount to a path (move_mount(2))."""
     _check(_libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
+
+
+def sync_file_system(descriptor: int) -> None:
+    """Write all changes of a file system to the disk (syncfs(2)).
+
+    Args:
+        descriptor: Descriptor of any file or folder of the file system.
+    """
+    _check(_libc.syncfs(descriptor), "syncfs")
 
 
 def _check(result: int, what: str) -> int:

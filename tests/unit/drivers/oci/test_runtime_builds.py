@@ -26,6 +26,10 @@ def package(tmp_path: Path) -> Path:
     return file
 
 
+def kept_builds(tmp_path: Path) -> set[str]:
+    return {entry.name for entry in (tmp_path / "runtimes").iterdir()} - {".new"}
+
+
 def test_installed_build_is_copied_once_and_runs_from_its_copy(package: Path, tmp_path: Path) -> None:
     builds = RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes")
     newest, current = builds.installed(), builds.current()
@@ -37,7 +41,7 @@ def test_installed_build_is_copied_once_and_runs_from_its_copy(package: Path, tm
     assert builds.current() is current
     assert RuntimeBuilds(Runsc(installed(package)), tmp_path / "runtimes").current() == current
     assert current.path.stat() == before
-    assert [entry.name for entry in (tmp_path / "runtimes").iterdir()] == [newest.sha256]
+    assert kept_builds(tmp_path) == {newest.sha256}
 
 
 def test_upgrade_is_noticed_and_the_former_build_is_kept_while_it_is_needed(package: Path, tmp_path: Path) -> None:
@@ -48,12 +52,14 @@ def test_upgrade_is_noticed_and_the_former_build_is_kept_while_it_is_needed(pack
     two = builds.current()
     assert (one.version, two.version) == ("one", "two")
     assert builds.get(one.sha256) == one
-    (tmp_path / "runtimes" / ".new-left").mkdir()
+    left = tmp_path / "runtimes" / ".new" / "left-by-a-killed-service"
+    left.mkdir()
     builds.prune({one.sha256})
-    assert {entry.name for entry in (tmp_path / "runtimes").iterdir()} == {one.sha256, two.sha256}
+    assert not left.exists()
+    assert kept_builds(tmp_path) == {one.sha256, two.sha256}
     builds.prune(())
     assert builds.unusable_reason(two.sha256) == ""
-    assert {entry.name for entry in (tmp_path / "runtimes").iterdir()} == {two.sha256}
+    assert kept_builds(tmp_path) == {two.sha256}
     assert "not kept" in builds.unusable_reason(one.sha256)
     with pytest.raises(HostError, match="not kept"):
         builds.get(one.sha256)

@@ -1,4 +1,4 @@
-"""Which addresses a tenant may have the host speak to: every kind that is for something else is refused, in every way to write it."""
+"""Address policy: addresses for special purposes are refused in every notation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PUBLIC = ("8.8.8.8", "1.1.1.1", "100.63.255.255", "100.128.0.0", "172.32.0.1", "
 
 
 @pytest.mark.parametrize("address", SPECIAL)
-def test_what_is_for_something_else_is_not_public(address: str) -> None:
+def test_special_purpose_address_is_not_public(address: str) -> None:
     assert not is_public(ip_address(address))
     assert not is_allowed(ip_address(address), ())
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_everybodys_addresses_are(address: str) -> None:
+def test_global_unicast_address_is_public(address: str) -> None:
     assert is_public(ip_address(address))
 
 
-def test_an_operators_networks_go_before_all_of_that() -> None:
+def test_network_of_the_operator_overrides_the_policy() -> None:
     networks = [ip_network("10.1.2.0/24"), ip_network("fd00::/8")]
     assert is_allowed(ip_address("10.1.2.3"), networks)
     assert is_allowed(ip_address("fd00::1"), networks)
@@ -50,7 +50,7 @@ def test_an_operators_networks_go_before_all_of_that() -> None:
         *("http://example.com/\r\nX-Evil: 1", "http://example.com/\0", "http://example.com/\ud800", "http://example.com/" + "x" * 2048),
     ],
 )
-def test_urls_that_are_never_called(url: str) -> None:
+def test_forbidden_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         check_url(url)
     assert refused.value.fields == {"field": "url"}
@@ -69,11 +69,11 @@ def test_urls_that_are_never_called(url: str) -> None:
         ("http://127.1/", 80),  # a name, as far as the URL says; what it stands for is looked at before it is called
     ],
 )
-def test_urls_that_may_be(url: str, port: int) -> None:
+def test_allowed_url_is_accepted(url: str, port: int) -> None:
     assert port_of(check_url(url)) == port
 
 
-def test_an_operators_network_allows_any_port_of_its_addresses() -> None:
+def test_network_of_the_operator_allows_every_port() -> None:
     loopback = [ip_network("127.0.0.0/8")]
     assert check_url("http://127.0.0.1:99/", loopback).host == "127.0.0.1"
     assert check_url("http://localhost/", loopback).host == "localhost"

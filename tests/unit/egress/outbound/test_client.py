@@ -1,4 +1,4 @@
-"""Calls to URLs that tenants chose, against receivers on loopback: which address is spoken to, what is sent, and what a hostile receiver can do."""
+"""Requests to URLs that tenants chose, against receivers on loopback: the address that is used, the bytes that are sent, and hostile receivers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def outside(*addresses: str, allow: Sequence[str] = ("127.0.0.0/8",)) -> A
         await made.aclose()
 
 
-async def test_what_is_sent_is_the_body_and_the_name_and_nothing_of_this_machine(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_contains_body_and_host_name_and_no_data_of_this_machine(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     receiver.says = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n"
@@ -95,7 +95,7 @@ async def test_what_is_sent_is_the_body_and_the_name_and_nothing_of_this_machine
         assert f"Host: hooks.example:{receiver.port}" in lines
 
 
-async def test_a_name_that_stands_for_an_inside_address_is_not_called(receiver: Receiver) -> None:
+async def test_name_of_a_private_address_is_refused(receiver: Receiver) -> None:
     for address in ("127.0.0.1", "10.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%lo"):
         async with outside(address, allow=()) as out:
             with pytest.raises(ForbiddenError) as refused:
@@ -104,7 +104,7 @@ async def test_a_name_that_stands_for_an_inside_address_is_not_called(receiver: 
     assert receiver.heard == []
 
 
-async def test_what_a_name_really_stands_for_is_looked_at(receiver: Receiver) -> None:
+async def test_resolved_addresses_are_checked(receiver: Receiver) -> None:
     async with outside(allow=()) as out:
         for host in ("127.1", "2130706433", "0x7f.1", "no-such-name.invalid"):
             with pytest.raises(ForbiddenError):
@@ -113,12 +113,12 @@ async def test_what_a_name_really_stands_for_is_looked_at(receiver: Receiver) ->
         assert await out.post(f"http://localhost:{receiver.port}/", b"", {}) == 204
 
 
-async def test_another_address_of_a_name_is_tried_where_one_cannot_be_connected_to(receiver: Receiver) -> None:
+async def test_next_address_is_tried_if_one_cannot_be_connected(receiver: Receiver) -> None:
     async with outside("127.0.0.2", "127.0.0.1") as out:
         assert await out.post(f"http://hooks.example:{receiver.port}/", b"", {}) == 204
 
 
-async def test_this_machines_own_addresses_are_inside_although_they_are_public(receiver: Receiver) -> None:
+async def test_public_address_of_this_machine_is_refused(receiver: Receiver) -> None:
     made = OutboundHttpClient(resolve=resolving("8.8.8.8"), is_own=lambda address: str(address) == "8.8.8.8")
     with pytest.raises(ForbiddenError):
         await made.post(f"http://hooks.example:{receiver.port}/", b"", {})
@@ -127,7 +127,7 @@ async def test_this_machines_own_addresses_are_inside_although_they_are_public(r
     assert not is_own_address(ip_address("203.0.113.1"))
 
 
-async def test_a_redirect_is_an_answer_and_not_followed(receiver: Receiver) -> None:
+async def test_redirect_is_returned_and_not_followed(receiver: Receiver) -> None:
     async with receiving() as inside, outside("127.0.0.1") as out:
         for status in (301, 302, 303, 307, 308):
             where = f"http://127.0.0.1:{inside.port}/secret"
@@ -137,20 +137,20 @@ async def test_a_redirect_is_an_answer_and_not_followed(receiver: Receiver) -> N
 
 
 @pytest.mark.parametrize("says", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"x" * 300_000])
-async def test_what_is_no_http_is_a_failure(receiver: Receiver, says: bytes) -> None:
+async def test_response_that_is_not_http_is_an_error(receiver: Receiver, says: bytes) -> None:
     receiver.says = says
     async with outside("127.0.0.1") as out:
         with pytest.raises(UnavailableError, match=r"hooks\.example closed the connection or does not speak HTTP"):
             await out.post(f"http://hooks.example:{receiver.port}/", b"", {})
 
 
-async def test_an_answer_without_end_is_not_read_to_it(receiver: Receiver) -> None:
+async def test_endless_response_is_read_up_to_a_limit(receiver: Receiver) -> None:
     receiver.says, receiver.endless = b"HTTP/1.1 200 OK\r\n\r\n", True
     async with outside("127.0.0.1") as out:
         assert await out.post(f"http://hooks.example:{receiver.port}/", b"", {}) == 200
 
 
-async def test_who_never_answers_is_given_up_on(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receiver_that_never_responds_times_out(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CALL_S", 0.2)
     receiver.says = None
     async with outside("127.0.0.1") as out:
@@ -158,7 +158,7 @@ async def test_who_never_answers_is_given_up_on(receiver: Receiver, monkeypatch:
             await out.post(f"http://hooks.example:{receiver.port}/", b"", {})
 
 
-async def test_who_is_not_there_is_unavailable() -> None:
+async def test_unreachable_receiver_is_unavailable() -> None:
     async with outside("127.0.0.1") as out:
         with pytest.raises(UnavailableError, match="cannot be connected to"):
             await out.post("http://hooks.example:1024/", b"", {})
@@ -179,7 +179,7 @@ def certificate(tmp_path: Path) -> Path:
     return tmp_path / "certificate"
 
 
-async def test_tls_is_with_the_name_although_an_address_is_connected_to(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_verifies_the_name_although_the_connection_uses_an_address(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, certificate.with_name("key"))
     receiver = Receiver()

@@ -1,4 +1,4 @@
-"""The cache as a whole: cheap until it is used, nothing left behind."""
+"""The cache as a whole: no cost before its use, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def refuse() -> PackageSources:
     raise AssertionError("nobody has asked for anything")
 
 
-def test_no_http_is_imported_before_it_is_used() -> None:
+def test_http_libraries_are_imported_at_the_first_use() -> None:
     lazy = {"httpx", "h11", "html.parser", "sandlot.egress.packages.upstream"}
     program = f"import sys, sandlot.egress.packages.cache; print(sorted({lazy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
 
 
-async def test_a_folder_that_cannot_be_used_stops_it(tmp_path: Path) -> None:
+async def test_unusable_folder_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = PackageCache(tmp_path / "file/p", refuse, max_bytes=MIB, ttl_s=1.0)
     with pytest.raises(HostError):
@@ -42,7 +42,7 @@ async def test_a_folder_that_cannot_be_used_stops_it(tmp_path: Path) -> None:
     await cache.aclose()
 
 
-async def test_nothing_is_left_of_a_cache_that_was_closed_in_the_middle(tmp_path: Path, registry: Upstream) -> None:
+async def test_close_during_downloads_leaves_nothing(tmp_path: Path, registry: Upstream) -> None:
     data = os.urandom(2 * MIB)
     digest = hashlib.sha256(data).hexdigest()
     file, page_ = Said(data, hold_at=MIB), Said(b"x" * 100, hold_at=1)
@@ -63,7 +63,7 @@ async def test_nothing_is_left_of_a_cache_that_was_closed_in_the_middle(tmp_path
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("packages")] == []
 
 
-async def test_clients_that_vanish_at_any_moment_leave_nothing(tmp_path: Path, registry: Upstream) -> None:
+async def test_clients_that_disconnect_at_any_moment_leave_nothing(tmp_path: Path, registry: Upstream) -> None:
     data = os.urandom(MIB)
     digest = hashlib.sha256(data).hexdigest()
     registry.says["/f"] = Said(data)
@@ -84,7 +84,7 @@ async def test_clients_that_vanish_at_any_moment_leave_nothing(tmp_path: Path, r
         assert cache.cache.counters().errors == 0
 
 
-def test_a_service_that_is_killed_in_the_middle_leaves_a_store_that_works(tmp_path: Path) -> None:
+def test_service_killed_during_downloads_leaves_a_usable_store(tmp_path: Path) -> None:
     program = """
 import asyncio, hashlib, os, sys
 from pathlib import Path

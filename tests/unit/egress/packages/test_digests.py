@@ -1,4 +1,4 @@
-"""Digests out of indexes: the strongest that there is, and none that can be forged."""
+"""Digests from indexes: the strongest one is used, weak ones are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sri(algorithm: str) -> str:
     return f"{algorithm}-{base64.b64encode(hashlib.new(algorithm, DATA).digest()).decode()}"
 
 
-def test_a_digest_goes_into_a_path_and_comes_back() -> None:
+def test_digest_is_parsed_from_its_text() -> None:
     digest = Digest("sha256", SHA256)
     assert parse_digest(str(digest)) == digest
     running = digest.new_hash()
@@ -28,7 +28,7 @@ def test_a_digest_goes_into_a_path_and_comes_back() -> None:
 @pytest.mark.parametrize(
     "text", ["", "sha256-", f"sha256-{SHA1}", f"md5-{'a' * 32}", f"sha256-{SHA256.upper()}", f"sha256-{SHA256}/", f"../{SHA256}"]
 )
-def test_nothing_else_is_a_digest(text: str) -> None:
+def test_other_text_is_not_a_digest(text: str) -> None:
     assert parse_digest(text) is None
 
 
@@ -45,7 +45,7 @@ def test_nothing_else_is_a_digest(text: str) -> None:
         ({}, None),
     ],
 )
-def test_hashes_of_a_python_index(hashes: dict[str, object], expected: Digest | None) -> None:
+def test_strongest_hash_of_a_python_index_is_used(hashes: dict[str, object], expected: Digest | None) -> None:
     assert digest_from_hashes(hashes) == expected
 
 
@@ -63,5 +63,5 @@ def test_hashes_of_a_python_index(hashes: dict[str, object], expected: Digest | 
         (None, None, None),
     ],
 )
-def test_integrity_of_npm(integrity: object, shasum: object, expected: Digest | None) -> None:
+def test_strongest_digest_of_npm_is_used(integrity: object, shasum: object, expected: Digest | None) -> None:
     assert digest_from_integrity(integrity, shasum) == expected

@@ -1,4 +1,4 @@
-"""Ranges, conditions and kinds: what HTTP decides without I/O."""
+"""Rules of HTTP that need no I/O: ranges, conditions, media types and paths."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OFFERED = ("text/html", "application/json")
         ("bytes=99999999999999999999-", None),
     ],
 )
-def test_a_range(header: str | None, expected: ByteRange | None) -> None:
+def test_range_header_is_parsed(header: str | None, expected: ByteRange | None) -> None:
     assert parse_range(header, 100) == expected
 
 
 @pytest.mark.parametrize("header, size", [("bytes=100-", 100), ("bytes=0-", 0), ("bytes=-5", 0), ("bytes=-0", 100)])
-def test_a_range_of_nothing_is_refused(header: str, size: int) -> None:
+def test_empty_range_is_416(header: str, size: int) -> None:
     with pytest.raises(HttpError) as refusal:
         parse_range(header, size)
     assert refusal.value.status == 416
@@ -42,7 +42,7 @@ def test_a_range_of_nothing_is_refused(header: str, size: int) -> None:
 
 
 @given(st.text(max_size=40), st.integers(0, 10_000))
-def test_a_range_is_within_the_file_whatever_is_asked(header: str, size: int) -> None:
+def test_range_is_inside_the_file_for_every_header(header: str, size: int) -> None:
     try:
         found = parse_range(f"bytes={header}", size)
     except HttpError:
@@ -53,7 +53,7 @@ def test_a_range_is_within_the_file_whatever_is_asked(header: str, size: int) ->
 @pytest.mark.parametrize(
     "header, expected", [(None, False), ('"a"', True), ('W/"a"', True), ('"b", "a"', True), ("*", True), ('"b"', False), ("a", False)]
 )
-def test_what_the_client_has(header: str | None, expected: bool) -> None:  # noqa: FBT001
+def test_if_none_match_is_compared_with_the_etag(header: str | None, expected: bool) -> None:  # noqa: FBT001
     assert is_not_modified(header, '"a"') is expected
 
 
@@ -71,7 +71,7 @@ def test_what_the_client_has(header: str | None, expected: bool) -> None:  # noq
         (";;;,,", "text/html"),
     ],
 )
-def test_the_kind_that_is_wanted(accept: str | None, expected: str) -> None:
+def test_preferred_media_type_is_chosen(accept: str | None, expected: str) -> None:
     assert preferred_type(accept, OFFERED) == expected
 
 
@@ -86,7 +86,7 @@ def test_the_kind_that_is_wanted(accept: str | None, expected: str) -> None:
         (b"/debian/pool/libstdc%2b%2b6", (("debian", "pool", "libstdc++6"), False)),
     ],
 )
-def test_a_path(target: bytes, expected: object) -> None:
+def test_target_is_parsed_into_segments(target: bytes, expected: object) -> None:
     assert parse_target(target) == expected
 
 
@@ -97,14 +97,14 @@ def test_a_path(target: bytes, expected: object) -> None:
         b"/@a%2fb%2fc", b"/a%00b", b"/a%0d%0ab", b"/a\\b", b"/a%5cb", b"/%ff", b"/\xc3\xa9", b"/a b", b"/" + b"a" * 256, b"/" + b"a/" * 2000,
     ],
 )  # fmt: skip
-def test_no_path(target: bytes) -> None:
+def test_invalid_target_is_400(target: bytes) -> None:
     with pytest.raises(HttpError) as refusal:
         parse_target(target)
     assert refusal.value.status == 400
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_sent_gives_names_only(sent: bytes) -> None:
+def test_segments_contain_only_names_for_every_target(sent: bytes) -> None:
     try:
         found, _ = parse_target(b"/" + sent)
     except HttpError:
@@ -117,12 +117,12 @@ def test_whatever_is_sent_gives_names_only(sent: bytes) -> None:
         assert "/" not in name or name.startswith("@")
 
 
-def test_a_range_of_another_version_is_none() -> None:
+def test_range_for_another_version_is_ignored() -> None:
     assert Request((), False, {"range": "bytes=1-"}).range_for('"a"') == "bytes=1-"
     assert Request((), False, {"range": "bytes=1-", "if-range": '"a"'}).range_for('"a"') == "bytes=1-"
     assert Request((), False, {"range": "bytes=1-", "if-range": '"b"'}).range_for('"a"') is None
 
 
 @pytest.mark.parametrize("header, reload", [("no-cache", True), ("No-Cache, max-age=0", True), ("max-age=0", False), ("", False)])
-def test_no_cache_asks_for_a_new_copy(header: str, *, reload: bool) -> None:
+def test_no_cache_sets_reload(header: str, *, reload: bool) -> None:
     assert Request((), is_folder=False, headers={"cache-control": header}).file_request(None).reload is reload

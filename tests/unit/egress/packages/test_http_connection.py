@@ -1,4 +1,4 @@
-"""HTTP on a stream of a sandbox: many requests on one, whatever is sent, and policies."""
+"""HTTP on a stream of a sandbox: pipelining, malformed input, limits and policies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def said(cache: Served, data: bytes) -> bytes:
         return await reader.read()
 
 
-async def test_requests_that_are_sent_ahead_are_answered_in_order(cache: Served) -> None:
+async def test_pipelined_requests_are_answered_in_order(cache: Served) -> None:
     sent = b"".join(f"GET /nothing/{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode() + PING for number in range(50))
     answer = await said(cache, sent)
     assert answer.count(PONG) == 50
@@ -49,19 +49,19 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(cache: Served)
     assert answer.index(b"404") < answer.index(PONG)
 
 
-async def test_who_says_close_is_closed(cache: Served) -> None:
+async def test_connection_is_closed_on_request(cache: Served) -> None:
     assert (await said(cache, PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + PING)).count(b"200") == 1
     assert (await said(cache, b"GET /npm/-/ping HTTP/1.0\r\n\r\n" + PING)).count(b"200") == 1
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "BREW"])
-async def test_only_reading_is_there(cache: Served, method: str) -> None:
+async def test_other_methods_than_get_and_head_are_405(cache: Served, method: str) -> None:
     answer = await said(cache, f"{method} /pypi/simple/pkg/ HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode() + PING)
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert answer.endswith(PONG) or method == "CONNECT"
 
 
-async def test_a_body_is_bounded(cache: Served) -> None:
+async def test_large_request_body_is_413(cache: Served) -> None:
     head = b"POST /npm/-/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n"
     async with opened(cache) as (reader, writer):
         writer.write(head + bytes(http_connection.MAX_BODY_BYTES + 1))
@@ -85,14 +85,14 @@ async def test_a_body_is_bounded(cache: Served) -> None:
         b"GET /x HTTP/1.1\r\nHost: x\r\n a: folded\x00\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_is_answered_and_closed(cache: Served, sent: bytes) -> None:
+async def test_malformed_request_gets_an_error_and_the_connection_is_closed(cache: Served, sent: bytes) -> None:
     answer = await said(cache, sent)
     assert answer[:10] in {b"HTTP/1.1 4", b"HTTP/1.1 5"}, answer[:100]
     assert await said(cache, PING) == PONG
 
 
 @pytest.mark.parametrize("target", ["/../../etc/passwd", "/%2e%2e/x", "//x", "*", "http://169.254.169.254/latest", "/pypi/simple/%00", "/a\\b"])
-async def test_no_path_leads_out(cache: Served, registry: Upstream, target: str) -> None:
+async def test_path_cannot_leave_the_cache(cache: Served, registry: Upstream, target: str) -> None:
     assert (await said(cache, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).startswith(b"HTTP/1.1 400 ")
     assert registry.asked == []
 
@@ -101,13 +101,13 @@ async def test_no_path_leads_out(cache: Served, registry: Upstream, target: str)
 @given(
     st.lists(st.sampled_from([PING, PING[:-2], b"\r\n", b"GET ", b"\x00", b"Host: x\r\n", b"0\r\n\r\n", b"/"]) | st.binary(max_size=20), max_size=8)
 )
-async def test_whatever_is_sent_the_next_connection_works(cache: Served, pieces: list[bytes]) -> None:
+async def test_next_connection_works_after_any_input(cache: Served, pieces: list[bytes]) -> None:
     await said(cache, b"".join(pieces))
     assert await said(cache, PING) == PONG
     assert cache.cache.counters().errors == 0
 
 
-async def test_who_may_not_is_told_so_in_whole_sentences(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
+async def test_refused_sandbox_gets_an_explanation(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
     cache.allowed = False
     for path in ("/pypi/simple/pkg/", "/npm/pkg", "/debian/dists/bookworm/InRelease", "/x"):
         response = await client.get(path)
@@ -121,7 +121,7 @@ async def test_who_may_not_is_told_so_in_whole_sentences(client: httpx.AsyncClie
     assert (await client.get("/npm/-/ping")).status_code == 200
 
 
-async def test_a_policy_that_closes_cuts_what_is_under_way(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
+async def test_closing_policy_cuts_a_response_in_progress(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
     data = os.urandom(8 * 1024 * 1024)
     digest = hashlib.sha256(data).hexdigest()
     held = Said(data, hold_at=4 * 1024 * 1024)
@@ -139,7 +139,7 @@ async def test_a_policy_that_closes_cuts_what_is_under_way(client: httpx.AsyncCl
     assert "policy" in cache.cut[0].message
 
 
-async def test_a_client_that_takes_nothing_is_cut(cache: Served, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_reads_nothing_is_cut(cache: Served, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "WRITE_S", 0.3)
     data = os.urandom(16 * 1024 * 1024)
     digest = hashlib.sha256(data).hexdigest()
@@ -152,7 +152,7 @@ async def test_a_client_that_takes_nothing_is_cut(cache: Served, registry: Upstr
     assert "read nothing of the response" in cache.cut[0].message
 
 
-async def test_a_client_that_sends_nothing_more_is_let_go(cache: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_client_is_disconnected(cache: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "IDLE_S", 0.2)
     monkeypatch.setattr(http_connection, "REQUEST_S", 0.2)
     for sent in (b"", PING, PING + b"GET /half"):
@@ -183,20 +183,20 @@ class Scripted:
         self.ended = True
 
 
-async def test_a_message_where_bytes_should_be_ends_it(cache: Served) -> None:
+async def test_link_message_in_the_stream_ends_the_connection(cache: Served) -> None:
     stream = Scripted(PING, {"not": "bytes"}, PING)
     await cache.cache.serve(stream, sandbox="x", allowed=lambda: True)
     assert (stream.written, stream.ended) == (PONG, True)
 
 
-async def test_a_stream_that_is_reset_is_over(cache: Served) -> None:
+async def test_reset_stream_ends_the_connection(cache: Served) -> None:
     stream = Scripted(PING, SandlotError("gone"))
     with pytest.raises(SandlotError, match="gone"):
         await cache.cache.serve(stream, sandbox="x", allowed=lambda: True)
     assert stream.written == PONG
 
 
-async def test_a_sandbox_that_asks_for_much_at_once_waits_for_itself_alone(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
+async def test_excess_requests_of_a_sandbox_do_not_delay_other_sandboxes(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
     held = asyncio.Event()
     for number in range(fairness.REQUESTS_PER_SANDBOX * 2):
         registry.says[f"/simple/held{number}/"] = Said(b"x", hold_at=0, held=held)

@@ -1,4 +1,4 @@
-"""Index pages: fresh for a while, asked for again, served as they were where upstream is down."""
+"""Index pages: fresh for a while, then refreshed, and served although expired while upstream does not respond."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def versions(client: httpx.AsyncClient) -> list[str]:
     return [each["filename"].removeprefix("pkg-").removesuffix(".tar.gz") for each in response.json()["files"]]
 
 
-async def test_a_fresh_page_asks_nothing(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
+async def test_fresh_page_is_served_without_a_request(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
     registry.says["/simple/pkg/"] = page(1)
     for _ in range(5):
         assert await versions(client) == ["1"]
@@ -50,7 +50,7 @@ async def test_a_fresh_page_asks_nothing(client: httpx.AsyncClient, registry: Up
     assert (counters.hits, counters.misses) == (5, 1)
 
 
-async def test_an_old_page_is_asked_for_with_what_identifies_it(tmp_path: Path, registry: Upstream) -> None:
+async def test_expired_page_is_requested_with_its_validators(tmp_path: Path, registry: Upstream) -> None:
     def answer(asked: Asked) -> Said:
         return Said(status=304) if asked.headers.get("if-none-match") == '"one"' else page(1, ETag='"one"', **{"Last-Modified": "then"})
 
@@ -63,7 +63,7 @@ async def test_an_old_page_is_asked_for_with_what_identifies_it(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("down", [Said(status=500), Said(status=429), Said(b"x" * 10, cut_at=3), Said(b"{", headers={"Content-Type": JSON})])
-async def test_where_upstream_is_down_the_old_page_is_served_and_the_log_says_so(
+async def test_expired_page_is_served_and_logged_while_upstream_fails(
     tmp_path: Path, registry: Upstream, caplog: pytest.LogCaptureFixture, down: Said
 ) -> None:
     registry.says["/simple/pkg/"] = page(1)
@@ -81,7 +81,7 @@ async def test_where_upstream_is_down_the_old_page_is_served_and_the_log_says_so
     assert "is served as it was" in caplog.text
 
 
-async def test_what_is_kept_outlives_the_service_and_upstream(tmp_path: Path, registry: Upstream) -> None:
+async def test_stored_page_survives_a_restart_and_belongs_to_its_index(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/simple/pkg/"] = page(1)
     for _ in range(2):
         async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
@@ -91,9 +91,7 @@ async def test_what_is_kept_outlives_the_service_and_upstream(tmp_path: Path, re
         assert (await client.get(PAGE)).status_code == 502, "another index's word is not this one's"
 
 
-async def test_a_page_that_there_is_not_is_asked_for_again_soon(
-    client: httpx.AsyncClient, registry: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_page_is_requested_again_soon(client: httpx.AsyncClient, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_page_cache, "MISSING_S", 0.2)
     for _ in range(3):
         assert (await client.get(PAGE)).status_code == 404
@@ -106,7 +104,7 @@ async def test_a_page_that_there_is_not_is_asked_for_again_soon(
     await until(there)
 
 
-async def test_any_number_of_clients_share_one_question(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_concurrent_clients_share_one_refresh(client: httpx.AsyncClient, registry: Upstream) -> None:
     held = page(1)
     held.hold_at = 5
     registry.says["/simple/pkg/"] = held
@@ -119,7 +117,7 @@ async def test_any_number_of_clients_share_one_question(client: httpx.AsyncClien
     assert len(registry.asked) == 1
 
 
-async def test_a_page_that_is_too_large_is_refused_and_others_go_on(
+async def test_too_large_page_is_refused_and_others_are_served(
     client: httpx.AsyncClient, registry: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_page_inputs, "MAX_BYTES", 10_000)
@@ -134,7 +132,7 @@ async def test_a_page_that_is_too_large_is_refused_and_others_go_on(
     assert len(await versions(client)) == 20
 
 
-async def test_of_large_pages_one_is_read_and_made_at_a_time(tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_one_large_page_is_built_at_a_time(tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_page_inputs, "SMALL_BYTES", 1_000)
     making, most = 0, 0
 
@@ -165,7 +163,7 @@ async def test_of_large_pages_one_is_read_and_made_at_a_time(tmp_path: Path, reg
     assert most == 1
 
 
-async def test_an_index_of_several_that_does_not_answer_is_no_index_without_the_package(tmp_path: Path, registry: Upstream) -> None:
+async def test_page_is_not_built_if_one_of_its_indexes_fails(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/a/pkg/"] = page(1)
     registry.says["/b/pkg/"] = Said(status=500)
     sources = PackageSources(pypi=PypiSources(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/", f"{registry.origin}/c/")))
@@ -177,7 +175,7 @@ async def test_an_index_of_several_that_does_not_answer_is_no_index_without_the_
         assert await versions(client) == ["1", "2", "3"]
 
 
-async def test_of_several_only_what_changed_is_sent_and_the_page_is_made_of_all(tmp_path: Path, registry: Upstream) -> None:
+async def test_page_is_built_from_all_indexes_if_one_has_changed(tmp_path: Path, registry: Upstream) -> None:
     def tagged(*numbers: int) -> object:
         tag = f'"{numbers}"'
         return lambda asked: Said(status=304) if asked.headers.get("if-none-match") == tag else page(*numbers, ETag=tag)
@@ -192,7 +190,7 @@ async def test_of_several_only_what_changed_is_sent_and_the_page_is_made_of_all(
         assert await versions(client) == ["1", "2", "3"]
 
 
-async def test_torn_and_strange_files_of_the_store_are_made_anew(tmp_path: Path, registry: Upstream) -> None:
+async def test_damaged_records_and_pages_are_fetched_again(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/simple/pkg/"] = page(1)
     for damage in (b"", b"{}", b"[]", b"\xff", b'{"format": 2, "key": "pypi/pkg", "checked_s": "x", "inputs": 3, "variants": {}}', None):
         async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
@@ -205,7 +203,7 @@ async def test_torn_and_strange_files_of_the_store_are_made_anew(tmp_path: Path,
     assert len(registry.asked) == 7
 
 
-async def test_a_page_of_zeros_is_made_anew_by_the_next_service(tmp_path: Path, registry: Upstream) -> None:
+async def test_page_of_zeros_is_fetched_again_by_the_next_service(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/simple/pkg/"] = page(1, ETag='"one"')
     for _ in range(2):
         async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:

@@ -1,4 +1,4 @@
-"""Pages that another process builds: equal results, errors, and no process that stays."""
+"""Pages that another process builds: equal results, errors, and no process left behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def project(files: int) -> FetchedInput:
     return FetchedInput("http://127.0.0.1:9/simple/pkg/", "application/json", json.dumps(words).encode())
 
 
-async def test_what_it_makes_is_what_is_made_here() -> None:
+async def test_process_builds_the_same_page() -> None:
     for make, got in (
         (partial(npm_metadata.build_metadata, name="pkg", origin="http://127.0.0.1:4479", short=True), packument(500)),
         (partial(npm_metadata.build_metadata, name="pkg", origin="http://127.0.0.1:4479", short=False), packument(3)),
@@ -51,12 +51,12 @@ async def test_what_it_makes_is_what_is_made_here() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b'{"versions": 3}', b"[" * 100_000, b"\xff"])
-async def test_what_makes_no_sense_is_said(body: bytes) -> None:
+async def test_malformed_input_is_an_error(body: bytes) -> None:
     with pytest.raises(ValueError, match="Error"):
         await build_in_process(partial(npm_metadata.build_metadata, name="pkg", origin="", short=True), [FetchedInput("", "application/json", body)])
 
 
-async def test_whatever_becomes_of_it_is_said() -> None:
+async def test_every_end_of_the_process_is_reported() -> None:
     with pytest.raises(ValueError, match="ended with status 3"):
         await running("import os; os._exit(3)")
     with pytest.raises(ValueError, match="ended with status -9"):
@@ -65,7 +65,7 @@ async def test_whatever_becomes_of_it_is_said() -> None:
         await running(f"b'x' * ({MEMORY_BYTES} + 1)")
 
 
-async def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
+async def test_process_ends_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     task = asyncio.create_task(running(f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"))
     await until(lambda: path.exists() and path.read_text(encoding="ascii") != "")

@@ -1,4 +1,4 @@
-"""Files: verified on their way, downloaded once for everybody, kept, and passed through where they cannot be."""
+"""Package files: verified during the download, shared by all clients, stored, or passed through."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def cut(client: httpx.AsyncClient, path: str) -> bytes:
     raise AssertionError("it came to its end")
 
 
-async def test_a_file_comes_from_upstream_once(client: httpx.AsyncClient, registry: Upstream, cache: Served, path: str) -> None:
+async def test_file_is_downloaded_once(client: httpx.AsyncClient, registry: Upstream, cache: Served, path: str) -> None:
     for _ in range(3):
         response = await client.get(path)
         assert response.content == DATA
@@ -75,7 +75,7 @@ async def test_a_file_comes_from_upstream_once(client: httpx.AsyncClient, regist
     assert counters.served_bytes == 3 * len(DATA)
 
 
-async def test_any_number_of_clients_share_one_download(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+async def test_concurrent_clients_share_one_download(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     held = Said(DATA, hold_at=MIB)
     registry.says[f"/f/{NAME}"] = held
     asked = [asyncio.create_task(client.get(path)) for _ in range(20)]
@@ -86,7 +86,7 @@ async def test_any_number_of_clients_share_one_download(client: httpx.AsyncClien
     assert registry.paths.count(f"/f/{NAME}") == 1
 
 
-async def test_a_client_that_leaves_takes_nothing_from_the_others(client: httpx.AsyncClient, registry: Upstream, path: str, tmp_path: Path) -> None:
+async def test_client_that_leaves_does_not_disturb_others(client: httpx.AsyncClient, registry: Upstream, path: str, tmp_path: Path) -> None:
     held = Said(DATA, hold_at=MIB)
     registry.says[f"/f/{NAME}"] = held
     async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_takes_nothing_from_the_others(client: httpx.
     await until(lambda: drafts(tmp_path) == [])
 
 
-async def test_a_download_that_nobody_waits_for_ends(
+async def test_download_without_clients_ends(
     client: httpx.AsyncClient, registry: Upstream, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "LINGER_S", 0.05)
@@ -112,7 +112,7 @@ async def test_a_download_that_nobody_waits_for_ends(
     assert (await client.get(path)).content == DATA
 
 
-async def test_a_wrong_file_is_cut_before_its_end_and_not_kept(client: httpx.AsyncClient, registry: Upstream, cache: Served, path: str) -> None:
+async def test_wrong_file_is_cut_before_its_end_and_not_stored(client: httpx.AsyncClient, registry: Upstream, cache: Served, path: str) -> None:
     wrong = bytearray(DATA)
     wrong[7] ^= 1
     registry.says[f"/f/{NAME}"] = Said(bytes(wrong))
@@ -124,13 +124,13 @@ async def test_a_wrong_file_is_cut_before_its_end_and_not_kept(client: httpx.Asy
     assert (await client.get(path)).content == DATA
 
 
-async def test_a_small_wrong_file_is_not_sent_at_all(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+async def test_no_byte_of_a_small_wrong_file_is_sent(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     registry.says[f"/f/{NAME}"] = Said(b"x" * 1000)
     assert await cut(client, path) == b""
 
 
 @pytest.mark.parametrize("range_", ["bytes=0-99", "bytes=1000000-1999999", "bytes=-500", f"bytes={len(DATA) - 1}-"])
-async def test_a_range_is_answered_out_of_what_is_verified(client: httpx.AsyncClient, registry: Upstream, path: str, range_: str) -> None:
+async def test_range_is_served_from_the_verified_file(client: httpx.AsyncClient, registry: Upstream, path: str, range_: str) -> None:
     response = await client.get(path, headers={"Range": range_})
     start, _, last = response.headers["content-range"].removeprefix("bytes ").partition("/")[0].partition("-")
     assert response.status_code == 206
@@ -139,7 +139,7 @@ async def test_a_range_is_answered_out_of_what_is_verified(client: httpx.AsyncCl
     assert registry.paths.count(f"/f/{NAME}") == 1
 
 
-async def test_no_part_of_a_wrong_file_is_given(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+async def test_range_of_a_wrong_file_is_502(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     registry.says[f"/f/{NAME}"] = Said(b"x" * len(DATA))
     response = await client.get(path, headers={"Range": "bytes=0-99"})
     assert response.status_code == 502
@@ -147,7 +147,7 @@ async def test_no_part_of_a_wrong_file_is_given(client: httpx.AsyncClient, regis
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-async def test_asking_how_long_a_file_is_costs_nobody_room(tmp_path: Path, registry: Upstream, *, hashed: bool) -> None:
+async def test_head_request_evicts_no_file(tmp_path: Path, registry: Upstream, *, hashed: bool) -> None:
     large = bytes(700_000)
     digest = f"sha256-{hashlib.sha256(large).hexdigest()}" if hashed else "unknown"
     registry.says["/simple/other/"] = page(large, hashed=hashed, name="other-1.0.tar.gz")
@@ -167,7 +167,7 @@ async def test_asking_how_long_a_file_is_costs_nobody_room(tmp_path: Path, regis
     assert registry.paths.count(f"/f/{NAME}") == 1
 
 
-async def test_what_a_client_has_is_kept_although_the_service_ends(
+async def test_complete_download_is_stored_although_the_service_stops(
     tmp_path: Path, registry: Upstream, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep, slow = PackageStore.publish, threading.Event()
@@ -184,7 +184,7 @@ async def test_what_a_client_has_is_kept_although_the_service_ends(
     assert registry.paths.count(f"/f/{NAME}") == 1
 
 
-async def test_a_download_that_breaks_is_taken_up_where_it_broke(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+async def test_broken_download_is_resumed(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     def answer(asked: Asked) -> Said:
         if "range" not in asked.headers:
             return Said(DATA, cut_at=2 * MIB)
@@ -196,7 +196,7 @@ async def test_a_download_that_breaks_is_taken_up_where_it_broke(client: httpx.A
     assert registry.paths.count(f"/f/{NAME}") == 2
 
 
-async def test_a_download_that_breaks_behind_its_last_byte_is_whole(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+async def test_download_that_breaks_after_its_last_byte_is_complete(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     def answer(asked: Asked) -> Said:
         if "range" in asked.headers:
             return Said(status=416, headers={"Content-Range": f"bytes */{len(DATA)}"})
@@ -208,9 +208,7 @@ async def test_a_download_that_breaks_behind_its_last_byte_is_whole(client: http
     assert registry.paths.count(f"/f/{NAME}") == 2
 
 
-async def test_a_file_that_becomes_another_one_is_found_out_when_it_is_taken_up(
-    client: httpx.AsyncClient, registry: Upstream, path: str, cache: Served
-) -> None:
+async def test_changed_file_is_detected_when_a_download_is_resumed(client: httpx.AsyncClient, registry: Upstream, path: str, cache: Served) -> None:
     def answer(asked: Asked) -> Said:
         if "range" not in asked.headers:
             return Said(DATA, cut_at=2 * MIB, headers={"ETag": '"one"'})
@@ -223,7 +221,7 @@ async def test_a_file_that_becomes_another_one_is_found_out_when_it_is_taken_up(
 
 
 @pytest.mark.parametrize("size", [1000, len(DATA)])
-async def test_a_place_that_gives_a_wrong_file_is_asked_last_from_then_on(tmp_path: Path, registry: Upstream, size: int) -> None:
+async def test_url_of_a_wrong_file_is_tried_last_afterwards(tmp_path: Path, registry: Upstream, size: int) -> None:
     data = DATA[:size]
     for index in ("a", "b"):
         said = page(data)
@@ -240,13 +238,13 @@ async def test_a_place_that_gives_a_wrong_file_is_asked_last_from_then_on(tmp_pa
     assert registry.paths.count(f"/a/f/{NAME}") == 1
 
 
-async def test_an_upstream_without_ranges_sends_it_again(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+async def test_download_restarts_if_upstream_has_no_ranges(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     answers = iter([Said(DATA, cut_at=2 * MIB), Said(DATA)])
     registry.says[f"/f/{NAME}"] = lambda _: next(answers)
     assert (await client.get(path)).content == DATA
 
 
-async def test_a_download_that_breaks_again_and_again_is_cut(client: httpx.AsyncClient, registry: Upstream, path: str, tmp_path: Path) -> None:
+async def test_download_that_breaks_repeatedly_is_cut(client: httpx.AsyncClient, registry: Upstream, path: str, tmp_path: Path) -> None:
     registry.says[f"/f/{NAME}"] = Said(DATA, cut_at=MIB)
     with pytest.raises(httpx.TransportError):
         await client.get(path)
@@ -254,7 +252,9 @@ async def test_a_download_that_breaks_again_and_again_is_cut(client: httpx.Async
 
 
 @pytest.mark.parametrize("status, expected", [(404, 404), (410, 404), (403, 404), (500, 502), (418, 502)])
-async def test_what_upstream_does_not_give(client: httpx.AsyncClient, registry: Upstream, path: str, status: int, expected: int) -> None:
+async def test_error_of_upstream_is_reported_without_its_text(
+    client: httpx.AsyncClient, registry: Upstream, path: str, status: int, expected: int
+) -> None:
     registry.says[f"/f/{NAME}"] = Said(b"secret words", status)
     response = await client.get(path)
     assert response.status_code == expected
@@ -262,7 +262,7 @@ async def test_what_upstream_does_not_give(client: httpx.AsyncClient, registry: 
     assert registry.origin.encode() not in response.content
 
 
-async def test_a_file_that_nobody_vouches_for_is_passed_through_and_not_kept(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_file_without_a_digest_is_passed_through_and_not_stored(client: httpx.AsyncClient, registry: Upstream) -> None:
     registry.says["/simple/pkg/"] = page(hashed=False)
     registry.says[f"/f/{NAME}"] = Said(DATA)
     path = f"/pypi/files/pkg/unknown/unknown/{NAME}"
@@ -274,7 +274,7 @@ async def test_a_file_that_nobody_vouches_for_is_passed_through_and_not_kept(cli
         await client.get(path)
 
 
-async def test_a_file_that_is_larger_than_the_store_is_verified_and_passed_through(tmp_path: Path, registry: Upstream, path: str) -> None:
+async def test_file_larger_than_the_store_is_verified_and_passed_through(tmp_path: Path, registry: Upstream, path: str) -> None:
     async with served(tmp_path / "small", sources_of(registry.origin), max_bytes=MIB) as cache, cache.client() as client:
         assert (await client.get(path)).content == DATA
         registry.says[f"/f/{NAME}"] = Said(b"x" * len(DATA))
@@ -284,9 +284,7 @@ async def test_a_file_that_is_larger_than_the_store_is_verified_and_passed_throu
     assert list((tmp_path / "small/files").iterdir()) == []
 
 
-async def test_who_takes_what_passes_through_too_slowly_loses_it_and_others_get_theirs(
-    tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_readers_of_passed_through_files_do_not_block_others(tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_through, "MAX_FILES", 3)
     large, name = bytes(32 * MIB), "large-1.0.tar.gz"
     registry.says["/simple/large/"] = page(large, hashed=False, name=name)
@@ -316,7 +314,7 @@ async def test_who_takes_what_passes_through_too_slowly_loses_it_and_others_get_
         await asyncio.gather(*slow, return_exceptions=True)
 
 
-async def test_the_pace_is_what_is_taken_and_not_what_upstream_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pace_counts_only_time_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_through, "PACE_WINDOW_S", 0.05)
 
     async def slowly() -> AsyncGenerator[bytes, None]:
@@ -333,7 +331,7 @@ async def test_the_pace_is_what_is_taken_and_not_what_upstream_gives(monkeypatch
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_full_disk_costs_speed_and_no_packages(small_disk: Path, registry: Upstream, path: str, *, chunked: bool) -> None:
+async def test_full_disk_still_delivers_packages(small_disk: Path, registry: Upstream, path: str, *, chunked: bool) -> None:
     registry.says[f"/f/{NAME}"] = Said(DATA, chunked=chunked)
     async with served(small_disk / "packages", sources_of(registry.origin)) as cache, cache.client() as client:
         for _ in range(2):
@@ -342,7 +340,7 @@ async def test_a_full_disk_costs_speed_and_no_packages(small_disk: Path, registr
     assert list((small_disk / "packages/tmp").iterdir()) == []
 
 
-async def test_files_of_this_machines_folders_need_no_network(tmp_path: Path, registry: Upstream) -> None:
+async def test_files_of_local_folders_need_no_network(tmp_path: Path, registry: Upstream) -> None:
     wheels, simple = tmp_path / "my wheels", tmp_path / "simple/pkg"
     for folder in (wheels, simple):
         folder.mkdir(parents=True)

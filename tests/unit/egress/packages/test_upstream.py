@@ -1,4 +1,4 @@
-"""Asking upstream: who is shown which credential, which redirects are followed, what is logged."""
+"""Requests to upstream: credentials, redirects, certificates, retries and errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from sandlot.egress.packages import upstream as module
 from sandlot.egress.packages.config.values import Access, Credential, netloc_of
 from sandlot.egress.packages.counters import Counters
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import Upstream, UpstreamError, tls_context
+from sandlot.host.blocking import BlockingPool
 from tests.support import upstream as fake
 from tests.support.until import until
 from tests.support.upstream import Said
 
 
 @pytest.fixture
-async def threads() -> AsyncIterator[DiskThreads]:
-    found = DiskThreads()
+async def threads() -> AsyncIterator[BlockingPool]:
+    found = BlockingPool(2, "upstream")
     yield found
     await found.aclose()
 
@@ -33,7 +33,7 @@ async def other() -> AsyncIterator[fake.Upstream]:
         yield found
 
 
-async def get(threads: DiskThreads, url: str, access: Access | None = None, counters: Counters | None = None) -> tuple[int, bytes]:
+async def get(threads: BlockingPool, url: str, access: Access | None = None, counters: Counters | None = None) -> tuple[int, bytes]:
     asking = Upstream(access or Access(), threads, asyncio.Semaphore(1), counters or Counters())
     try:
         async with asking.get(url, {}) as reply:
@@ -46,8 +46,8 @@ def secret(origin: str, path: str = "/") -> Access:
     return Access(credentials=(Credential("http", netloc_of(origin), path, "Bearer secret"),))
 
 
-async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_along(
-    threads: DiskThreads, registry: fake.Upstream, other: fake.Upstream
+async def test_redirect_to_another_host_sends_no_credential_and_no_cookie(
+    threads: BlockingPool, registry: fake.Upstream, other: fake.Upstream
 ) -> None:
     registry.says["/a"] = Said(status=302, headers={"Location": f"{other.origin}/b", "Set-Cookie": "session=secret"})
     other.says["/b"] = Said(status=307, headers={"Location": f"{registry.origin}/c", "Set-Cookie": "session=secret"})
@@ -59,7 +59,7 @@ async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_alon
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://host/x", "/a", "//", "http://[bad/", "unix:///x"])
-async def test_a_redirect_that_leads_nowhere_is_not_followed(threads: DiskThreads, registry: fake.Upstream, location: str) -> None:
+async def test_invalid_redirect_is_not_followed(threads: BlockingPool, registry: fake.Upstream, location: str) -> None:
     registry.says["/a"] = Said(status=301, headers={"Location": location})
     with pytest.raises((UpstreamError, ValueError)):
         await get(threads, f"{registry.origin}/a")
@@ -78,7 +78,7 @@ async def secure(tmp_path: Path) -> AsyncIterator[tuple[fake.Upstream, Path]]:
         yield found, certificate
 
 
-async def test_a_certificate_has_to_be_vouched_for(threads: DiskThreads, secure: tuple[fake.Upstream, Path]) -> None:
+async def test_untrusted_certificate_is_refused(threads: BlockingPool, secure: tuple[fake.Upstream, Path]) -> None:
     https, certificate = secure
     https.says["/a"] = Said(b"there")
     assert await get(threads, f"{https.origin}/a", Access(ca_files=(str(certificate),), ca_system=False)) == (200, b"there")
@@ -87,7 +87,9 @@ async def test_a_certificate_has_to_be_vouched_for(threads: DiskThreads, secure:
         await get(threads, f"{https.origin}/a")
 
 
-async def test_nothing_is_followed_from_https_to_http(threads: DiskThreads, secure: tuple[fake.Upstream, Path], registry: fake.Upstream) -> None:
+async def test_redirect_from_https_to_http_is_not_followed(
+    threads: BlockingPool, secure: tuple[fake.Upstream, Path], registry: fake.Upstream
+) -> None:
     https, certificate = secure
     https.says["/a"] = Said(status=302, headers={"Location": f"{registry.origin}/b"})
     with pytest.raises(UpstreamError, match="not followed"):
@@ -95,7 +97,7 @@ async def test_nothing_is_followed_from_https_to_http(threads: DiskThreads, secu
     assert registry.asked == []
 
 
-async def test_what_helps_to_ask_again_is_asked_again_a_few_times(threads: DiskThreads, registry: fake.Upstream) -> None:
+async def test_temporary_error_is_retried_a_few_times(threads: BlockingPool, registry: fake.Upstream) -> None:
     answers = iter([Said(status=503), Said(status=500), Said(b"there")])
     registry.says["/a"] = lambda _: next(answers)
     counters = Counters()
@@ -108,7 +110,7 @@ async def test_what_helps_to_ask_again_is_asked_again_a_few_times(threads: DiskT
     assert (await get(threads, f"{registry.origin}/none"))[0] == 404
 
 
-async def test_errors_have_no_secret(threads: DiskThreads, registry: fake.Upstream) -> None:
+async def test_error_message_contains_no_secret(threads: BlockingPool, registry: fake.Upstream) -> None:
     registry.says["/a?X-Signature=word"] = Said(status=503)
     with pytest.raises(UpstreamError) as error:
         await get(threads, f"{registry.origin}/a?X-Signature=word", secret(registry.origin))
@@ -118,9 +120,7 @@ async def test_errors_have_no_secret(threads: DiskThreads, registry: fake.Upstre
         await get(threads, "http://127.0.0.1:9/x")
 
 
-async def test_a_proxy_is_asked_in_place_of_the_host_but_for_what_is_left_out(
-    threads: DiskThreads, registry: fake.Upstream, other: fake.Upstream
-) -> None:
+async def test_proxy_is_used_except_for_excluded_hosts(threads: BlockingPool, registry: fake.Upstream, other: fake.Upstream) -> None:
     registry.says["http://index.example/x"] = Said(b"by proxy")
     other.says["/x"] = Said(b"direct")
     access = Access(proxies={"http://": registry.origin, "all://127.0.0.1": None})
@@ -128,7 +128,7 @@ async def test_a_proxy_is_asked_in_place_of_the_host_but_for_what_is_left_out(
     assert await get(threads, f"{other.origin}/x", access) == (200, b"direct")
 
 
-async def test_files_of_this_machine(threads: DiskThreads, tmp_path: Path) -> None:
+async def test_only_regular_local_files_are_served(threads: BlockingPool, tmp_path: Path) -> None:
     (tmp_path / "a b").write_bytes(b"file")
     (tmp_path / "folder").mkdir()
     assert await get(threads, (tmp_path / "a b").as_uri()) == (200, b"file")
@@ -139,7 +139,7 @@ async def test_files_of_this_machine(threads: DiskThreads, tmp_path: Path) -> No
         assert (await get(threads, f"file://{odd}"))[0] == 404
 
 
-def test_how_certificates_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tls_context_follows_the_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert tls_context(Access(), verify=True).verify_mode is ssl.CERT_REQUIRED
     assert tls_context(Access(), verify=False).verify_mode is ssl.CERT_NONE
     assert len(tls_context(Access(), verify=True).get_ca_certs()) > 50
@@ -148,9 +148,7 @@ def test_how_certificates_are_checked(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "is skipped" in caplog.text
 
 
-async def test_connections_are_closed_when_nobody_has_asked_for_a_while(
-    threads: DiskThreads, registry: fake.Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_connections_are_closed(threads: BlockingPool, registry: fake.Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.2)
     registry.says["/a"] = Said(b"there")
 

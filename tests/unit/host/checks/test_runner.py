@@ -57,19 +57,19 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_answer_error_and_missing_answer_are_told_apart(module: str) -> None:
+def test_result_error_and_missing_result_are_distinguished(module: str) -> None:
     answers = run(
         [Task("sum", f"{module}:add", {"a": 1, "b": 2}), Task("error", f"{module}:fail"), Task("gone", f"{module}:vanish"), Task("none", "no:no")]
     )
     assert answers["sum"].value == {"sum": 3}
     assert answers["error"].error == "No such file or directory: /no/such/file"
-    assert answers["gone"].error == "it ended without an answer"
+    assert answers["gone"].error == "it ended without a result"
     assert "no" in answers["none"].error
     assert not any(answer.late for answer in answers.values())
     assert run([]) == {}
 
 
-def test_one_that_hangs_is_ended_with_all_that_it_started_and_delays_nobodys_answer(module: str, tmp_path: Path) -> None:
+def test_hanging_check_is_killed_with_its_children_and_delays_no_other(module: str, tmp_path: Path) -> None:
     note = tmp_path / "note"
     answers = run([Task("late", f"{module}:hang", {"note": str(note)}, deadline_s=2.0), Task("sum", f"{module}:add", {"a": 1, "b": 2})])
     assert answers["late"].late
@@ -78,7 +78,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started_and_delays_nobodys_ans
     assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
-def test_process_that_a_check_left_is_killed_and_not_waited_for(module: str, tmp_path: Path) -> None:
+def test_process_left_by_a_check_is_killed_without_waiting(module: str, tmp_path: Path) -> None:
     note = tmp_path / "note"
     assert run([Task("left", f"{module}:leave", {"note": str(note)}, deadline_s=60.0)])["left"].value is True
     assert gone(int(note.read_text()))
@@ -107,5 +107,5 @@ def test_forked_function_reports_why_it_failed() -> None:
 
     assert run_forked(lambda: None, 10.0) == ""
     assert run_forked(refuse, 10.0) == "no: /there"
-    assert run_forked(lambda: os._exit(7), 10.0) == "it ended without an answer"
+    assert run_forked(lambda: os._exit(7), 10.0) == "it ended without a result"
     assert "within" in run_forked(lambda: time.sleep(100), 0.1)

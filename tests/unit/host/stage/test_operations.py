@@ -52,7 +52,7 @@ def test_namespace_is_refused_if_its_process_ends_early(end: str) -> None:
         "else: print('made')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout == "its process ended\n", done
+    assert done.stdout == "the process that creates the namespace ended\n", done
 
 
 def test_refused_namespace_leaves_nothing() -> None:

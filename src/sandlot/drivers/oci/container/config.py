@@ -1,8 +1,8 @@
 """The ``config.json`` of an OCI bundle for crun. Pure.
 
-These layers separate the code from the host's kernel. Each of them is independent of the others:
+Several independent layers separate the tenant's code from the host's kernel:
 
-- Own namespaces of every kind. In the user namespace, root inside is an id of the host that owns nothing there.
+- A separate namespace of every kind. In the user namespace, root inside is an id of the host that owns nothing there.
 - Capabilities over that namespace only, without SYS_ADMIN, NET_ADMIN and SYS_RESOURCE.
 - A list of allowed system calls (``seccomp.py``). No program can gain privileges.
 - No sysfs. Files of /proc that describe the host's devices or the internals of its kernel are covered, and none can be written.
@@ -36,7 +36,7 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
-    # Debuggers of root. Other users trace their own processes without it.
+    # For debuggers that run as root. Other users can trace their own processes without this capability.
     "CAP_SYS_PTRACE",
 )
 """Capabilities over objects of the sandbox's own user namespace. Omitted: MKNOD, because the devices would not work; SYS_ADMIN, NET_ADMIN, NET_RAW,
@@ -56,7 +56,8 @@ MASKED = (
 """Paths that are covered by an empty file or folder, if the kernel has them."""
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 READ_ONLY = ("/proc/sys", BOOT_ID)
-"""The second path is a mount inside the first, which is bound again without it."""
+"""Paths that are mounted read-only. The runtime binds such a path over itself, without the mounts inside. So the mount at :data:`BOOT_ID` is listed
+separately."""
 
 DEV_BYTES = 64 * 1024
 SHM = "/dev/shm"  # noqa: S108 - the sandbox's
@@ -80,7 +81,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": list(GUEST_ARGV),
-            # With HOME: otherwise crun looks for it in the image's /etc/passwd, and blocks for ever if that is a pipe.
+            # HOME is set because crun would otherwise look it up in the image's /etc/passwd, and block for ever if that is a pipe.
             "env": [f"PATH={GUEST_PATH}", "HOME=/"],
             "cwd": "/",
             # No "ambient": a process that the guest starts as another user has no capabilities.
@@ -107,7 +108,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
                 "source": "devpts",
                 "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=256"],
             },
-            # Shared memory counts as memory. At half of the limit it is refused (ENOSPC), before it ends the sandbox.
+            # Shared memory counts against the memory limit. Beyond half of the limit, a write fails (ENOSPC) instead of ending the sandbox.
             {
                 "destination": SHM,
                 "type": "tmpfs",

@@ -31,36 +31,36 @@ from sandlot.protocol.schema import most_pids
 OPEN_FILES = 65536
 """Limit per process. The host's kernel charges open files to the memory limit."""
 OWN_TASKS = 48
-"""Host tasks besides those that the guest allows: the guest, the keeper, crun while it starts, and a margin. Without the margin the host would refuse
-tasks before the guest, which counts existing tasks, could notice that there are too many."""
+"""Host tasks in addition to those that the guest allows: the guest, the keeper, crun while it starts, and a margin. Without the margin, the host
+would refuse a task before the guest, which counts existing tasks, notices that the limit is reached."""
 
 _PASSABLE = 0o711
 """crun enters these folders as the sandbox's root, which has no rights on the host. No user but root can list them."""
 
 
 def group_limits(limits: Limits) -> GroupLimits:
-    """Return the limits of the control group for the limits of a sandbox. A process inside is a process of the host."""
+    """Return the limits of the control group of a sandbox with these limits. Each process inside counts as one task of the host."""
     return GroupLimits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=most_pids(limits.pids) + OWN_TASKS)
 
 
 def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
     """Return the operations of the stage before it starts the runtime."""
     if inputs.first_id is None:
-        raise InternalError("A container needs user ids of its own.")
+        raise InternalError("The container was prepared without user ids.")
     shape, folder = inputs.shape, inputs.folder
     return (
-        # First, so that everything that follows is counted, limited, and found by the group's name.
+        # The group is entered first, so that everything that follows is counted, limited, and found by the group's name.
         *(("join", str(file)) for file in inputs.entry_files),
         ("oom_score", str(OOM_SCORE)),
         # Neither the runtime nor a program inside may write a core file on the host (``runtime.py``).
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
-        # Set here, because a limit inherited from the service could not be raised in a user namespace.
+        # The limit is set here, because one that is inherited from the service could not be raised in a user namespace.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, f"mode={_PASSABLE:o},size=1m"),
-        # The stage is in the group already, and crun must not manage groups. It sees an empty folder, whatever the host's layout is: crun refuses
-        # hybrid hosts.
+        # The stage is in the group already, so crun must not manage groups. It sees an empty folder in place of the host's groups, because it
+        # refuses hybrid hosts.
         ("tmpfs", VIEW_CGROUPS, "mode=0700,size=4k"),
         *(("mkdir", path, _PASSABLE) for path in (VIEW, VIEW_ROOT)),
         ("hub", VIEW_VOLUMES, MOST_MOUNTS),

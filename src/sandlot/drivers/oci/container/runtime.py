@@ -1,8 +1,8 @@
 """The container runtime: finding crun, and its command lines.
 
 crun is used instead of runc because it can leave control groups alone (``--cgroup-manager=disabled``). The stage is in the sandbox's group already,
-so crun moves no process, and the host's layout of control groups does not matter. Otherwise crun 1.8 refuses hybrid hosts, and runc creates groups
-whose names could not be found after a crash.
+so crun moves no process, and the host's layout of control groups does not matter. If crun 1.8 manages groups itself, it refuses hybrid hosts. runc
+creates groups whose names could not be found after a crash.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Crun:
     hub: str | None = None
     """crun itself mounts the volumes at their paths."""
     bytes_per_inode: int | None = 16 * 1024
-    """Default of mke2fs: every file that is written inside is a file of this disk."""
+    """The default of mke2fs, because every file that is written inside is a file on this disk."""
     oom_statuses: frozenset[int] = frozenset((-signal.SIGKILL,))
-    """The guest was killed. crun has ended long before and is not its parent."""
+    """SIGKILL, received by the guest. crun itself has ended long before."""
 
     @property
     def unsupported(self) -> Mapping[DriverCapability, str]:
-        """Capabilities that the runtime has on no host, each with the reason."""
+        """Capabilities that the runtime lacks on every host, each with the reason."""
         return _UNSUPPORTED
 
     def find(self) -> Program:
@@ -97,7 +97,7 @@ class Crun:
         return self.locate()
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """Return the limits of the control group for the limits of a sandbox."""
+        """Return the limits of the control group of a sandbox with these limits."""
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
@@ -107,11 +107,11 @@ class Crun:
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
         """Return the ``config.json`` of the bundle."""
         if first_id is None or spec is None:
-            raise InternalError("A container needs user ids of its own and a spec.")
+            raise InternalError("The container was prepared without user ids or a spec.")
         return oci_config(shape, spec, first_id, IDS, volumes)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the disk is a file system
-        """Return the command that starts a sandbox and returns once it runs."""
+        """Return the command that starts a sandbox. The command ends once the sandbox runs."""
         return (
             str(program.path),
             f"--root={VIEW_FOLDER}/runtime",
@@ -126,15 +126,15 @@ class Crun:
         )
 
     def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - part of the interface
-        """Raise UnsupportedError: a created container could only be restored."""
+        """Raise UnsupportedError, because only a runtime with snapshots creates a sandbox before it starts the guest."""
         raise _no_snapshots_error()
 
     def engine(self, program: Program) -> Engine:  # noqa: ARG002 - part of the interface
-        """Raise UnsupportedError: there are no snapshots."""
+        """Raise UnsupportedError, because the runtime has no snapshots."""
         raise _no_snapshots_error()
 
     def after_start(self, started: Started) -> None:
-        """Do nothing."""
+        """Do nothing: crun has done everything."""
 
     def disk_bytes(self, started: Started) -> int:
         """Return the bytes in the file system, including those that are not on the disk yet.

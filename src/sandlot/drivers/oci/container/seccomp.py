@@ -1,12 +1,12 @@
 """System calls that a container may make: a list of allowed calls. All other calls are refused.
 
 Invariants:
-- A call that is on no list fails with ENOSYS, as on a kernel without it. Programs and libraries then fall back, also from calls that are newer than
-  this list. Omitted on purpose, among others: clone3; clone with flags for namespaces; io_setup and related calls, which use up a number that the
-  whole host shares (fs.aio-max-nr); io_uring, for years the weakest part of the kernel.
+- A call that is on no list fails with ENOSYS, as on a kernel without it. Programs and libraries then use an older call, also in place of calls
+  that are newer than this list. Omitted on purpose, among others: clone3; clone with flags for namespaces; io_setup and related calls, which consume
+  a limit of the whole host (fs.aio-max-nr); io_uring, a frequent source of kernel vulnerabilities.
 - A call that administers the machine, opens a namespace or accesses kernel objects of another process fails with EPERM, so that programs report the
   right cause.
-- There is one architecture: a call with 32-bit or x32 numbers ends its thread, which is libseccomp's default for foreign architectures.
+- Only the native architecture is allowed: a call with 32-bit or x32 numbers ends its thread, which is libseccomp's default for foreign architectures.
 
 Sources: syscalls(2) and the manual page of each call. The numbers are x86-64's.
 """
@@ -29,7 +29,7 @@ PROTOCOLS = {SOCK_STREAM: (0, 6), SOCK_DGRAM: (0, 17)}
 AF_NETLINK, NETLINK_ROUTE = 16, 0
 """The only netlink family allowed; getifaddrs(3) needs it. Other families reach the crypto, audit and firewall code of the host's kernel."""
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
-"""Linux, Linux32, each with UNAME26; no address randomisation, for debuggers; the query (personality(2))."""
+"""Arguments of personality(2): Linux, Linux32, each with UNAME26; no address randomisation, for debuggers; the query."""
 
 ALLOWED = (
     # Files and folders.
@@ -53,14 +53,14 @@ ALLOWED = (
     *("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "seccomp", "set_robust_list"),
     *("set_tid_address", "setfsgid", "setfsuid", "setgid", "setgroups", "setpgid", "setpriority", "setregid", "setresgid", "setresuid"),
     *("setreuid", "setrlimit", "setsid", "setuid", "sigaltstack", "signalfd", "signalfd4", "tgkill", "tkill", "vfork", "wait4", "waitid"),
-    # Changing the root below the own root, and reading the own capabilities.
+    # chroot(2) inside the sandbox, and the capabilities of the calling process.
     *("capget", "capset", "chroot"),
-    # Debuggers and profilers of the own processes. The kernel does not allow tracing across user namespaces.
+    # Debuggers and profilers. The kernel does not allow tracing across user namespaces.
     *("kcmp", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace"),
     # Memory.
     *("brk", "cachestat", "get_mempolicy", "madvise", "memfd_create", "mincore", "mlock", "mlock2", "mlockall", "mmap", "mprotect", "mremap"),
     *("msync", "munlock", "munlockall", "munmap", "pkey_alloc", "pkey_free", "pkey_mprotect", "remap_file_pages", "set_mempolicy"),
-    # Sockets. The allowed kinds are below.
+    # Sockets. `seccomp_filter` limits their kinds.
     *("accept", "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg"),
     *("sendmsg", "sendto", "setsockopt", "shutdown"),
     # Communication between processes of one sandbox, which has its own IPC namespace.
@@ -77,7 +77,7 @@ ALLOWED = (
 
 WITHOUT_EFFECT = ("sync", "syncfs")
 """Calls that succeed and do nothing. sync(2) would write back all unwritten data of the host and delay every process, and no sandbox's disk is read
-again after a crash. fsync(2) of own files is allowed."""
+again after a crash. fsync(2) of single files is allowed."""
 
 REFUSED = (
     # Mounts and roots.

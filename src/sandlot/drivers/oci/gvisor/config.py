@@ -1,6 +1,6 @@
 """The ``config.json`` of an OCI bundle for runsc. Pure.
 
-Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and runsc's reading of it.
+Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and its implementation in runsc.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sandlot.model.specs import Shape
 
 HOST_NAME = "sandbox"
 HUB = f"{GUEST_ROOT}/{VOLUMES}"
-"""Directory inside with the volumes, each in a folder named after its slot. The guest binds them to their paths."""
+"""Directory inside the sandbox with the volumes, each in a folder named after its slot. The guest binds them to their paths."""
 OPEN_FILES_SOFT = 65536
 OPEN_FILES_HARD = 1_048_576
 """Linux's own maximum (fs.nr_open). Open files inside take memory of gVisor's kernel only, which the memory limit covers."""
 
 CAPABILITIES = (
-    # Usual capabilities of root in a container: files, other users, low ports, device nodes (which lead nowhere here).
+    # Usual capabilities of root in a container: files, other users, low ports, device nodes (which have no devices here).
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
@@ -35,11 +35,11 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
-    # For the guest: the host name, when a sandbox gets its owner; limits and priorities of processes.
+    # For the guest: setting the host name when the sandbox gets its owner, and limits and priorities of processes.
     "CAP_SYS_ADMIN",
     "CAP_SYS_NICE",
     "CAP_SYS_RESOURCE",
-    # Debuggers of root. Other users trace their own processes without it.
+    # For debuggers that run as root. Other users can trace their own processes without this capability.
     "CAP_SYS_PTRACE",
 )
 """Capabilities over objects of gVisor's own kernel. On the host, the process that runs this kernel has none. SYS_ADMIN allows root inside to call
@@ -80,7 +80,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
-            # Shared memory counts as memory. At half of the limit it is refused (ENOSPC), before it ends the sandbox.
+            # Shared memory counts against the memory limit. Beyond half of the limit, a write fails (ENOSPC) instead of ending the sandbox.
             # /tmp is on the disk instead (see SandboxHostResources.create_resources): it is for large files.
             {
                 "destination": "/dev/shm",  # noqa: S108 - the sandbox's

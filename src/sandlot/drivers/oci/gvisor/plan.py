@@ -43,7 +43,7 @@ _SHOWN_CONTROLLERS = (
 
 
 def group_limits(limits: Limits) -> GroupLimits:
-    """Return the limits of the control group for the limits of a sandbox."""
+    """Return the limits of the control group of a sandbox with these limits."""
     return GroupLimits(
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
@@ -56,7 +56,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
     shape, folder = inputs.shape, inputs.folder
     limits = group_limits(shape.limits)
     return (
-        # First, so that everything that follows is counted, limited, and found by the group's name.
+        # The group is entered first, so that everything that follows is counted, limited, and found by the group's name.
         *(("join", str(file)) for file in inputs.entry_files),
         ("oom_score", str(STUB_OOM_SCORE)),
         # A runtime that crashes must not write memory of tenants to a core file on the host.

@@ -1,8 +1,8 @@
-"""gVisor's runtime: finding runsc, its abilities, and its command lines.
+"""gVisor's runtime: finding runsc, its features, and its command lines.
 
 Invariants:
-- The newest runsc on PATH is used. A release older than :data:`MIN_RELEASE` is refused, because it lacks what is needed.
-- The abilities of a program are found by trying them, once per content.
+- The newest runsc on PATH is used. A release older than :data:`MIN_RELEASE` is refused, because it lacks required features.
+- The features of a program are found by trying them, once for each build.
 - No flag weakens the boundary: no host network, no host sockets, no direct access to host files, no flag overrides.
 """
 
@@ -51,7 +51,7 @@ def release_date(version: str) -> int:
 
 
 def find_runsc(search_path: str | None = None) -> Program:
-    """Return the newest runsc on PATH and its abilities. Takes some ten milliseconds.
+    """Return the newest runsc on PATH and its features. Takes some ten milliseconds.
 
     Args:
         search_path: Folders, separated by colons. None: PATH of this process.
@@ -89,13 +89,13 @@ class Runsc:
     own_ids: bool = False
     hub: str | None = HUB
     bytes_per_inode: int | None = None
-    """gVisor writes everything to one file."""
+    """None, because gVisor writes everything to one file."""
     oom_statuses: frozenset[int] = frozenset((1, 128 + signal.SIGKILL, -signal.SIGKILL))
-    """gVisor ends with code 1 or 137 after it lost one of its own processes."""
+    """Exit codes of gVisor after the kernel killed it or one of its processes."""
 
     @property
     def unsupported(self) -> Mapping[DriverCapability, str]:
-        """Capabilities that the runtime has on no host: none."""
+        """Capabilities that the runtime lacks on every host: none."""
         return _UNSUPPORTED
 
     def find(self) -> Program:
@@ -107,7 +107,7 @@ class Runsc:
         return self.locate()
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """Return the limits of the control group for the limits of a sandbox."""
+        """Return the limits of the control group of a sandbox with these limits."""
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
@@ -125,7 +125,7 @@ class Runsc:
         return oci_config(shape, group_limits(shape.limits), has_hub=(shape.root.path / HUB.strip("/")).is_dir())
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """Return the command that starts a sandbox and returns once it runs."""
+        """Return the command that starts a sandbox. The command ends once the sandbox runs."""
         return (*flags(program, disk_bytes), "run", "-detach", *_BUNDLE, ref)
 
     def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Commands to a running runsc through its command line, which works with every release.
 
 The commands run in the mount namespace of the sandbox's stage, because runsc looks for its state at the paths of that namespace. nsenter(1) of
-util-linux enters it. Folders of the host are passed as descriptors, because their paths may mean nothing in the namespace.
+util-linux enters it. Folders of the host are passed as descriptors, because their paths may not exist in the namespace.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class CliEngine:
         await self._run(running, "start")
 
     async def restore(self, running: RunningOciRuntime, image: Path) -> None:
-        """Start from images."""
+        """Start a created sandbox from the images in a folder."""
         await self._run(running, "restore", "-detach", image=image)
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write images, uncompressed: compressed ones take 3 to 5 times as long to write and to read."""
+        """Write images without compression: compressed images take 3 to 5 times as long to write and to read."""
         await self._run(running, "checkpoint", "-leave-running", "-compression=none", image=image)
 
     async def _run(self, running: RunningOciRuntime, *command: str, image: Path | None = None) -> None:

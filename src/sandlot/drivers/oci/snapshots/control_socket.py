@@ -8,7 +8,7 @@ through their command line (``command_line.py``). Both ways pass the same tests.
 Invariants:
 - The socket is reached through a descriptor of its folder, because its path may be longer than the 107 bytes of an address.
 - The service connects as root of the host. Nothing inside the sandbox can reach the socket, which lies in the host's file system.
-- A checkpoint always lets the sandbox continue. With the other option, the sandbox would end even if the disk is full and nothing was written.
+- The sandbox always continues after a checkpoint (``Resume``). Otherwise it would end even if the disk is full and nothing was written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOPBACK = {
         {"Destination": {"IP": "::1", "Mask": base64.b64encode(bytes((255,)) * 16).decode()}},
     ],
 }
-"""Configuration that the command line gives every sandbox without a network before it starts or restores the sandbox."""
+"""Network configuration with only the loopback device. runsc's command line sends the same before it starts or restores a sandbox."""
 
 
 class ControlEngine:
@@ -54,12 +54,12 @@ class ControlEngine:
         await call(running, "containerManager.StartRoot", running.folder.ref)
 
     async def restore(self, running: RunningOciRuntime, image: Path) -> None:
-        """Start from images."""
+        """Start a created sandbox from the images in a folder."""
         with _open_images(image, os.O_RDONLY) as files:
             await call(running, "containerManager.Restore", {"HavePagesFile": True, "HaveDeviceFile": False}, files)
 
     async def save(self, running: RunningOciRuntime, image: Path) -> None:
-        """Write images."""
+        """Write images into an empty folder."""
         options = {"metadata": {"compression": "none"}, "have_pages_file": True, "Resume": True}
         with _open_images(image, os.O_RDWR | os.O_CREAT | os.O_EXCL) as files:
             await call(running, "containerManager.Checkpoint", options, files)
@@ -87,7 +87,7 @@ async def call(running: RunningOciRuntime, method: str, argument: object, files:
                     raise EngineError("the runtime does not read its control socket")
                 response = await _receive_response(connection)
     except TimeoutError:
-        raise EngineError(f"the runtime has not answered for {RESPONSE_TIMEOUT_S:g} s") from None
+        raise EngineError(f"the runtime sent no response within {RESPONSE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise EngineError(f"the runtime cannot be reached ({error.strerror})") from error
     if not response.get("success"):

@@ -1,8 +1,8 @@
-"""Folder of a snapshot on disk: written inside the sandbox's folder, completed by one rename.
+"""Folder of a snapshot on disk. It is written inside the sandbox's folder and gets its final name by one rename.
 
 Invariants:
 - A folder that has its final name is complete. The manifest is written last, everything is synced before the rename if the snapshot must be durable,
-  and a rename within one file system is done or not done (rename(2)).
+  and a rename within one file system is atomic (rename(2)).
 - A partial snapshot of a killed service is in the sandbox's folder and is removed with it.
 - Only root of the host can read the files: they contain the whole memory of a sandbox.
 """
@@ -55,7 +55,7 @@ def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int
         image: Folder with all images.
         manifest: Manifest of the snapshot.
         into: Final name, which must not exist. Its parents are created.
-        durable: True if the snapshot must survive a loss of power from the return on.
+        durable: True if the snapshot must survive a loss of power once this function has returned.
 
     Returns:
         Size of the folder on disk, in bytes.

@@ -1,4 +1,4 @@
-"""Manifest of a snapshot: what a restore must know besides the images. Pure except for :func:`read`.
+"""Manifest of a snapshot: the data that a restore needs besides the images. Pure except for :func:`read`.
 
 A snapshot depends on the build of the runtime that wrote it, because another build refuses it or misreads it. It also depends on the root file system
 whose files its programs have open, and on limits that programs inside have seen.

@@ -2,9 +2,9 @@
 
 =======  ==============================================================================================================================
 begin    Create an empty folder in the sandbox's own folder.
-thaw     If the sandbox is paused: leave a mark, so that a service that adopts the sandbox freezes it again.
+thaw     Thaw a paused sandbox. A mark makes a service that adopts the sandbox freeze it again.
 save     The runtime stops every task, writes its images, and lets the tasks continue.
-freeze   If the sandbox was paused, or is about to end.
+freeze   Freeze the sandbox if it was paused, or is about to end.
 finish   Write the manifest, sync, rename.
 =======  ==============================================================================================================================
 

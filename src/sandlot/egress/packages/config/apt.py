@@ -28,7 +28,7 @@ def parse_sources(targets: str, dump: str, logins: Iterable[tuple[str, str, str]
     known = parse_targets(targets)
     credentials: list[Credential] = []
     archives = dict(DEBIAN)
-    # Before the first `apt-get update`, apt does not know which source is Debian's stable one. The names of its suites find it then.
+    # Before the first `apt-get update`, apt does not know which source is Debian's stable one. Then the configured names of suites are tried.
     suites = (_ANY_SUITE, *dict.fromkeys(target.release for target in known if "-" not in target.release))
     for target, suite in next((found for suite in suites if (found := choose(known, suite, architecture))), ()):
         name = {"": "debian", "security": "debian-security"}.get(suite.partition("-")[2])
@@ -63,7 +63,7 @@ def _access(dump: str, credentials: list[Credential]) -> Access:
 
 
 def _credentials(logins: Iterable[tuple[str, str, str]]) -> list[Credential]:
-    """Return the credentials of apt_auth.conf(5). A machine without a scheme is meant for https only."""
+    """Return the credentials of apt_auth.conf(5). An entry without a scheme is valid for https only."""
     found = []
     for machine, user, password in logins:
         url = machine if "://" in machine else f"https://{machine}"

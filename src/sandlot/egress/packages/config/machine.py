@@ -1,4 +1,4 @@
-"""Reading this machine's configuration of pip, npm and apt. The modules beside this one interpret it.
+"""Reading this machine's configuration of pip, npm and apt. The other modules of this folder parse the text.
 
 Invariants:
 - A file that does not exist, cannot be read or is malformed counts as empty; the rest of the configuration applies.
@@ -31,9 +31,9 @@ class PackageSources:
     """Upstream indexes of all registries.
 
     Args:
-        pypi: Python's.
-        npm: JavaScript's.
-        debian: Debian's.
+        pypi: Indexes of Python packages.
+        npm: Registries of JavaScript packages.
+        debian: Archives of Debian packages.
     """
 
     pypi: PypiSources = field(default_factory=PypiSources)

@@ -1,7 +1,7 @@
 """Npm's configuration of this machine: npmrc files and ``npm_config_*`` variables. Pure.
 
 The keys are documented in npm's documentation, "npmrc" and "config". Variables override files, and the user's file overrides the machine's. The
-key of a credential begins with the place it is for: ``//HOST/PATH/:_authToken``.
+key of a credential begins with the URL prefix that it is valid for: ``//HOST/PATH/:_authToken``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECRETS = ("_authToken", "_auth", "username", "_password")
 
 
 def config_files(env: Mapping[str, str]) -> list[Path]:
-    """Return the configuration files that npm reads: first the machine's, for which Debian's npm has its own path, then the user's."""
+    """Return the configuration files that npm reads: first the machine's, at the paths of npm and of Debian's npm, then the user's."""
     lower = {name.lower(): value for name, value in env.items()}
     home = Path(env.get("HOME") or "/nonexistent")
     machine = [Path(lower[f"{_PREFIX}globalconfig"])] if lower.get(f"{_PREFIX}globalconfig") else []
@@ -34,7 +34,7 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
     """Return the configured options by key. Repeated keys (``ca[]``) are joined by newlines.
 
     Args:
-        texts: Contents of npmrc files, the farthest from the user first.
+        texts: Contents of npmrc files. Later files take precedence.
         env: Environment variables.
     """
     found: dict[str, str] = {}
@@ -97,24 +97,24 @@ def parse_sources(options: Mapping[str, str], env: Mapping[str, str]) -> NpmSour
 
 
 def _credentials(options: Mapping[str, str], roots: list[str]) -> list[Credential]:
-    """Return the credentials of places. Credentials without a place, as in old npmrc files, are for the registry."""
+    """Return all credentials. Credentials without a URL prefix, as in old npmrc files, are valid for the registry."""
     schemes = {netloc_of(root): urlsplit(root).scheme for root in roots}
-    places: dict[str, dict[str, str]] = {}
+    by_prefix: dict[str, dict[str, str]] = {}
     for key, value in options.items():
-        place, colon, name = key.rpartition(":")
-        if colon and place.startswith("//") and name in _SECRETS:
-            places.setdefault(place, {})[name] = value
-    without_place = {name: value for name in ("_authToken", "_auth") if (value := options.get(name, options.get(name.replace("_", "-"), "")))}
+        prefix, colon, name = key.rpartition(":")
+        if colon and prefix.startswith("//") and name in _SECRETS:
+            by_prefix.setdefault(prefix, {})[name] = value
+    without_prefix = {name: value for name in ("_authToken", "_auth") if (value := options.get(name, options.get(name.replace("_", "-"), "")))}
     found = []
-    if without_place:
-        places.setdefault(roots[0].partition(":")[2], without_place)
-    for place, secrets in places.items():
+    if without_prefix:
+        by_prefix.setdefault(roots[0].partition(":")[2], without_prefix)
+    for prefix, secrets in by_prefix.items():
         header = _header(secrets)
-        parts = urlsplit(f"https:{place}")
-        # A place has no scheme: use the one of the registry there, and never plain HTTP for a place without a registry.
-        scheme = schemes.get(netloc_of(f"https:{place}")) or schemes.get(netloc_of(f"http:{place}")) or "https"
+        parts = urlsplit(f"https:{prefix}")
+        # A prefix has no scheme: use that of the registry on the same host, and never plain HTTP for a host without a registry.
+        scheme = schemes.get(netloc_of(f"https:{prefix}")) or schemes.get(netloc_of(f"http:{prefix}")) or "https"
         if header:
-            found.append(Credential(scheme, netloc_of(f"{scheme}:{place}"), parts.path or "/", header))
+            found.append(Credential(scheme, netloc_of(f"{scheme}:{prefix}"), parts.path or "/", header))
     return found
 
 

@@ -1,7 +1,7 @@
 """Pip's configuration of this machine: configuration files and ``PIP_*`` variables. Pure.
 
-The options are documented in pip's user guide, "Configuration", and in ``pip install --help``. Variables override files, files nearer to the
-user override those farther away, and ``[install]`` overrides ``[global]``.
+The options are documented in pip's user guide, "Configuration", and in ``pip install --help``. Variables override files, the user's files
+override the system's, and ``[install]`` overrides ``[global]``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROXY_PATTERNS = ("http://", "https://")
 
 
 def config_files(env: Mapping[str, str], prefix: str) -> list[Path]:
-    """Return the configuration files that pip reads, the farthest from the user first.
+    """Return the configuration files that pip reads. Later files take precedence.
 
     Args:
         env: Environment variables.
@@ -41,7 +41,7 @@ def parse_options(texts: Iterable[str], env: Mapping[str, str]) -> dict[str, str
     """Return the configured options by long name.
 
     Args:
-        texts: Contents of configuration files, the farthest first. Malformed ones are ignored.
+        texts: Contents of configuration files. Later files take precedence; malformed ones are ignored.
         env: Environment variables.
     """
     found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}

@@ -1,8 +1,9 @@
 """Upstream package indexes and the access to them, as values.
 
 Invariants:
-- No URL here contains a user or a password. Credentials are separate values, each with the place it belongs to, and no ``repr`` shows them.
-- A credential is sent with URLs below its place and with no others, whatever redirects there.
+- No URL here contains a user or a password. Credentials are separate values, each with the URL prefix that it is valid for, and no ``repr`` shows
+  them.
+- A credential is sent only with requests for URLs below its prefix, also after redirects.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A credential for one place.
+    """A credential for all URLs with one prefix.
 
     Args:
         scheme: ``https`` or ``http``; empty for both.
@@ -88,7 +89,7 @@ class PypiSources:
     Args:
         indexes: Roots of simple indexes (PEP 503), with a trailing slash; also ``file://``. Earlier indexes take precedence.
         links: Folders (``file://``, with a trailing slash) and pages with links to packages of any name.
-        access: Access to them.
+        access: Certificates, proxies and credentials for them.
     """
 
     indexes: tuple[str, ...] = (PYPI,)
@@ -103,7 +104,7 @@ class NpmSources:
     Args:
         registry: Root of the registry, with a trailing slash.
         scopes: Root of another registry by ``@scope``.
-        access: Access to them.
+        access: Certificates, proxies and credentials for them.
     """
 
     registry: str = NPM
@@ -117,7 +118,7 @@ class DebianSources:
 
     Args:
         archives: Roots of ``debian`` and ``debian-security``, with a trailing slash.
-        access: Access to them.
+        access: Certificates, proxies and credentials for them.
     """
 
     archives: Mapping[str, str] = field(default_factory=lambda: DEBIAN)

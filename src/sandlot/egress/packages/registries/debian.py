@@ -3,8 +3,8 @@
 apt in the sandbox verifies everything: signatures of Release files, indexes by the digests in the Release file, packages by those in the index.
 
 Invariants:
-- Release files are index pages, fresh for a while. Other files in ``dists/`` are served as the served Release file names them, so that one set
-  of indexes fits together.
+- Release files are index pages, fresh for a while. Other files in ``dists/`` are served with the digests of the stored Release file, so
+  that all indexes that a sandbox gets belong together.
 - An index is stored by its digest. A package is stored by its URL, because its name contains the version and its content never changes. Only a
   complete file is stored.
 - A client that sends ``Cache-Control: no-cache`` gets a package from upstream, and the stored copy is replaced.
@@ -30,7 +30,7 @@ from sandlot.egress.packages.registries.index_page_response import page_response
 from sandlot.egress.packages.upstream import Upstream
 
 MAX_RELEASES = 32
-"""Parsed Release files in memory. Each names some hundred files."""
+"""Parsed Release files in memory. Each names several hundred files."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._+~:%=@,!-]+")
 _RELEASES = frozenset({"InRelease", "Release", "Release.gpg"})
 _BY_HASH = {"SHA256": "sha256", "SHA512": "sha512"}
@@ -64,7 +64,7 @@ class DebianRegistry:
         """
         archive, *names = request.segments
         if request.is_folder or not all(_SEGMENT.fullmatch(name) for name in names):
-            raise HttpError(404, "The archive has files, and no lists of them.")
+            raise HttpError(404, "The archive does not list its folders.")
         match names:
             case ["dists", suite, name] if name in _RELEASES:
                 return await self._respond_with_release(request, archive, suite, name)
@@ -77,7 +77,7 @@ class DebianRegistry:
                 is_package = names[-1].endswith(".deb")
                 return await self._respond_with_file(request, PackageFile((self._url(archive, names),), None, is_verified_by_client=is_package))
             case _:
-                raise HttpError(404, "The archive has dists/ and pool/.")
+                raise HttpError(404, "The archive has only dists/ and pool/.")
 
     async def _respond_with_release(self, request: Request, archive: str, suite: str, name: str) -> Response:
         page = await self._index_pages.get(self._release_page(archive, suite, name), self._upstream)

@@ -63,7 +63,7 @@ class NpmRegistry:
         return await page_response(self._index_pages.pages, page, "body", media_type, request, (("Vary", "Accept"),))
 
     async def _respond_with_tarball(self, request: Request, name: str, filename: str) -> Response:
-        # A published version never changes, so stored metadata of any age is tried before upstream is asked.
+        # A published version never changes, so stored metadata of any age is tried before a request to upstream.
         for short, any_age in ((True, True), (False, True), (True, False)):
             page = await self._index_pages.get(self._metadata_page(name, short=short), self._upstream, any_age=any_age, fetch=not any_age)
             table = None if page.is_missing else await self._index_pages.pages.read_all(page, "table")

@@ -43,7 +43,7 @@ def build_metadata(inputs: Sequence[FetchedInput], *, name: str, origin: str, sh
     """Build the metadata to serve (``body``) and a table of the upstream files (``table``).
 
     Args:
-        inputs: The metadata of upstream, alone.
+        inputs: One input: upstream's metadata.
         name: Name of the package.
         origin: Origin of the cache inside a sandbox.
         short: Build the abbreviated form. Upstream may not support it; the full form is abbreviated then.

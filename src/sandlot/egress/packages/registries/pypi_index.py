@@ -179,7 +179,7 @@ class _LinkParser(HTMLParser):
 
 
 def _fetchable_url(base: str, href: object) -> str | None:
-    """Return the target of a link, or None if it may not be fetched: a page of a network never leads to files of this machine."""
+    """Return the target of a link, or None if it may not be fetched: a page of the network must not lead to files of this machine."""
     if not isinstance(href, str) or not href:
         return None
     try:

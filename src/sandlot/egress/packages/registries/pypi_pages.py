@@ -40,7 +40,7 @@ class FileSource:
 
 
 def build_pages(inputs: Sequence[FetchedInput], *, project: str) -> Mapping[str, bytes]:
-    """Build the pages of a project: ``json``, ``html`` and the ``table``. Return none if the project has no file.
+    """Build the pages of a project: ``json``, ``html`` and the ``table``. Return an empty mapping if the project has no file.
 
     Args:
         inputs: Pages of the upstream indexes; earlier ones take precedence.

@@ -14,8 +14,8 @@ from sandlot.egress.packages.registries.debian import DebianRegistry
 from sandlot.egress.packages.registries.npm import NpmRegistry
 from sandlot.egress.packages.registries.pypi import PypiRegistry
 from sandlot.egress.packages.store.store import PackageStore
-from sandlot.egress.packages.store.threads import DiskThreads
 from sandlot.egress.packages.upstream import MAX_REQUESTS, Upstream
+from sandlot.host.blocking import BlockingPool
 
 
 class RegistryRouter:
@@ -30,7 +30,7 @@ class RegistryRouter:
         origin: Origin of the cache inside a sandbox, as ``http://HOST:PORT``.
     """
 
-    def __init__(self, sources: PackageSources, store: PackageStore, threads: DiskThreads, counters: Counters, *, ttl_s: float, origin: str) -> None:
+    def __init__(self, sources: PackageSources, store: PackageStore, threads: BlockingPool, counters: Counters, *, ttl_s: float, origin: str) -> None:
         slots = asyncio.Semaphore(MAX_REQUESTS)
         self._index_pages = IndexPageCache(store, threads, counters, ttl_s=ttl_s)
         self._files = PackageFiles(store, threads, counters)

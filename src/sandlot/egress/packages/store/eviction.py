@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TARGET_FILL = 0.9
-"""Fraction of the limit that remains after an eviction, so that not every new file causes one."""
+"""Fraction of the limit that stays in use after an eviction. Below 1, so that not every new file causes an eviction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ Invariants:
 
 Layout::
 
-    files/ab/sha256-abcd...     a verified file, named by the digest that its index gave
+    files/ab/sha256-abcd...     a verified file, named by the digest in its index
     urls/ab/abcd...             a file that its client verifies, named by the SHA-256 of its URL
     pages/ab/abcd...            an index page as it is served, named by its SHA-256
-    records/ab/abcd...          what is known about an index page, named by the SHA-256 of its key; JSON
+    records/ab/abcd...          the record of an index page, named by the SHA-256 of its key; JSON
     tmp/                        incomplete files, each locked with flock(2) while its writer lives
 
 Files in use are protected by flock(2). Unlike :mod:`sandlot.host.locked_folder`, which publishes folders, the unit here is one file with

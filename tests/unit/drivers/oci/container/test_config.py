@@ -54,7 +54,7 @@ def test_capabilities_that_open_the_kernel_are_omitted() -> None:
         assert f"CAP_{refused}" not in held
 
 
-def test_a_namespace_of_every_kind_is_its_own() -> None:
+def test_sandbox_has_its_own_namespace_of_every_kind() -> None:
     linux = config()["linux"]
     assert linux["namespaces"][0] == {"type": "user", "path": "/run/sandlot/ids"}
     assert linux["namespaces"][1:] == [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup")]
@@ -75,7 +75,7 @@ def test_nothing_of_the_host_is_mounted() -> None:
     assert "of the tenant" not in json.dumps(config())
 
 
-def test_what_tells_of_the_host_is_covered_and_nothing_can_be_set() -> None:
+def test_proc_files_about_the_host_are_masked_and_settings_are_read_only() -> None:
     linux = config()["linux"]
     assert {"/proc/kcore", "/proc/keys", "/proc/sysrq-trigger", "/proc/cmdline", "/proc/partitions", "/proc/fs"} <= set(linux["maskedPaths"])
     assert len(set(linux["maskedPaths"])) == len(linux["maskedPaths"])

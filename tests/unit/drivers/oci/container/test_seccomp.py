@@ -36,7 +36,7 @@ def test_unlisted_call_fails_as_on_a_kernel_without_it() -> None:
         "io_setup",
     ],
 )
-def test_what_opens_the_kernel_is_not_allowed(name: str) -> None:
+def test_calls_that_reach_risky_parts_of_the_kernel_are_not_allowed(name: str) -> None:
     assert name not in ALLOWED
 
 

@@ -40,7 +40,7 @@ def test_root_is_mounted_read_only_and_paths_are_short() -> None:
     ]
 
 
-def test_there_is_a_place_for_each_volume_and_one_for_nobodys() -> None:
+def test_hub_has_a_folder_for_each_volume_and_one_more() -> None:
     assert ("hub", "/run/sandlot/volumes", 9) in plan()
 
 

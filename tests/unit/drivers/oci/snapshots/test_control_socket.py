@@ -112,7 +112,7 @@ async def test_endless_response_is_refused(live: RunningOciRuntime, far: Far, mo
 async def test_missing_response_times_out(live: RunningOciRuntime, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     del far  # it listens, and accepts nobody
     monkeypatch.setattr(control_socket, "RESPONSE_TIMEOUT_S", 0.05)
-    with pytest.raises(EngineError, match="has not answered"):
+    with pytest.raises(EngineError, match="sent no response"):
         await call(live, "some.Method", None)
 
 

@@ -1,4 +1,4 @@
-"""Apt's configuration: which mirrors, through what, with which credentials."""
+"""Apt's configuration: mirrors, proxies, certificates and credentials."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def archives(*targets: str) -> dict[str, str]:
     return dict(parse_sources("\n".join(targets), "", [], architecture="amd64").archives)
 
 
-def test_nothing_is_the_public_archive() -> None:
+def test_public_archive_is_the_default() -> None:
     assert archives() == dict(DEBIAN)
 
 
-def test_the_machines_mirrors_serve_any_suite() -> None:
+def test_mirrors_of_the_machine_serve_every_suite() -> None:
     assert archives(
         target("https://third.example/", "bookworm", origin="Third"),
         target("http://mirror.example/debian", "bookworm"),
@@ -30,20 +30,20 @@ def test_the_machines_mirrors_serve_any_suite() -> None:
     ) == {"debian": "http://mirror.example/debian/", "debian-security": "http://mirror.example/sec/"}
 
 
-def test_before_the_first_update_a_suites_name_finds_its_mirror() -> None:
+def test_mirror_is_found_by_its_suite_before_the_first_update() -> None:
     assert archives(target("http://m.example/d", "bookworm", origin=""), target("http://m.example/s", "bookworm-security", origin="")) == {
         "debian": "http://m.example/d/",
         "debian-security": "http://m.example/s/",
     }
 
 
-def test_a_folder_is_a_mirror_and_a_strange_scheme_is_none() -> None:
+def test_folder_is_a_mirror_and_an_unknown_scheme_is_ignored() -> None:
     assert archives(target("file:/srv/debian", "bookworm"))["debian"] == "file:///srv/debian/"
     assert archives(target("copy:/srv/debian", "bookworm"))["debian"] == "file:///srv/debian/"
     assert archives(target("cdrom:[x]/", "bookworm"))["debian"] == DEBIAN["debian"]
 
 
-def test_how_it_is_reached() -> None:
+def test_proxies_certificates_and_credentials_are_read() -> None:
     dump = (
         'Acquire "";\nAcquire::http::Proxy "http://p:1";\nAcquire::http::Proxy::direct.example "DIRECT";\nAcquire::https::CaInfo "/ca.pem";\n'
         'Acquire::https::Verify-Peer "false";\nAcquire::https::SslCert "/me.pem";\n'
@@ -57,7 +57,7 @@ def test_how_it_is_reached() -> None:
     )
 
 
-def test_a_password_in_a_source_is_taken_out_of_it() -> None:
+def test_password_is_removed_from_the_url_of_a_source() -> None:
     found = parse_sources(target("https://u:p@m.example/debian", "bookworm"), "", [], architecture="amd64")
     assert found.archives["debian"] == "https://m.example/debian/"
     assert found.access.credentials == (Credential("https", "m.example", "/", basic_auth("u", "p")),)

@@ -1,4 +1,4 @@
-"""This machine's configuration, read from its files."""
+"""Reading this machine's configuration from its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_files_and_variables_of_a_home_are_read(tmp_path: Path, caplog: pytest.L
     assert "secret" not in caplog.text
 
 
-def test_what_cannot_be_read_is_left_out_and_said_without_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_file_is_ignored_and_logged_without_its_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".netrc").write_text("machine index.example login me passwort secret-word\n", encoding="utf-8")
     (tmp_path / ".npmrc").write_bytes(b"registry=https://\xff\xfe\n")
     (tmp_path / ".pip").touch()

@@ -1,4 +1,4 @@
-"""Npm's configuration, as npm reads it."""
+"""Npm's configuration, with the precedence and syntax that npm uses."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ def of(*texts: str, **env: str) -> NpmSources:
     return parse_sources(parse_options(texts, env), env)
 
 
-def test_nothing_is_the_public_registry() -> None:
+def test_public_registry_is_the_default() -> None:
     assert of().registry == NPM
     assert of().access.ca_system
 
 
-def test_the_nearer_goes_over_the_farther_and_a_variable_over_both() -> None:
+def test_user_file_overrides_machine_file_and_variable_overrides_both() -> None:
     texts = ("registry=https://one.example/npm\n", "; comment\n# another\nregistry = https://two.example/\n")
     assert of(*texts).registry == "https://two.example/"
     assert of(*texts, npm_config_registry="https://env.example/x").registry == "https://env.example/x/"
     assert of(*texts, NPM_CONFIG_REGISTRY="https://env.example/x").registry == "https://env.example/x/"
 
 
-def test_scopes_have_registries_of_their_own() -> None:
+def test_scope_has_its_own_registry() -> None:
     found = of("@mine:registry=https://mine.example/npm/\n@other:registry=https://u:p@other.example/\n")
     assert found.scopes == {"@mine": "https://mine.example/npm/", "@other": "https://other.example/"}
     assert Credential("https", "other.example", "/", basic_auth("u", "p")) in found.access.credentials
 
 
-def test_credentials_belong_to_places() -> None:
+def test_credential_is_valid_for_its_url_prefix() -> None:
     password = base64.b64encode(b"pw").decode()
     found = of(
         "registry=http://plain.example:4873/\n@s:registry=https://s.example/npm/\n//plain.example:4873/:_authToken=one\n"
@@ -46,20 +46,20 @@ def test_credentials_belong_to_places() -> None:
     assert "one" not in repr(found).replace("one=", "").replace("None", "")
 
 
-def test_variables_are_put_in_and_one_that_is_not_there_stays() -> None:
+def test_variable_is_expanded_and_an_unset_one_stays() -> None:
     text = "//r.example/:_authToken=${WORD}\nregistry=https://r.example/\n"
     assert [each.header for each in of(text, WORD="t").access.credentials] == ["Bearer t"]
     assert [each.header for each in of(text).access.credentials] == ["Bearer ${WORD}"]
     assert of(text.replace("{WORD}", "{WORD?}")).access.credentials == ()
 
 
-def test_old_credentials_without_a_place_are_the_registrys() -> None:
+def test_credential_without_a_url_prefix_is_valid_for_the_registry() -> None:
     assert of("registry=https://r.example/npm\n_auth=YTpi\n").access.credentials == (Credential("https", "r.example", "/npm/", "Basic YTpi"),)
     found = of("registry=https://r.example/\n", **{"npm_config_//r.example/:_authToken": "t"}).access.credentials
     assert found == (Credential("https", "r.example", "/", "Bearer t"),)
 
 
-def test_how_it_is_reached() -> None:
+def test_proxies_and_certificates_are_read() -> None:
     access = of(
         'cafile="/ca.pem"\nca[]="one"\nca[]="two"\nstrict-ssl=false\nhttps-proxy=http://p:1\nproxy=http://q:2\nnoproxy=a.example,.b.example\n',
         NODE_EXTRA_CA_CERTS="/extra.pem",
@@ -71,10 +71,10 @@ def test_how_it_is_reached() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "=", "===", "[section]\nx", "registry", "//:_authToken=", '"', "registry=\n"])
-def test_what_makes_no_sense_is_left_out(text: str) -> None:
+def test_malformed_lines_are_ignored(text: str) -> None:
     assert of(text).registry == NPM
 
 
-def test_files_are_read_from_the_farthest_to_the_nearest() -> None:
+def test_files_are_listed_in_order_of_precedence() -> None:
     assert [str(path) for path in config_files({"HOME": "/h"})] == ["/etc/npmrc", "/usr/etc/npmrc", "/usr/local/etc/npmrc", "/h/.npmrc"]
     assert [str(path) for path in config_files({"npm_config_userconfig": "/u", "NPM_CONFIG_GLOBALCONFIG": "/g"})][-2:] == ["/g", "/u"]

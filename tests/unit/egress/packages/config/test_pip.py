@@ -1,4 +1,4 @@
-"""Pip's configuration, as pip reads it."""
+"""Pip's configuration, with the precedence and syntax that pip uses."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ find-links = /opt/wheels ~/mine https://three.example/links.html
 """
 
 
-def test_nothing_is_the_public_index() -> None:
+def test_public_index_is_the_default() -> None:
     assert parse_sources(parse_options([], {}), {}).indexes == (PYPI,)
 
 
-def test_a_file_says_where() -> None:
+def test_indexes_and_links_are_read_from_a_file() -> None:
     found = parse_sources(parse_options([GLOBAL], {}), {"HOME": "/home/me"})
     assert found.indexes == ("https://one.example/simple/", "https://two.example/simple/", "file:///opt/simple/")
     assert found.links == ("file:///opt/wheels/", "file:///home/me/mine/", "https://three.example/links.html")
 
 
-def test_the_nearer_goes_over_the_farther_and_a_variable_over_both() -> None:
+def test_user_file_overrides_machine_file_and_variable_overrides_both() -> None:
     texts = [GLOBAL, "[global]\nindex_url = https://user.example/simple/\n"]
     assert parse_sources(parse_options(texts, {}), {}).indexes[0] == "https://user.example/simple/"
     env = {"PIP_INDEX_URL": "https://env.example/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "/w"}
@@ -40,13 +40,13 @@ def test_the_nearer_goes_over_the_farther_and_a_variable_over_both() -> None:
     assert found.links == ("file:///w/",)
 
 
-def test_no_index_leaves_the_links() -> None:
+def test_no_index_keeps_the_links() -> None:
     found = parse_sources(parse_options([GLOBAL], {"PIP_NO_INDEX": "1"}), {})
     assert found.indexes == ()
     assert len(found.links) == 3
 
 
-def test_credentials_are_apart() -> None:
+def test_credentials_are_separate_from_urls() -> None:
     env = {
         "PIP_INDEX_URL": "https://me:secret@one.example/simple",
         "PIP_EXTRA_INDEX_URL": "https://two.example/s https://__token__:t@three.example/s",
@@ -61,7 +61,7 @@ def test_credentials_are_apart() -> None:
     assert "secret" not in repr(found)
 
 
-def test_how_it_is_reached() -> None:
+def test_proxies_and_certificates_are_read() -> None:
     env = {"PIP_CERT": "/ca.pem", "PIP_PROXY": "proxy.example:3128", "PIP_TRUSTED_HOST": "a.example b.example:8080", "PIP_CLIENT_CERT": "/me.pem"}
     access = parse_sources(parse_options([], env), env).access
     assert (access.ca_files, access.ca_system, access.client_cert) == (("/ca.pem",), False, "/me.pem")
@@ -72,11 +72,11 @@ def test_how_it_is_reached() -> None:
 
 
 @pytest.mark.parametrize("text", ["no section", "[global\nx", "[global]\nindex-url", "\x00"])
-def test_a_file_that_makes_no_sense_is_left_out(text: str) -> None:
+def test_malformed_file_is_ignored(text: str) -> None:
     assert parse_sources(parse_options([text, GLOBAL], {}), {}).indexes[0] == "https://one.example/simple/"
 
 
-def test_files_are_read_from_the_farthest_to_the_nearest() -> None:
+def test_files_are_listed_in_order_of_precedence() -> None:
     found = [str(path) for path in config_files({"HOME": "/h", "PIP_CONFIG_FILE": "/mine"}, "/venv")]
     assert found == ["/etc/xdg/pip/pip.conf", "/etc/pip.conf", "/h/.pip/pip.conf", "/h/.config/pip/pip.conf", "/venv/pip.conf", "/mine"]
     assert config_files({"PIP_CONFIG_FILE": "/dev/null"}, "/venv") == []

@@ -63,7 +63,7 @@ async def test_a_stored_package_is_known_to_the_next_service(tmp_path: Path, reg
     assert len(registry.asked) == 1
 
 
-async def test_a_package_that_breaks_off_is_cut_and_not_stored(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
+async def test_incomplete_package_is_cut_and_not_stored(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
     registry.says[f"/deb/{POOL}"] = Said(DEB, cut_at=1000)
     with pytest.raises(httpx.TransportError):
         await client.get(f"/debian/{POOL}")
@@ -72,7 +72,7 @@ async def test_a_package_that_breaks_off_is_cut_and_not_stored(client: httpx.Asy
     assert (await client.get(f"/debian/{POOL}")).content == DEB
 
 
-async def test_a_package_that_breaks_off_is_resumed_if_it_has_a_version(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_broken_download_with_a_validator_is_resumed(client: httpx.AsyncClient, registry: Upstream) -> None:
     def answer(asked: Asked) -> Said:
         if asked.headers.get("if-range") != '"one"':
             return Said(LARGE, cut_at=MIB, headers={"ETag": '"one"'})
@@ -85,7 +85,7 @@ async def test_a_package_that_breaks_off_is_resumed_if_it_has_a_version(client: 
     assert len(registry.asked) == 2
 
 
-async def test_a_package_that_changes_during_its_download_is_cut(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
+async def test_package_that_changes_during_its_download_is_cut(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
     answers = iter([Said(LARGE, cut_at=MIB, headers={"ETag": '"one"'}), Said(bytes(len(LARGE)), headers={"ETag": '"two"'})])
     registry.says[f"/deb/{POOL}"] = lambda _: next(answers)
     with pytest.raises(httpx.TransportError):
@@ -137,7 +137,7 @@ async def test_packages_of_this_machines_folders_are_not_copied(tmp_path: Path) 
     assert list((tmp_path / "p/urls").iterdir()) == []
 
 
-async def test_an_index_by_its_name_is_the_one_that_the_release_file_means(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_index_by_name_matches_the_stored_release_file(client: httpx.AsyncClient, registry: Upstream) -> None:
     index = publish(registry, (POOL, DEB))
     await client.get(RELEASE)
     publish(registry, (POOL, OTHER))  # the archive goes on
@@ -145,13 +145,13 @@ async def test_an_index_by_its_name_is_the_one_that_the_release_file_means(clien
     assert (await client.get(f"/debian/dists/bookworm/{INDEX}")).content == index
 
 
-async def test_a_file_by_a_wrong_hash_is_cut(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_file_with_a_wrong_hash_is_cut(client: httpx.AsyncClient, registry: Upstream) -> None:
     registry.says[f"/deb/dists/bookworm/main/binary-amd64/by-hash/SHA256/{'a' * 64}"] = Said(gzip.compress(b"x"))
     with pytest.raises(httpx.TransportError):
         await client.get(f"/debian/dists/bookworm/main/binary-amd64/by-hash/SHA256/{'a' * 64}")
 
 
-async def test_security_has_an_archive_and_packages_of_its_own(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_security_archive_is_separate(client: httpx.AsyncClient, registry: Upstream) -> None:
     registry.says[f"/deb/{POOL}"] = Said(DEB)
     index = packages((POOL, OTHER))
     registry.says["/sec/dists/bookworm-security/InRelease"] = Said(f"SHA256:\n {sha(index)} {len(index)} {INDEX}\n".encode())
@@ -165,7 +165,7 @@ async def test_security_has_an_archive_and_packages_of_its_own(client: httpx.Asy
     assert registry.paths.count(f"/sec/{POOL}") == registry.paths.count(f"/deb/{POOL}") == 1
 
 
-def test_a_release_file_names_digests() -> None:
+def test_digests_of_a_release_file_are_parsed() -> None:
     digests = [sha(str(number).encode()) for number in range(3)]
     text = (
         f"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nOrigin: Debian\nMD5Sum:\n {'0' * 32} 5 x\n"
@@ -187,5 +187,5 @@ def test_a_release_file_names_digests() -> None:
         "/debian-other/dists/bookworm/InRelease",
     ],
 )  # fmt: skip
-async def test_what_there_is_not(client: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_path_is_404(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 404

@@ -36,7 +36,9 @@ def _packages(registry: Upstream) -> None:
 
 
 @pytest.mark.parametrize("path, name", [("/npm/pkg", "pkg"), ("/npm/@s%2fpkg", "@s/pkg"), ("/npm/@s/pkg", "@s/pkg")])
-async def test_a_package_and_its_file(client: httpx.AsyncClient, registry: Upstream, cache: Served, path: str, name: str) -> None:
+async def test_metadata_and_tarball_of_a_package_are_served(
+    client: httpx.AsyncClient, registry: Upstream, cache: Served, path: str, name: str
+) -> None:
     response = await client.get(path, headers={"Accept": ACCEPT_SHORT})
     assert response.headers["content-type"] == SHORT_TYPE
     assert "readme" not in response.json()
@@ -47,7 +49,7 @@ async def test_a_package_and_its_file(client: httpx.AsyncClient, registry: Upstr
     assert len(registry.asked) == 2
 
 
-async def test_the_full_one_is_another_page(client: httpx.AsyncClient) -> None:
+async def test_full_metadata_is_a_separate_page(client: httpx.AsyncClient) -> None:
     response = await client.get("/npm/pkg")
     assert response.headers["content-type"] == "application/json"
     assert response.json()["readme"] == "r"
@@ -56,9 +58,7 @@ async def test_the_full_one_is_another_page(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("dist", [{"integrity": "sha512-AAAA", "shasum": "b" * 40}, {"shasum": "b" * 40, "integrity": None}])
-async def test_a_file_that_is_not_what_it_should_be_is_cut(
-    client: httpx.AsyncClient, registry: Upstream, cache: Served, dist: dict[str, object]
-) -> None:
+async def test_file_with_a_wrong_digest_is_cut(client: httpx.AsyncClient, registry: Upstream, cache: Served, dist: dict[str, object]) -> None:
     registry.says["/registry/pkg"] = packument(registry.origin, "pkg", **dist)
     with pytest.raises(httpx.TransportError):
         await client.get("/npm/pkg/-/pkg-1.0.0.tgz")
@@ -72,13 +72,13 @@ async def test_a_file_that_is_not_what_it_should_be_is_cut(
         "/npm/@s%2fpkg/-/none.tgz", "/npm/.pkg",
     ],
 )  # fmt: skip
-async def test_what_there_is_not_is_told_as_npm_reads_it(client: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_path_is_404_with_json(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)
     assert response.status_code == 404
     assert response.json()["error"]
 
 
-async def test_a_scope_has_a_registry_and_a_credential_of_its_own(tmp_path: Path, registry: Upstream) -> None:
+async def test_scope_has_its_own_registry_and_credential(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/mine/@mine%2Fpkg"] = packument(registry.origin, "@mine/pkg", tarball=f"{registry.origin}/mine/file")
     registry.says["/mine/file"] = Said(DATA)
     access = Access(credentials=(Credential("http", netloc_of(registry.origin), "/mine/", "Bearer secret"),))

@@ -28,16 +28,16 @@ def version(number: str = "1.0.0", **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", ["a", "@s/a", "JSONStream", "@types/node", "a.b_c~d", "lodash.debounce"])
-def test_a_package(name: str) -> None:
+def test_valid_package_name_is_accepted(name: str) -> None:
     assert is_package_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".a", "_a", "@s", "@s/", "@/a", "a/b", "@s/a/b", "a b", "a%2f", "a" * 300])
-def test_no_package(name: str) -> None:
+def test_invalid_package_name_is_refused(name: str) -> None:
     assert not is_package_name(name)
 
 
-def test_links_lead_here_and_files_are_found_by_the_usual_name_and_by_upstreams() -> None:
+def test_links_lead_to_the_cache_and_files_are_found_by_both_names() -> None:
     made = build_metadata([got(packument(**{"1.0.0": version()}))], name="@s/pkg", origin="http://cache", short=False)
     served = json.loads(made["body"])
     assert served["versions"]["1.0.0"]["dist"]["tarball"] == "http://cache/npm/@s/pkg/-/pkg-1.0.0.tgz"
@@ -48,7 +48,7 @@ def test_links_lead_here_and_files_are_found_by_the_usual_name_and_by_upstreams(
     assert find_file(made["table"], "pkg-1.0.1.tgz") is None
 
 
-def test_what_installing_needs_is_left_of_a_full_one() -> None:
+def test_full_metadata_is_abbreviated_to_the_fields_of_an_install() -> None:
     made = build_metadata(
         [got(packument(**{"1.0.0": version(), "2.0.0": version("2.0.0", scripts={"test": "x"})}))], name="@s/pkg", origin="http://cache", short=True
     )
@@ -59,18 +59,18 @@ def test_what_installing_needs_is_left_of_a_full_one() -> None:
 
 
 @pytest.mark.parametrize("dist", [None, {}, {"tarball": 5}, {"tarball": "file:///etc/passwd"}, "x"])
-def test_a_version_without_a_file_that_can_be_fetched_has_none_here(dist: object) -> None:
+def test_version_without_a_fetchable_file_has_no_link(dist: object) -> None:
     made = build_metadata([got(packument(**{"1.0.0": version(dist=dist)}))], name="@s/pkg", origin="http://cache", short=False)
     assert find_file(made["table"], "pkg-1.0.0.tgz") is None
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"versions": []}', b"\xff"])
-def test_what_makes_no_sense(body: bytes) -> None:
+def test_malformed_metadata_is_an_error(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of them: the text is the parser's
         build_metadata([FetchedInput(URL, "application/json", body)], name="a", origin="http://cache", short=True)
 
 
-def test_a_link_has_no_user_and_no_password() -> None:
+def test_credentials_in_links_are_removed() -> None:
     words = version()
     words["dist"] = {"tarball": "https://u:geheim@cdn.example/pkg.tgz", "shasum": SHA1}
     both = packument(**{"1.0.0": words, "2.0.0": {"dist": {"tarball": "ftp://u:geheim@odd/x"}}})

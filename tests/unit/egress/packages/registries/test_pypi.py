@@ -39,20 +39,20 @@ def _project(registry: Upstream) -> None:
         (f"{JSON}, {HTML}; q=0.1, text/html; q=0.01", JSON),
     ],
 )
-async def test_a_page_is_of_the_kind_that_is_wanted(client: httpx.AsyncClient, accept: str | None, expected: str) -> None:
+async def test_page_has_the_accepted_media_type(client: httpx.AsyncClient, accept: str | None, expected: str) -> None:
     response = await client.get("/pypi/simple/pkg-name/", headers={"Accept": accept} if accept else {})
     assert (response.headers["content-type"], response.headers["vary"]) == (expected, "Accept")
     assert ("<a href" in response.text) is ("html" in expected)
 
 
 @pytest.mark.parametrize("path", ["/pypi/simple/Pkg_Name/", "/pypi/simple/pkg.name", "/pypi/simple/pkg-name"])
-async def test_another_spelling_is_led_to_the_page(client: httpx.AsyncClient, path: str) -> None:
+async def test_other_spelling_of_a_name_is_redirected(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)
     assert (response.status_code, response.headers["location"]) == (301, "/pypi/simple/pkg-name/")
     assert (await client.get(path, follow_redirects=True)).status_code == 200
 
 
-async def test_every_link_of_a_page_gives_its_file(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_every_link_of_a_page_leads_to_its_file(client: httpx.AsyncClient, registry: Upstream) -> None:
     page = await client.get("/pypi/simple/pkg-name/", headers={"Accept": JSON})
     link = page.json()["files"][0]["url"]
     assert str(page.url.join(link)).endswith(FILE)
@@ -60,7 +60,7 @@ async def test_every_link_of_a_page_gives_its_file(client: httpx.AsyncClient, re
     assert registry.origin not in page.text
 
 
-async def test_metadata_is_verified_and_kept_like_any_file(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_metadata_is_verified_and_stored_like_a_file(client: httpx.AsyncClient, registry: Upstream) -> None:
     for _ in range(2):
         assert (await client.get(f"{FILE}.metadata")).content == METADATA
     assert registry.paths == ["/simple/pkg-name/", f"/f/{NAME}.metadata"]
@@ -78,13 +78,13 @@ async def test_metadata_is_verified_and_kept_like_any_file(client: httpx.AsyncCl
         "/pypi/simple/-bad-/", "/pypi/simple/..x/",
     ],
 )  # fmt: skip
-async def test_what_there_is_not(client: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_path_is_404(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)
     assert response.status_code == 404
     assert response.headers["content-type"].startswith("text/plain")
 
 
-async def test_a_file_that_an_index_no_longer_names_is_looked_for_in_the_fresh_page(client: httpx.AsyncClient, registry: Upstream) -> None:
+async def test_file_that_is_missing_in_the_stored_page_is_looked_up_in_a_fresh_one(client: httpx.AsyncClient, registry: Upstream) -> None:
     await client.get("/pypi/simple/pkg-name/")
     other = hashlib.sha256(b"other").hexdigest()
     assert (await client.get(f"/pypi/files/pkg-name/sha256-{other}/unknown/{NAME}")).status_code == 404

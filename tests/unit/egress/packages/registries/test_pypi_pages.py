@@ -16,7 +16,7 @@ FILES = [WHEEL, BARE]
 BASE = "http://cache/pypi/simple/pkg/"
 
 
-def test_both_pages_say_the_same_and_lead_here_only() -> None:
+def test_html_and_json_pages_are_equal_and_link_only_to_the_cache() -> None:
     pages = [FetchedInput(BASE, JSON_TYPE, as_json("pkg", FILES, None)), FetchedInput(BASE, "text/html", as_html("pkg", FILES))]
     for page in pages:
         for secret in (b"one.example", b"token", b"/opt", b"md5"):
@@ -30,7 +30,7 @@ def test_both_pages_say_the_same_and_lead_here_only() -> None:
     assert (from_json[0].size, from_json[0].upload_time) == (9, "T")
 
 
-def test_a_file_is_found_by_its_whole_name() -> None:
+def test_source_is_found_only_by_the_whole_name() -> None:
     table = as_table(FILES)
     place = find_source(table, WHEEL.filename)
     assert place is not None

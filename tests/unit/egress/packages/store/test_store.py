@@ -1,4 +1,4 @@
-"""The store on the disk: whole files or none, bounded, shared by processes, swept."""
+"""The store on disk: complete files only, bounded, shared by processes, swept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def drafts(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "packages/tmp").iterdir())
 
 
-def test_the_bound_is_kept_and_the_longest_unused_goes(store: PackageStore, tmp_path: Path, counters: Counters) -> None:
+def test_limit_is_kept_by_evicting_the_least_recently_used_file(store: PackageStore, tmp_path: Path, counters: Counters) -> None:
     first = put(store, "first")
     age(tmp_path, first, 5000)
     second = put(store, "second")
@@ -63,7 +63,7 @@ def test_the_bound_is_kept_and_the_longest_unused_goes(store: PackageStore, tmp_
     assert counters.evictions > 0
 
 
-def test_what_is_read_or_written_does_not_go(store: PackageStore, tmp_path: Path) -> None:
+def test_file_in_use_is_not_evicted(store: PackageStore, tmp_path: Path) -> None:
     read = put(store, "read")
     opened = store.open(Kind.PAGES, read)
     assert opened is not None
@@ -82,7 +82,7 @@ def test_what_is_read_or_written_does_not_go(store: PackageStore, tmp_path: Path
     assert store.read(Kind.PAGES, read) is None
 
 
-def test_no_room_is_had_for_more_than_there_may_be(store: PackageStore) -> None:
+def test_file_larger_than_the_limit_gets_no_room(store: PackageStore) -> None:
     draft, other = store.create_draft(), store.create_draft()
     assert not store.make_room(draft, 2 * MIB)
     assert store.make_room(draft, 900 * KIB)
@@ -117,7 +117,7 @@ def test_refused_space_is_not_counted_and_a_full_store_is_not_scanned_each_time(
     other.close()
 
 
-def test_what_a_dead_writer_left_is_swept_and_what_a_live_one_writes_is_not(store: PackageStore, tmp_path: Path) -> None:
+def test_sweep_removes_drafts_of_dead_writers_only(store: PackageStore, tmp_path: Path) -> None:
     live = store.create_draft()
     program = (
         "import sys, os, signal; from pathlib import Path; from sandlot.egress.packages.store.open_files import DraftFile;"
@@ -146,7 +146,7 @@ def test_two_services_share_a_store(store: PackageStore, tmp_path: Path) -> None
     assert store.total_bytes() <= 1 * MIB
 
 
-def test_a_full_disk_says_so_and_keeps_nothing(small_disk: Path, counters: Counters) -> None:
+def test_full_disk_is_reported_and_leaves_no_draft(small_disk: Path, counters: Counters) -> None:
     store = PackageStore(small_disk / "packages", 100 * MIB, counters)
     store.prepare()
     put(store, "a", 200 * KIB)
@@ -158,7 +158,7 @@ def test_a_full_disk_says_so_and_keeps_nothing(small_disk: Path, counters: Count
     assert counters.evictions >= 1, "what is here makes room first"
 
 
-def test_a_close_waits_for_the_read_that_is_under_way(tmp_path: Path) -> None:
+def test_close_waits_for_a_read_in_progress(tmp_path: Path) -> None:
     draft = DraftFile(tmp_path)
     draft.write(b"x" * 4096)
     stop = threading.Event()
