@@ -148,12 +148,12 @@ class Sandbox:
         clock: Clock of the service.
         idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout.
         state: ``CREATING``, or the recorded state of a sandbox of an earlier service.
+        single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
 
     Attributes:
         deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
         awake: Set while the sandbox is not suspended, and set permanently once its end is requested.
         inherited: True for a sandbox that an earlier service created. Its guest may know executions that this service does not know.
-        single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
         resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
         steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.
         locals: State that features have for the sandbox. Only :class:`SandboxLocal` uses this attribute.
@@ -209,6 +209,7 @@ class Sandbox:
         clock: Clock,
         idle_timeout_s: float | None = None,
         state: State = State.CREATING,
+        single_use: bool = False,
     ) -> None:
         self.spec = spec
         self.id: SandboxId = spec.id
@@ -227,7 +228,7 @@ class Sandbox:
         if state is State.CREATING:
             self.recovered.set()
         self.detaching = asyncio.Event()
-        self.single_use = False
+        self.single_use = single_use
         self.ended_at: datetime | None = None
         self.deadline = Deadline(clock)
         self.instance: Instance | None = None

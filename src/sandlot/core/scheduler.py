@@ -182,6 +182,7 @@ class Scheduler:
             buffers=self._buffers.part(),
             clock=self._clock,
             idle_timeout_s=params.idle_timeout_s,
+            single_use=params.single_use,
         )
         if warm is not None:
             self._reservations.transfer(warm.reservation_key, sandbox.id, takes)
@@ -285,7 +286,7 @@ class Scheduler:
             id=self._new_id(),
             template=params.template,
             env=params.env,
-            metadata=params.metadata,
+            metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if params.single_use else params.metadata,
             limits=params.limits,
             timeout_s=params.timeout_s,
             network=admission.resolve_network(params.network),

@@ -167,7 +167,6 @@ async def _place(core: Core, principal: Principal, session: str | None) -> Async
         yield find(core, principal, session)
         return
     sandbox = await core.manager.create(translate.new_throwaway(principal), principal)
-    sandbox.single_use = True
     try:
         yield sandbox
     finally:
