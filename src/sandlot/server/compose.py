@@ -82,7 +82,6 @@ from sandlot.model.ports import Driver, HostReading
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
-from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
 from sandlot.server.templates import ImageTemplates
 from sandlot.store.blobs import open_blobs
@@ -243,8 +242,6 @@ async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncI
     settings, store, clock = storage.settings, storage.store, storage.clock
     metrics = Metrics()
     api_keys = ApiKeys(store.keys, clock)
-    if imported := await take_over(store.keys, settings.data_dir):
-        _log.info("keys.imported", count=imported)
     await api_keys.refresh()
     execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
     await execution_counter.refresh()
