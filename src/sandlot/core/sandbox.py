@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
+from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.operations import Operation, OperationQueue
@@ -187,7 +188,6 @@ class Sandbox:
         "ready",
         "recovered",
         "ref",
-        "request_digest",
         "requested_exit",
         "reserved_limits",
         "resume_operation",
@@ -221,8 +221,7 @@ class Sandbox:
         self.state = state
         self.activity = ActivityTracker(clock)
         self.idle_timeout_s = idle_timeout_s
-        self.idempotency_key: str | None = None
-        self.request_digest: str | None = None
+        self.idempotency_key: IdempotencyKey | None = None
         self.ref: str | None = None
         self.recovered = asyncio.Event()
         if state is State.CREATING:

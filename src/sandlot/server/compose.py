@@ -20,7 +20,6 @@ import structlog
 
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
-from sandlot.core.access.idempotency import Idempotency
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.package_access import PackageAccess
@@ -173,7 +172,6 @@ class _Lifecycle:
     refiller: PoolRefiller
     scheduler: Scheduler
     manager: SandboxManager
-    idempotency: Idempotency
 
 
 @asynccontextmanager
@@ -385,9 +383,8 @@ def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources
         on_timeout=suspend.expire,
         on_wake=(executions.unattended.resume,),
     )
-    idempotency = Idempotency()
-    manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies, idempotency=idempotency)
-    return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager, idempotency=idempotency)
+    manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies)
+    return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager)
 
 
 def _build_pools(
@@ -490,7 +487,6 @@ def _build_snapshots(storage: _Storage, records: _Records, resources: _Resources
         templates=resources.templates,
         reservations=resources.reservations,
         events=records.events,
-        idempotency=lifecycle.idempotency,
         clock=storage.clock,
         node=storage.node,
     )
@@ -505,7 +501,6 @@ def _build_forks(storage: _Storage, records: _Records, resources: _Resources, li
         memory_images=resources.memory_images,
         reservations=resources.reservations,
         events=records.events,
-        idempotency=lifecycle.idempotency,
         clock=storage.clock,
         node=storage.node,
     )

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import structlog
 
+from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import KeyedLock
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
@@ -228,6 +229,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
     """Return the record of a sandbox in its current state. Pure."""
     exit_ = sandbox.exit or sandbox.requested_exit
     env = {} if is_terminal(sandbox.state) else sandbox.spec.env
+    key = sandbox.idempotency_key
     return SandboxRecord(
         spec=replace(sandbox.spec, env=env, metadata=sandbox.metadata),
         node=node,
@@ -241,8 +243,8 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
         exit_reason=None if exit_ is None else str(exit_.reason),
         exit_detail="" if exit_ is None else exit_.detail,
         ended_at=sandbox.ended_at,
-        idempotency_key=sandbox.idempotency_key,
-        request_digest=sandbox.request_digest,
+        idempotency_key=None if key is None else key.key,
+        request_digest=None if key is None else key.digest,
     )
 
 
@@ -266,7 +268,8 @@ def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> S
     )
     sandbox.ready.set_result(None)  # its client got the response from an earlier service
     sandbox.ref = record.ref
-    sandbox.idempotency_key, sandbox.request_digest = record.idempotency_key, record.request_digest
+    if record.idempotency_key is not None and record.request_digest is not None:
+        sandbox.idempotency_key = IdempotencyKey(record.idempotency_key, record.request_digest)
     sandbox.deadline.set(record.expires_at)
     sandbox.ended_at = record.ended_at
     if is_terminal(record.state):

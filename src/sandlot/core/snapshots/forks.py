@@ -15,20 +15,18 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, parts_digest
+from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.concurrency import TaskSet
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -185,7 +183,6 @@ class ForkManager:
         memory_images: Folders for the images of parents.
         reservations: Reservations of this node.
         events: Feed for the events of forks.
-        idempotency: Locks of the idempotency keys that are in use.
         clock: Clock of the service.
         node: Id of this node.
 
@@ -203,7 +200,6 @@ class ForkManager:
         memory_images: MemoryImages,
         reservations: Reservations,
         events: EventFeed,
-        idempotency: Idempotency,
         clock: Clock,
         node: NodeId,
     ) -> None:
@@ -214,7 +210,8 @@ class ForkManager:
         self._images = memory_images
         self._reservations = reservations
         self._events = events
-        self._idempotency = idempotency
+        self._key_locks = KeyedLock()
+        """Locks by owner and idempotency key."""
         self._clock = clock
         self._node = node
         self.tasks = TaskSet("fork.internal_error")
@@ -243,8 +240,8 @@ class ForkManager:
         owner = replace(principal, owner=parent.owner)
         if key is None:
             return await self._fork(parent, owner, params, None)
-        request = IdempotencyKey(key, parts_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str)))
-        async with self._idempotency.lock("fork", parent.owner, key):
+        request = IdempotencyKey(key, request_digest("fork", parent.id, params))
+        async with self._key_locks.hold(parent.owner, key):
             for number in count():
                 attempt = _Attempt(request, number)
                 earlier = await self._find_children(attempt, owner, params.count)
@@ -422,7 +419,7 @@ class _Attempt:
 
     def key_of(self, child: int) -> str:
         """Return the idempotency key for the creation of one child. The hash makes the key differ from keys that clients choose."""
-        return "fork-" + hashlib.sha256(json.dumps([self.request.key, self.number, child]).encode()).hexdigest()
+        return "fork-" + request_digest(self.request.key, self.number, child)
 
 
 def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
