@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -157,6 +157,7 @@ class Sandbox:
         inherited: True for a sandbox that an earlier service created. Its guest may know executions that this service does not know.
         resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
         steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.
+        tasks: Background tasks of the sandbox. They are cancelled when the sandbox ends or the service stops.
         locals: State that features have for the sandbox. Only :class:`SandboxLocal` uses this attribute.
         is_removed: True once nothing of the sandbox is left on the host.
     """
@@ -429,10 +430,6 @@ class Sandbox:
         for local, value in self.locals.items():
             local.close(value)
         self.locals.clear()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task of the sandbox. The task is cancelled when the sandbox ends or the service stops."""
-        self.tasks.spawn(work)
 
 
 class SandboxLocal(Generic[T]):

@@ -214,7 +214,7 @@ class CodeExecution:
         if self._followers is not None:
             self._followers.leave()
             if self._attends and not self._over:
-                self._sandbox.spawn(self._attend(self._followers))  # the task releases the hold
+                self._sandbox.tasks.spawn(self._attend(self._followers))  # the task releases the hold
                 return
             if self._attends:
                 self._followers.forget()
@@ -222,7 +222,7 @@ class CodeExecution:
         if self.entry is not None:
             self.entry.cut()
         if self._owned and self._followers is None and not self._over:
-            self._sandbox.spawn(self._interrupt())
+            self._sandbox.tasks.spawn(self._interrupt())
         else:
             await self._call.aclose()
 
@@ -378,7 +378,7 @@ class CodeService:
         except BaseException:
             background.discard(chosen)
             raise
-        sandbox.spawn(self._read_in_background(execution, background))
+        sandbox.tasks.spawn(self._read_in_background(execution, background))
         return chosen
 
     async def check_known(self, sandbox: Sandbox, execution: str) -> None:

@@ -165,7 +165,7 @@ class GuestHelper:
         self._closed = True
         if self._hold is not None:
             self._hold.release()
-        self._sandbox.spawn(self._leave())
+        self._sandbox.tasks.spawn(self._leave())
 
     async def _leave(self) -> None:
         try:
@@ -246,7 +246,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
         async with sandbox.connection() as link:
             helper = GuestHelper(sandbox, await link.processes.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
-        sandbox.spawn(_kill(sandbox, id_))
+        sandbox.tasks.spawn(_kill(sandbox, id_))
         raise
     try:
         await helper.tell(request)
@@ -267,7 +267,7 @@ async def end_leftovers(sandbox: Sandbox) -> int:
         for process in leftovers:
             await link.processes.signal(process, int(signal.SIGTERM))
     for process in leftovers:
-        sandbox.spawn(_kill(sandbox, process, LEAVE_S))
+        sandbox.tasks.spawn(_kill(sandbox, process, LEAVE_S))
     return len(leftovers)
 
 

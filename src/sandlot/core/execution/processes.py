@@ -231,7 +231,7 @@ class ProcessExecution:
             self._entry.cut()
         if not self.is_over:
             self.is_over = True
-            self._sandbox.spawn(_kill(self._sandbox, self.id, grace_s))
+            self._sandbox.tasks.spawn(_kill(self._sandbox, self.id, grace_s))
         await self.detach()
 
 
@@ -302,7 +302,7 @@ class ProcessService:
         except BaseException as error:
             sandbox.buffers.give(size)
             if isinstance(error, asyncio.CancelledError):
-                sandbox.spawn(_kill(sandbox, process))  # the guest may have started the process
+                sandbox.tasks.spawn(_kill(sandbox, process))  # the guest may have started the process
             raise
         if stdin is not None:
             _ = self.stdin.feed(sandbox, call, stdin)
@@ -343,7 +343,7 @@ class ProcessService:
             await call.aclose()
         else:
             # This call stays open because it carries the input. Its output is drained: unread output would block the process.
-            sandbox.spawn(self.stdin.drain(sandbox, call))
+            sandbox.tasks.spawn(self.stdin.drain(sandbox, call))
             await self.stdin.confirm_fed(sandbox, self.stdin.feed(sandbox, call, stdin), call, len(stdin))
         return call.id, call.pid
 

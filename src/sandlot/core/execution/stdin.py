@@ -205,7 +205,7 @@ class StdinManager:
         if process in writers:  # another request has registered a writer meanwhile
             await call.aclose()
             return writers[process]
-        sandbox.spawn(self.drain(sandbox, call))
+        sandbox.tasks.spawn(self.drain(sandbox, call))
         return self.register(sandbox, call, info.stdin_bytes)
 
 

@@ -104,20 +104,20 @@ async def recover(supervisor: SandboxSupervisor) -> None:
         if sandbox.state is not State.RUNNING:
             sandbox.become(State.RUNNING)
         await dependencies.memory_images.remove(sandbox.id)  # an image is incomplete, or older than the running sandbox
-        sandbox.spawn(_end_helpers(sandbox))
+        sandbox.tasks.spawn(_end_helpers(sandbox))
     sandbox.activity.touch()
-    sandbox.spawn(_settle_mounts(sandbox))  # submitted before all operations of clients
+    sandbox.tasks.spawn(_settle_mounts(sandbox))  # submitted before all operations of clients
     sandbox.recovered.set()
     _log.info("sandbox.adopted", sandbox=sandbox.id)
     if SINGLE_USE_METADATA.items() <= sandbox.metadata.items():
         sandbox.request_end(Exit(ExitReason.KILLED, CLIENT_LOST))
-    sandbox.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
+    sandbox.tasks.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
 
 
 async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
     await suspend.keep_hibernated(supervisor)
     supervisor.sandbox.recovered.set()
-    supervisor.sandbox.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
+    supervisor.sandbox.tasks.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
 
 
 async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:

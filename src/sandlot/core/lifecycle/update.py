@@ -296,7 +296,7 @@ class SandboxUpdate:
             except BaseException:
                 _take_back(sandbox, *before)
                 if params.moves_deadline:
-                    sandbox.spawn(_restore_guest_deadline(sandbox))
+                    sandbox.tasks.spawn(_restore_guest_deadline(sandbox))
                 raise
 
     async def _while_suspended(self, _supervisor: SandboxSupervisor) -> bool:
