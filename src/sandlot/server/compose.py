@@ -248,7 +248,7 @@ async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncI
     execution_log = ExecutionLog(store.executions, storage.node, clock, metrics)
     retention = Retention(store, settings.keep, clock, metrics)
     events = EventFeed(store.events)
-    recorder = SandboxRecorder(store, storage.node, clock, events, metrics=metrics)
+    recorder = SandboxRecorder(store, storage.node, clock, events, metrics)
     loops = [
         asyncio.create_task(_restart_on_defect(work, metrics))
         for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.writer.run)

@@ -29,7 +29,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
-from sandlot.model.specs import placed
+from sandlot.model.specs import SandboxSpec, placed
 from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Store
 
@@ -62,17 +62,9 @@ class SandboxRecorder:
         metrics: Counts the create requests.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        node: NodeId,
-        clock: Clock,
-        events: EventFeed,
-        *,
-        metrics: Metrics | None = None,
-    ) -> None:
+    def __init__(self, store: Store, node: NodeId, clock: Clock, events: EventFeed, metrics: Metrics) -> None:
         self.store = store
-        self.metrics = metrics or Metrics()
+        self._metrics = metrics
         self._node = node
         self._clock = clock
         self._events = events
@@ -143,7 +135,7 @@ class SandboxRecorder:
             SandlotError: The store refused the record.
         """
         spec = sandbox.spec
-        self.metrics.created(spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
+        self._metrics.created(source_of(spec), spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
         data: dict[str, Any] = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
         source = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
         data.update({key: value for key, value in source.items() if value})
@@ -168,7 +160,7 @@ class SandboxRecorder:
         """Record that a sandbox has ended. If the sandbox was never ready, count a failed create request. Never raises."""
         exit_ = sandbox.exit
         if not sandbox.ready.done():
-            self.metrics.not_created(sandbox.spec.isolation, exit_.reason if exit_ is not None else ExitReason.CRASHED)
+            self._metrics.not_created(source_of(sandbox.spec), sandbox.spec.isolation, exit_.reason if exit_ is not None else ExitReason.CRASHED)
         reason, detail = (None, "") if exit_ is None else (str(exit_.reason), exit_.detail)
         await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
 
@@ -223,6 +215,13 @@ class SandboxRecorder:
             _log.info("sandbox.recorded_late", sandbox=sandbox_id, state=str(refused.record.state))
             if refused.event is not None:
                 self._events.notify(refused.record.owner)
+
+
+def source_of(spec: SandboxSpec) -> str:
+    """Return from what a sandbox started, as a label of metrics: ``template``, ``snapshot`` or ``fork``. Pure."""
+    if spec.parent is not None:
+        return "fork"
+    return "template" if spec.snapshot is None else "snapshot"
 
 
 def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
