@@ -19,7 +19,7 @@ import hmac
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Final
@@ -87,13 +87,11 @@ class ApiKeys:
     Args:
         table: Stored keys.
         clock: Clock of the service.
-        random: Returns the given number of random bytes.
     """
 
-    def __init__(self, table: KeyRepository, clock: Clock, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    def __init__(self, table: KeyRepository, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._random = random
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self._quotas: dict[OwnerId, Quota] = {}
         self._changes = 0
@@ -124,9 +122,9 @@ class ApiKeys:
             )
         given = quota or (UNBOUNDED if operator else Quota())
         check_quota(given)
-        secret = SECRET_PREFIX + base64.urlsafe_b64encode(self._random(32)).rstrip(b"=").decode()
+        secret = SECRET_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
         record = KeyRecord(
-            id=OwnerId(self._random(6).hex()),
+            id=OwnerId(secrets.token_hex(6)),
             name=name,
             sha256=_digest(secret).hex(),
             operator=operator,

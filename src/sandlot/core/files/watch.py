@@ -77,11 +77,11 @@ class FolderWatch:
 
     __slots__ = ("_helper", "by", "path", "root")
 
-    def __init__(self, helper: GuestHelper, path: str, by: str, *, root: str = "") -> None:
+    def __init__(self, helper: GuestHelper, path: str, by: str, root: str) -> None:
         self._helper = helper
         self.path = path
         self.by = by
-        self.root = root or path
+        self.root = root
 
     async def __aiter__(self) -> AsyncIterator[FileEvent]:
         """Yield events until the folder is gone.
@@ -128,7 +128,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
     started = message if isinstance(message, Mapping) else {}
     root = started.get("root")
     valid = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
-    return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", root=str(root) if valid else path)
+    return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", str(root) if valid else path)
 
 
 def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest sends this value, so it can be anything
