@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sandlot.core.execution.helpers import is_helper
+from sandlot.core.execution.helpers import end_process, is_helper
 from sandlot.core.execution.output import CommandResult, OutputCollector, ProcessOutcome, process_outcome
 from sandlot.core.execution.stdin import StdinManager, check_id
 from sandlot.core.execution.unattended import UnattendedExecutions
@@ -31,7 +30,7 @@ from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Hold, Sandbox, Sandbox
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output, OutputGap, ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import KIB, ProcessSpec
@@ -231,7 +230,7 @@ class ProcessExecution:
             self._entry.cut()
         if not self.is_over:
             self.is_over = True
-            self._sandbox.tasks.spawn(_kill(self._sandbox, self.id, grace_s))
+            self._sandbox.tasks.spawn(end_process(self._sandbox, self.id, grace_s))
         await self.detach()
 
 
@@ -302,7 +301,7 @@ class ProcessService:
         except BaseException as error:
             sandbox.buffers.give(size)
             if isinstance(error, asyncio.CancelledError):
-                sandbox.tasks.spawn(_kill(sandbox, process))  # the guest may have started the process
+                sandbox.tasks.spawn(end_process(sandbox, process))  # the guest may have started the process
             raise
         if stdin is not None:
             _ = self.stdin.feed(sandbox, call, stdin)
@@ -510,16 +509,3 @@ def signal_number(signal: str | int) -> int:
             f"There is no signal {str(signal)[:32]!r}.", hint="Pass a name such as SIGTERM, or a number.", fields={"field": "signal"}
         )
     return int(number)
-
-
-async def _kill(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
-    if sandbox.is_hibernated:
-        return  # the hibernation closed the link; the client has not left
-    with suppress(SandlotError):
-        async with sandbox.connection(CALL_TIMEOUT_S + grace_s) as link:
-            if grace_s:
-                await link.processes.signal(process, int(signals.SIGTERM))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(grace_s):
-                        await link.processes.wait(process)
-            await link.processes.signal(process, int(signals.SIGKILL))

@@ -81,7 +81,7 @@ class Metrics:
         """Count a create request that succeeded.
 
         Args:
-            source: ``template``, ``snapshot`` or ``fork``: from what the sandbox started.
+            source: Source of the sandbox: ``template``, ``snapshot`` or ``fork``.
             isolation: Isolation of the sandbox.
             seconds: Seconds from the request to a running sandbox.
         """

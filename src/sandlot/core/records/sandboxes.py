@@ -218,7 +218,7 @@ class SandboxRecorder:
 
 
 def source_of(spec: SandboxSpec) -> str:
-    """Return from what a sandbox started, as a label of metrics: ``template``, ``snapshot`` or ``fork``. Pure."""
+    """Return the source of a sandbox as a label of metrics: ``template``, ``snapshot`` or ``fork``. Pure."""
     if spec.parent is not None:
         return "fork"
     return "template" if spec.snapshot is None else "snapshot"
