@@ -234,14 +234,12 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
     if name not in policy.isolation_allowed:
         raise ForbiddenError(
             f"Isolation {name!r} is not allowed on this service.",
-            code=ErrorCode.FORBIDDEN,
             hint=f"Use one of: {', '.join(policy.isolation_allowed)}." if policy.isolation_allowed else "Ask the operator to allow an isolation.",
             fields={"field": "isolation"},
         )
     if name not in available:
         raise UnsupportedError(
             f"This version of Sandlot has no driver for isolation {name!r}.",
-            code=ErrorCode.UNSUPPORTED,
             hint=f"Use one of: {', '.join(available)}.",
             fields={"field": "isolation"},
         )
@@ -258,7 +256,6 @@ def resolve_network(requested: str) -> Network:
     if requested in UNSUPPORTED_NETWORKS:
         raise UnsupportedError(
             f"Network policy {requested!r} needs the egress proxy, which this version does not have.",
-            code=ErrorCode.UNSUPPORTED,
             hint="Omit `network`: the default policy allows pip, npm and apt-get. Upload other data as files.",
             fields={"field": "network"},
         )
@@ -286,14 +283,12 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
             action = "start sandboxes" if required is DriverCapability.BOOT else f"enforce the {required.removeprefix('limit.')} limit"
             raise HostError(
                 f"The {capabilities.driver} driver cannot {action} on this host: {capabilities.why_not(required)}",
-                code=ErrorCode.HOST_NOT_READY,
                 hint="Run 'sandlot doctor' to check the host.",
                 fields={"ability": str(required)},
             )
     if volumes and not capabilities.can(DriverCapability.VOLUMES):
         raise UnsupportedError(
             f"The {capabilities.driver} driver cannot attach volumes on this host: {capabilities.why_not(DriverCapability.VOLUMES)}",
-            code=ErrorCode.UNSUPPORTED,
             hint="Omit `volumes`.",
             fields={"field": "volumes"},
         )

@@ -327,7 +327,6 @@ class Sandbox:
         if self.state is State.CREATING and not self.end_requested.is_set():
             raise ConflictError(
                 f"Sandbox {self.id} is still being created.",
-                code=ErrorCode.CONFLICT,
                 hint="Wait until its state is 'running'.",
                 fields={"sandbox": self.id, "state": str(self.state)},
             )
@@ -369,7 +368,6 @@ class Sandbox:
         reason, detail = (str(end.reason), end.detail) if end is not None else ("", "")
         return SandboxEndedError(
             f"Sandbox {self.id} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
-            code=ErrorCode.SANDBOX_ENDED,
             hint="Create a new sandbox. The files of the ended sandbox are removed.",
             fields={"sandbox": self.id, "reason": reason, "detail": detail},
         )
@@ -399,7 +397,6 @@ class Sandbox:
         except TimeoutError:
             raise TimeoutExceededError(
                 f"Sandbox {self.id} did not respond within {timeout_s:g} s.",
-                code=ErrorCode.TIMEOUT,
                 hint="Kill the sandbox and create a new sandbox: a process inside may prevent a response.",
                 fields={"sandbox": self.id},
             ) from None

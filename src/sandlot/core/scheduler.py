@@ -27,7 +27,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnavailableError
+from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
 from sandlot.model.specs import SandboxSpec, VolumeMount
@@ -130,7 +130,6 @@ class Scheduler:
         if self._is_closed:
             raise UnavailableError(
                 "The service is stopping.",
-                code=ErrorCode.SERVICE_UNAVAILABLE,
                 hint="Retry when the service has restarted.",
                 fields={"retry_after_s": 1},
             ) from None

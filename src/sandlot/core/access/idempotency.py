@@ -18,7 +18,7 @@ import re
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Final
 
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.ids import ProcessId, SandboxId
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -94,7 +94,6 @@ class IdempotencyKey:
         if earlier_digest != self.digest:
             raise ConflictError(
                 "A different request used this Idempotency-Key before.",
-                code=ErrorCode.CONFLICT,
                 hint="Use a new key, or repeat the first request without changes.",
                 fields={"field": "Idempotency-Key"},
             )

@@ -291,7 +291,6 @@ async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, wha
         reason = can.why_not(ability)
         raise UnsupportedError(
             f"This sandbox cannot {what}: {reason}.",
-            code=ErrorCode.UNSUPPORTED,
             hint="Use another isolation; 'sandlot doctor' lists what each isolation can do on this host.",
             fields={"reason": reason, "isolation": supervisor.sandbox.spec.isolation},
         )

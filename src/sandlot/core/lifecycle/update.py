@@ -33,7 +33,7 @@ from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupe
 from sandlot.core.node.reservations import grown_amounts
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Usage
 from sandlot.model.specs import Limits, OnTimeout
 from sandlot.model.states import SUSPENDED, State
@@ -74,7 +74,6 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
         if not can.can(ability):
             raise UnsupportedError(
                 f"The {ability.removeprefix('configure.')} limit of a running sandbox cannot be changed: {can.why_not(ability)}.",
-                code=ErrorCode.UNSUPPORTED,
                 hint="Create a new sandbox with the limits that are needed.",
                 fields={"ability": str(ability)},
             )
