@@ -28,7 +28,7 @@ import structlog
 
 from sandlot.core.ports import Clock
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
-from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.model.errors import AuthenticationError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
 from sandlot.model.storage import KeyRepository
 
@@ -65,9 +65,7 @@ class ActiveRequests:
         except asyncio.CancelledError:
             if task not in self._ended or task.uncancel():
                 raise  # the task was cancelled for another reason as well
-            raise AuthenticationError(
-                "This API key was revoked.", code=ErrorCode.UNAUTHENTICATED, hint="Ask the operator for another API key."
-            ) from None
+            raise AuthenticationError("This API key was revoked.", hint="Ask the operator for another API key.") from None
         finally:
             self._ended.discard(task)
             tasks.discard(task)
@@ -151,7 +149,6 @@ class ApiKeys:
         if gone is None:
             raise NotFoundError(
                 f"There is no key {name_or_id[:64]!r}.",
-                code=ErrorCode.NOT_FOUND,
                 hint="List the valid keys with `sandlot keys list`.",
                 fields={"key": name_or_id[:64]},
             )

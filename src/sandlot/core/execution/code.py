@@ -33,7 +33,6 @@ from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.capture import Capture
 from sandlot.model.errors import (
-    ErrorCode,
     LimitError,
     NotFoundError,
     SandboxEndedError,
@@ -312,7 +311,6 @@ class CodeService:
         except TimeoutError:
             raise TimeoutExceededError(
                 f"A cell in sandbox {sandbox.id} had not ended {GRACE_S:g} s after its timeout.",
-                code=ErrorCode.TIMEOUT,
                 hint="Kill the sandbox and create a new one. A process inside may keep the sandbox from responding.",
                 fields={"sandbox": sandbox.id},
             ) from None
@@ -367,7 +365,6 @@ class CodeService:
         if len(background) >= MAX_BACKGROUND:
             raise LimitError(
                 f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
-                code=ErrorCode.LIMIT_EXCEEDED,
                 hint="Wait until some of these executions have ended, or interrupt some of them.",
                 fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )

@@ -24,7 +24,7 @@ from sandlot.core.sandbox import CALL_TIMEOUT_S, Hold, Sandbox
 from sandlot.link.payload import program_argv
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import OutputGap
-from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
+from sandlot.model.errors import ConflictError, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values
@@ -221,7 +221,6 @@ class GuestHelper:
     def _broken(self) -> SandlotError:
         return ConflictError(
             f"Sandlot's helper `{self._name}` in sandbox {self._sandbox.id} ended before it had finished.",
-            code=ErrorCode.CONFLICT,
             hint="Retry. A process in the sandbox may have killed the helper, or the sandbox may have run out of memory.",
             fields={"sandbox": self._sandbox.id},
         )

@@ -30,7 +30,7 @@ from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Hold, Sandbox, Sandbox
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output, OutputGap, ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, UnavailableError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import KIB, ProcessSpec
@@ -474,7 +474,6 @@ class ProcessService:
         if spec is None:
             raise ConflictError(
                 f"The parameters with which process {process} was started are no longer known.",
-                code=ErrorCode.CONFLICT,
                 hint="Start a new process with these parameters.",
                 fields={"process": process},
             )
@@ -483,7 +482,6 @@ class ProcessService:
             if await self.wait(sandbox, process, CALL_TIMEOUT_S) is None:
                 raise ConflictError(
                     f"Process {process} had not ended {CALL_TIMEOUT_S:g} s after SIGKILL.",
-                    code=ErrorCode.CONFLICT,
                     hint="Wait until the process has ended, and restart it again.",
                     fields={"process": process},
                 )

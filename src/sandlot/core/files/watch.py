@@ -157,7 +157,6 @@ def _event(event: Any) -> FileEvent:  # noqa: ANN401 - a guest sends this value,
 def _invalid_message() -> ConflictError:
     return ConflictError(
         "The sandbox sent an invalid report about the watched folder.",
-        code=ErrorCode.CONFLICT,
         hint="Check the sandbox for a process that forges the report.",
     )
 
@@ -289,7 +288,6 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
     if len(watchers) >= MAX_WATCHERS:
         raise LimitError(
             f"The sandbox has {MAX_WATCHERS} watchers, the maximum.",
-            code=ErrorCode.LIMIT_EXCEEDED,
             hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
             fields={"watchers": MAX_WATCHERS},
         )
@@ -315,7 +313,6 @@ def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
     if watcher is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
-            code=ErrorCode.NOT_FOUND,
             hint="Create a new watcher. A watcher ends when its folder is removed or the service restarts.",
         )
     return watcher

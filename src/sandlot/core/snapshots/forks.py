@@ -42,7 +42,7 @@ from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
@@ -287,7 +287,6 @@ class ForkManager:
         if sandbox.spec.parent is None:
             raise ConflictError(
                 f"Sandbox {sandbox.id} is not a fork, so it has no siblings.",
-                code=ErrorCode.CONFLICT,
                 hint="Promote a child of a fork.",
                 fields={"sandbox": sandbox.id},
             )
@@ -451,7 +450,6 @@ def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
         raise ConflictError(
             f"Sandbox {parent.id} has {len(written)} writable volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}. "
             "Forks of this sandbox would write to the same files.",
-            code=ErrorCode.CONFLICT,
             hint="Set `share_volumes`, or attach the volumes read-only.",
             fields={"sandbox": parent.id, "volumes": [mount.volume for mount in written]},
         )

@@ -372,7 +372,6 @@ class SnapshotManager:
         if other is not None:
             raise ConflictError(
                 f"A snapshot named {name!r} exists already: {other.id}, created at {other.created_at:%Y-%m-%d %H:%M:%S} UTC.",
-                code=ErrorCode.CONFLICT,
                 hint="Choose another name, or delete that snapshot first.",
                 fields={"name": name, "snapshot": other.id},
             )
