@@ -45,7 +45,8 @@ def request_digest(*parts: object) -> str:
     Args:
         parts: All values that distinguish the request from other requests of the same kind: strings, numbers, None and dataclasses.
     """
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()
+    plain = [asdict(part) if is_dataclass(part) and not isinstance(part, type) else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
@@ -97,7 +98,3 @@ class IdempotencyKey:
                 hint="Use a new key, or repeat the first request without changes.",
                 fields={"field": "Idempotency-Key"},
             )
-
-
-def _plain(value: object) -> object:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
