@@ -451,22 +451,12 @@ class CodeService:
             if wait_s != 0:
                 followed = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
                 try:
-                    async with asyncio.timeout(wait_s):
-                        async for event in followed:
-                            output.add(event)
-                        return _result(await followed.outcome(), followed.position, output)
+                    return await _collect(followed, output, wait_s)
                 except TimeoutError:
                     at = followed.position
                     events_from, stdout_from, stderr_from = at.events, at.stdout, at.stderr
-                finally:
-                    await followed.close()
             rest = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-            try:
-                async for event in rest:
-                    output.add(event)
-                return _result(await rest.outcome(), rest.position, output)
-            finally:
-                await rest.close()
+            return await _collect(rest, output, None)
         finally:
             output.close()
 
@@ -566,6 +556,21 @@ async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None
         if isinstance(error, NotFoundError):
             raise contexts.not_found(error) from None
         raise
+
+
+async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s: float | None) -> CodeExecutionResult:
+    """Collect the events of a cell until the iteration ends, and close the execution.
+
+    Raises:
+        TimeoutError: The timeout has passed. ``output`` has the events up to the position of the execution.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for event in execution:
+                output.add(event)
+            return _result(await execution.outcome(), execution.position, output)
+    finally:
+        await execution.close()
 
 
 def _result(status: CodeExecutionStatus, position: OutputPosition, output: OutputCollector) -> CodeExecutionResult:
