@@ -151,10 +151,6 @@ class SandboxManager:
         """Return the sandbox that an earlier request with this idempotency key created. The caller holds the lock of the key.
 
         Return None if no earlier request used the key, or if its client disconnected before the response.
-
-        Raises:
-            ConflictError: The key was used for a different request.
-            UnavailableError: The sandbox is on another node, or its end is not recorded yet; code ``busy``.
         """
         while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, request.key)) is not None:
             request.check(record.request_digest)
@@ -196,13 +192,7 @@ class SandboxManager:
         return sandbox
 
     def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
-        """Start the task that owns a sandbox until its end.
-
-        Args:
-            sandbox: The sandbox.
-            begin: Starts or recovers the sandbox; called with its supervisor and ``args``.
-            args: Further arguments of ``begin``.
-        """
+        """Start the task that owns a sandbox until its end. The task first calls ``begin`` with the supervisor and ``args``."""
         sandbox.resume_operation = suspend.resume
         supervisor = SandboxSupervisor(sandbox, self._lifecycle)
         task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")

@@ -363,13 +363,7 @@ async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
     """Resume a sandbox after a failed operation. If the sandbox lives but cannot be resumed, request its end.
 
-    Args:
-        supervisor: Supervisor of the sandbox.
-        instance: Instance of the sandbox.
-        event: Type of the event to record. None: no event, because clients do not know that the sandbox was not running.
-
-    Returns:
-        False if the sandbox had already ended.
+    Return False if the sandbox had already ended. Without an ``event``, clients do not learn that the sandbox was not running.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     try:

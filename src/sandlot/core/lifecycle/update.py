@@ -113,14 +113,7 @@ class _Keepers:
 
 
 async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
-    """Change the limits of a sandbox, both those that the host enforces and those that its guest enforces.
-
-    Args:
-        sandbox: The sandbox.
-        keepers: Limits that the host and the guest enforce now. Updated with each change, so that the value is also correct after a failure.
-        to: New limits.
-        guest_timeout_s: Seconds that the guest has for each response. None: the timeout of ``Sandbox.connection``.
-    """
+    """Change the limits that the host and the guest enforce. ``keepers`` is updated with each change, so that it is also correct after a failure."""
     async with sandbox.connection() as link:
         if to.pids > keepers.host.pids:
             await _configure(sandbox, keepers, replace(keepers.host, pids=to.pids))

@@ -456,16 +456,7 @@ def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
 
 
 async def _end_batch(tasks: Sequence[asyncio.Task[Sandbox]], batch: ForkBatch, error: BaseException) -> None:
-    """End all children of a fork.
-
-    Args:
-        tasks: Tasks that create the children.
-        batch: The children.
-        error: Error that made the fork fail.
-
-    Raises:
-        SandlotError: The error of the child that failed, if ``error`` only reports that another child failed.
-    """
+    """End all children of a fork that failed. If ``error`` only reports that another child failed, raise the error of that child."""
     batch.fail(error)
     for task in tasks:
         task.cancel()
