@@ -278,7 +278,7 @@ class VolumeManager:
                     hint="Choose another name, or delete that volume first.",
                     fields={"name": name, "volume": other},
                 )
-            quotas.check_volumes(principal.quota, *await self._table.totals(principal.owner), size_bytes)
+            quotas.check_stored(principal.quota, "volume", *await self._table.totals(principal.owner), size_bytes)
             reading = await self._reservations.make_room(needed)
             self._reservations.reserve(record.id, needed, reading)
             try:

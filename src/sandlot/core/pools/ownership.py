@@ -157,7 +157,7 @@ def check_allowed(pool: Pool, sizes: PoolSizes, principal: Principal, *, existin
     if pool.owner == principal.owner and (existing is not None or sizes.warm > pool.sizes.warm):
         quotas.check_pool(principal.quota, pool.spec.limits, sizes.warm)
     if existing is not None:
-        quotas.check_pools(principal.quota, existing)
+        quotas.check_count(principal.quota, "pools", existing)
 
 
 def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list[Pool]:

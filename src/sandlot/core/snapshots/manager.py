@@ -340,14 +340,14 @@ class SnapshotManager:
             request_digest=None if request is None else request.digest,
         )
         async with self._admission_lock:  # otherwise two concurrent requests could both pass the quota check before either snapshot is recorded
-            quotas.check_snapshots(principal.quota, *await self._table.totals(sandbox.owner))
+            quotas.check_stored(principal.quota, "snapshot", *await self._table.totals(sandbox.owner))
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
             async with writer.reserve_disk(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             count, total_bytes = await self._table.totals(sandbox.owner)
-            quotas.check_snapshots(principal.quota, count - 1, total_bytes, size_bytes)
+            quotas.check_stored(principal.quota, "snapshot", count - 1, total_bytes, size_bytes)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
             await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
