@@ -152,6 +152,11 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             sandbox = await make(careful)
             state = await fill(careful.core, sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
+
+            async def sees_the_full_disk() -> bool:
+                return (await careful.core.reservations.read_host()).free.disk_bytes <= 4 * MIB
+
+            await until(sees_the_full_disk)  # a reading of the host is used for a second
             with pytest.raises(UnavailableError, match="disk") as busy:
                 await careful.core.snapshots.create(sandbox.id, OPERATOR)
             assert "retry_after_s" in busy.value.fields
