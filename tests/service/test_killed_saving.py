@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lifecycle.recovery import USE_WORD
+from sandlot.core.admission import SINGLE_USE_METADATA, CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR
@@ -84,7 +83,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
             sandbox = await lives_on(service, told)
             assert await listed(service) == saved(folder) == [told["snapshot"]]
             for other in service.core.registry.list(OPERATOR):
-                if other.id != sandbox.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
+                if other.id != sandbox.id and not SINGLE_USE_METADATA.items() <= other.metadata.items():  # recorded as one that runs, so it runs
                     await check(service.core, other, State("first", told["ticker"]))
             again = await service.core.snapshots.create_sandbox(CreateSandboxParams(snapshot="kept"), OPERATOR)
             await check(service.core, again, State("first", told["ticker"]))

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.lifecycle.recovery import USE_WORD
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import (
@@ -117,7 +116,7 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     record = await service.core.snapshots.get(taken.id, OPERATOR)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
-    await until(lambda: not any(USE_WORD in sandbox.metadata for sandbox in service.core.registry.list(OPERATOR)))  # the copy was for that alone
+    await until(lambda: not any(sandbox.single_use for sandbox in service.core.registry.list(OPERATOR)))  # the copy was for that alone
 
     layer = state_dir / "saved" / taken.id / "files.layer"
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
@@ -153,6 +152,11 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             sandbox = await make(careful)
             state = await fill(careful.core, sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
+
+            async def sees_the_full_disk() -> bool:
+                return (await careful.core.reservations.read_host()).free.disk_bytes <= 4 * MIB
+
+            await until(sees_the_full_disk)  # a reading of the host is used for a second
             with pytest.raises(UnavailableError, match="disk") as busy:
                 await careful.core.snapshots.create(sandbox.id, OPERATOR)
             assert "retry_after_s" in busy.value.fields

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
+import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.lifecycle.idle import TICK_S
@@ -21,6 +22,7 @@ from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.specs import Limits
+from sandlot.model.states import State
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
@@ -145,6 +147,21 @@ async def serving(
                 keep=keep,
             )
         )
+
+
+def detach_when_announced(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
+    """Detach from each new sandbox at the moment its creation is announced, as a service does that stops then. Return the list of these sandboxes."""
+    detached: list[Sandbox] = []
+    become = Sandbox.become
+
+    def watched(sandbox: Sandbox, state: State) -> None:
+        become(sandbox, state)
+        if state is State.RUNNING and not sandbox.ready.done():
+            detached.append(sandbox)
+            sandbox.ready.add_done_callback(lambda _: sandbox.detach())
+
+    monkeypatch.setattr(Sandbox, "become", watched)
+    return detached
 
 
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:

@@ -43,6 +43,8 @@ MAX_METADATA_NAME_BYTES: Final = 255
 """Maximum length of a metadata name in UTF-8. Names and values are indexed for filters, and an index row of PostgreSQL holds 2,704 bytes."""
 RESERVED_PREFIX: Final = "sandlot."
 """Prefix of metadata names that only the service and its compatibility APIs may set."""
+SINGLE_USE_METADATA: Final = {"sandlot.use": "oneshot"}
+"""Metadata of a single-use sandbox. The next service recognizes the sandbox by this metadata and ends it."""
 MIN_IDLE_TIMEOUT_S: Final = 5.0
 """Smallest idle timeout: the interval of the idle monitor (``core/lifecycle/idle.py``)."""
 
@@ -100,6 +102,8 @@ class CreateSandboxParams:
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         unique_name: True if the request fails while the owner has a live sandbox of the same name.
+        single_use: True for a sandbox that serves one request of a client that never learns its id. It is ended when the service stops. No field of a
+            client's create request sets this.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -117,6 +121,7 @@ class CreateSandboxParams:
     auto_resume: bool = True
     volumes: tuple[VolumeMount, ...] = ()
     unique_name: bool = False
+    single_use: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields that can be checked without the operator's policy and without the host.
@@ -229,14 +234,12 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
     if name not in policy.isolation_allowed:
         raise ForbiddenError(
             f"Isolation {name!r} is not allowed on this service.",
-            code=ErrorCode.FORBIDDEN,
             hint=f"Use one of: {', '.join(policy.isolation_allowed)}." if policy.isolation_allowed else "Ask the operator to allow an isolation.",
             fields={"field": "isolation"},
         )
     if name not in available:
         raise UnsupportedError(
             f"This version of Sandlot has no driver for isolation {name!r}.",
-            code=ErrorCode.UNSUPPORTED,
             hint=f"Use one of: {', '.join(available)}.",
             fields={"field": "isolation"},
         )
@@ -253,7 +256,6 @@ def resolve_network(requested: str) -> Network:
     if requested in UNSUPPORTED_NETWORKS:
         raise UnsupportedError(
             f"Network policy {requested!r} needs the egress proxy, which this version does not have.",
-            code=ErrorCode.UNSUPPORTED,
             hint="Omit `network`: the default policy allows pip, npm and apt-get. Upload other data as files.",
             fields={"field": "network"},
         )
@@ -281,14 +283,12 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
             action = "start sandboxes" if required is DriverCapability.BOOT else f"enforce the {required.removeprefix('limit.')} limit"
             raise HostError(
                 f"The {capabilities.driver} driver cannot {action} on this host: {capabilities.why_not(required)}",
-                code=ErrorCode.HOST_NOT_READY,
                 hint="Run 'sandlot doctor' to check the host.",
                 fields={"ability": str(required)},
             )
     if volumes and not capabilities.can(DriverCapability.VOLUMES):
         raise UnsupportedError(
             f"The {capabilities.driver} driver cannot attach volumes on this host: {capabilities.why_not(DriverCapability.VOLUMES)}",
-            code=ErrorCode.UNSUPPORTED,
             hint="Omit `volumes`.",
             fields={"field": "volumes"},
         )

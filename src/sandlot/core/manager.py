@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import Idempotency, check_same, request_digest
+from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.concurrency import TaskSet
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import recovery, start, suspend
 from sandlot.core.lifecycle.idle import IdleMonitor
 from sandlot.core.lifecycle.mounts import mount_step
@@ -53,15 +53,15 @@ class SandboxManager:
         registry: Sandboxes of this service.
         scheduler: Admits sandboxes and reserves their resources.
         lifecycle: Parts of the service that supervisors need.
-        idempotency: Locks of the idempotency keys that are in use.
     """
 
-    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies, idempotency: Idempotency) -> None:
+    def __init__(self, *, registry: SandboxRegistry, scheduler: Scheduler, lifecycle: LifecycleDependencies) -> None:
         self._registry = registry
         self._scheduler = scheduler
         self._lifecycle = lifecycle
         self._recorder = lifecycle.recorder
-        self._idempotency = idempotency
+        self._key_locks = KeyedLock()
+        """Locks by owner and idempotency key."""
         self._tasks = TaskSet("service.internal_error")
         self._close_by_s: float | None = None
 
@@ -142,22 +142,18 @@ class SandboxManager:
             SandboxEndedError: The sandbox was killed while it was created.
         """
         if key is None:
-            return await self._create(params, principal, None, None, source)
-        digest = request_digest(params) if source is None or source.digest is None else source.digest
-        async with self._idempotency.lock("create", principal.owner, key):
-            return await self._find_created(principal.owner, key, digest) or await self._create(params, principal, key, digest, source)
+            return await self._create(params, principal, None, source)
+        request = IdempotencyKey(key, request_digest(params) if source is None or source.digest is None else source.digest)
+        async with self._key_locks.hold(principal.owner, key):
+            return await self._find_created(principal.owner, request) or await self._create(params, principal, request, source)
 
-    async def _find_created(self, owner: OwnerId, key: str, digest: str) -> Sandbox | None:
+    async def _find_created(self, owner: OwnerId, request: IdempotencyKey) -> Sandbox | None:
         """Return the sandbox that an earlier request with this idempotency key created. The caller holds the lock of the key.
 
         Return None if no earlier request used the key, or if its client disconnected before the response.
-
-        Raises:
-            ConflictError: The key was used for a different request.
-            UnavailableError: The sandbox is on another node, or its end is not recorded yet; code ``busy``.
         """
-        while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, key)) is not None:
-            check_same(record.request_digest, digest)
+        while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, request.key)) is not None:
+            request.check(record.request_digest)
             sandbox = self._registry.known.get(record.id)
             if sandbox is None and not is_terminal(record.state):
                 raise UnavailableError(
@@ -172,14 +168,12 @@ class SandboxManager:
             await asyncio.sleep(0)
         return None
 
-    async def _create(
-        self, params: CreateSandboxParams, principal: Principal, key: str | None, digest: str | None, source: StartSource | None
-    ) -> Sandbox:
+    async def _create(self, params: CreateSandboxParams, principal: Principal, request: IdempotencyKey | None, source: StartSource | None) -> Sandbox:
         with self._registry.reserve_name(principal.owner, params.name) if params.unique_name else contextlib.nullcontext():
             constraints, batch = (source.constraints, source.batch) if source else (None, None)
             admitted = await self._scheduler.admit(params, principal, constraints, batch)
             sandbox = admitted.sandbox
-            sandbox.idempotency_key, sandbox.request_digest = key, digest
+            sandbox.idempotency_key = request
             mounted = constraints.volumes if constraints else ()
             missing = () if constraints and constraints.shares_volumes else sandbox.spec.volumes
             mounts = [mount_step(mounted, missing)] if mounted or missing else []
@@ -198,13 +192,7 @@ class SandboxManager:
         return sandbox
 
     def _supervise(self, sandbox: Sandbox, begin: Callable[..., Awaitable[None]], *args: object) -> SandboxSupervisor:
-        """Start the task that owns a sandbox until its end.
-
-        Args:
-            sandbox: The sandbox.
-            begin: Starts or recovers the sandbox; called with its supervisor and ``args``.
-            args: Further arguments of ``begin``.
-        """
+        """Start the task that owns a sandbox until its end. The task first calls ``begin`` with the supervisor and ``args``."""
         sandbox.resume_operation = suspend.resume
         supervisor = SandboxSupervisor(sandbox, self._lifecycle)
         task = asyncio.create_task(supervisor.run(begin, *args), name=f"sandbox {sandbox.id}")

@@ -240,7 +240,6 @@ class SandboxRegistry:
         if existing is not None or (owner, name) in self._reserved_names:
             raise ConflictError(
                 f"The name {name!r} belongs to another live sandbox{'' if existing is None else f', {existing}'}.",
-                code=ErrorCode.CONFLICT,
                 hint="Use that sandbox, kill it first, or choose another name.",
                 fields={"name": name, **({} if existing is None else {"sandbox": existing})},
             )

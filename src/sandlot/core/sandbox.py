@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
+from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import TaskSet
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.operations import Operation, OperationQueue
@@ -148,14 +149,15 @@ class Sandbox:
         clock: Clock of the service.
         idle_timeout_s: Idle timeout in seconds. None: the sandbox has no idle timeout.
         state: ``CREATING``, or the recorded state of a sandbox of an earlier service.
+        single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
 
     Attributes:
         deadline: Deadline of the sandbox; while the sandbox is suspended, the deadline of the suspension.
         awake: Set while the sandbox is not suspended, and set permanently once its end is requested.
         inherited: True for a sandbox that an earlier service created. Its guest may know executions that this service does not know.
-        single_use: True for a sandbox that serves one request. No client learns its id, so it is ended when the service stops.
         resume_operation: Operation that resumes the suspended sandbox; set by :class:`~sandlot.core.manager.SandboxManager`.
         steady: Number of forks and snapshots in progress, during which no volume may be attached or detached.
+        tasks: Background tasks of the sandbox. They are cancelled when the sandbox ends or the service stops.
         locals: State that features have for the sandbox. Only :class:`SandboxLocal` uses this attribute.
         is_removed: True once nothing of the sandbox is left on the host.
     """
@@ -187,7 +189,6 @@ class Sandbox:
         "ready",
         "recovered",
         "ref",
-        "request_digest",
         "requested_exit",
         "reserved_limits",
         "resume_operation",
@@ -209,6 +210,7 @@ class Sandbox:
         clock: Clock,
         idle_timeout_s: float | None = None,
         state: State = State.CREATING,
+        single_use: bool = False,
     ) -> None:
         self.spec = spec
         self.id: SandboxId = spec.id
@@ -220,14 +222,13 @@ class Sandbox:
         self.state = state
         self.activity = ActivityTracker(clock)
         self.idle_timeout_s = idle_timeout_s
-        self.idempotency_key: str | None = None
-        self.request_digest: str | None = None
+        self.idempotency_key: IdempotencyKey | None = None
         self.ref: str | None = None
         self.recovered = asyncio.Event()
         if state is State.CREATING:
             self.recovered.set()
         self.detaching = asyncio.Event()
-        self.single_use = False
+        self.single_use = single_use
         self.ended_at: datetime | None = None
         self.deadline = Deadline(clock)
         self.instance: Instance | None = None
@@ -326,7 +327,6 @@ class Sandbox:
         if self.state is State.CREATING and not self.end_requested.is_set():
             raise ConflictError(
                 f"Sandbox {self.id} is still being created.",
-                code=ErrorCode.CONFLICT,
                 hint="Wait until its state is 'running'.",
                 fields={"sandbox": self.id, "state": str(self.state)},
             )
@@ -368,7 +368,6 @@ class Sandbox:
         reason, detail = (str(end.reason), end.detail) if end is not None else ("", "")
         return SandboxEndedError(
             f"Sandbox {self.id} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
-            code=ErrorCode.SANDBOX_ENDED,
             hint="Create a new sandbox. The files of the ended sandbox are removed.",
             fields={"sandbox": self.id, "reason": reason, "detail": detail},
         )
@@ -398,7 +397,6 @@ class Sandbox:
         except TimeoutError:
             raise TimeoutExceededError(
                 f"Sandbox {self.id} did not respond within {timeout_s:g} s.",
-                code=ErrorCode.TIMEOUT,
                 hint="Kill the sandbox and create a new sandbox: a process inside may prevent a response.",
                 fields={"sandbox": self.id},
             ) from None
@@ -429,10 +427,6 @@ class Sandbox:
         for local, value in self.locals.items():
             local.close(value)
         self.locals.clear()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task of the sandbox. The task is cancelled when the sandbox ends or the service stops."""
-        self.tasks.spawn(work)
 
 
 class SandboxLocal(Generic[T]):

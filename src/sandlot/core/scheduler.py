@@ -27,7 +27,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnavailableError
+from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Change, DriverCapability, HostReading, Resources
 from sandlot.model.specs import SandboxSpec, VolumeMount
@@ -130,7 +130,6 @@ class Scheduler:
         if self._is_closed:
             raise UnavailableError(
                 "The service is stopping.",
-                code=ErrorCode.SERVICE_UNAVAILABLE,
                 hint="Retry when the service has restarted.",
                 fields={"retry_after_s": 1},
             ) from None
@@ -182,6 +181,7 @@ class Scheduler:
             buffers=self._buffers.part(),
             clock=self._clock,
             idle_timeout_s=params.idle_timeout_s,
+            single_use=params.single_use,
         )
         if warm is not None:
             self._reservations.transfer(warm.reservation_key, sandbox.id, takes)
@@ -285,7 +285,7 @@ class Scheduler:
             id=self._new_id(),
             template=params.template,
             env=params.env,
-            metadata=params.metadata,
+            metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if params.single_use else params.metadata,
             limits=params.limits,
             timeout_s=params.timeout_s,
             network=admission.resolve_network(params.network),

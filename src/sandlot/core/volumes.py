@@ -199,7 +199,6 @@ class VolumeManager:
         if sandboxes := self._sandboxes_with(record.id):
             raise ConflictError(
                 f"Volume {record.name!r} is attached to {len(sandboxes)} sandbox{'es' if len(sandboxes) > 1 else ''}: {', '.join(sandboxes[:3])}.",
-                code=ErrorCode.CONFLICT,
                 hint="Detach the volume from these sandboxes, or kill the sandboxes.",
                 fields={"volume": record.id, "sandboxes": list(sandboxes[:100])},
             )
@@ -248,7 +247,6 @@ class VolumeManager:
                 except OSError as error:
                     raise HostError(
                         f"Volume {self._name(volume)} cannot be mounted: {error.strerror or error}.",
-                        code=ErrorCode.HOST_NOT_READY,
                         hint="Look for errors in the host's kernel log (dmesg), and repair the filesystem with e2fsck.",
                         fields={"volume": volume},
                     ) from error
@@ -277,11 +275,10 @@ class VolumeManager:
             if (other := self._names.get((principal.owner, name))) is not None:
                 raise ConflictError(
                     f"A volume named {name!r} exists already: {other}.",
-                    code=ErrorCode.CONFLICT,
                     hint="Choose another name, or delete that volume first.",
                     fields={"name": name, "volume": other},
                 )
-            quotas.check_volumes(principal.quota, *await self._table.totals(principal.owner), size_bytes)
+            quotas.check_stored(principal.quota, "volume", *await self._table.totals(principal.owner), size_bytes)
             reading = await self._reservations.make_room(needed)
             self._reservations.reserve(record.id, needed, reading)
             try:
@@ -298,7 +295,6 @@ class VolumeManager:
             if isinstance(error, OSError):
                 raise HostError(
                     f"Volume {name!r} cannot be created: {error.strerror or error}.",
-                    code=ErrorCode.HOST_NOT_READY,
                     hint="Check the free space of the data directory.",
                 ) from error
             raise

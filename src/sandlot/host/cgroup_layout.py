@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.errors import HostError
 
 NEEDED = ("memory", "cpu", "pids", "freezer")
 """Controllers that sandboxes need. In version 2 the freezer is built in."""
@@ -76,7 +76,6 @@ class Layout:
                 return hierarchy.mount
         raise HostError(
             f"The {controller} cgroup controller is not mounted.",
-            code=ErrorCode.HOST_NOT_READY,
             hint=f"Mount it: mount -t cgroup -o {controller} cgroup /sys/fs/cgroup/{controller}",
         )
 
@@ -198,7 +197,6 @@ def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layo
             return Layout(2, (hierarchy,))
     raise HostError(
         "No cgroup hierarchy with the memory controller is mounted, so sandboxes cannot be limited.",
-        code=ErrorCode.HOST_NOT_READY,
         hint="Mount it; systemd does so on Debian. Start a container with a writable /sys/fs/cgroup.",
     )
 

@@ -31,7 +31,7 @@ from sandlot.host.cgroup_layout import (
     parse_flat_keyed,
     parse_layout,
 )
-from sandlot.model.errors import ConflictError, ErrorCode, HostError
+from sandlot.model.errors import ConflictError, HostError
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _MAX_ATTEMPTS = 20
@@ -120,7 +120,6 @@ class Cgroup:
         except OSError as error:
             raise HostError(
                 f"The host could not create the control group {self.name}: {error.strerror} ({error.filename}).",
-                code=ErrorCode.HOST_NOT_READY,
                 hint="Run the service as root on a host whose /sys/fs/cgroup is writable; `sandlot doctor` reports what the host lacks.",
             ) from error
 
@@ -149,7 +148,6 @@ class Cgroup:
                 raise _in_use_error("memory_bytes", self.usage().memory_bytes, limits.memory_bytes, "bytes of memory") from None
             raise HostError(
                 f"The host could not change the limits of the control group {self.name}: {error.strerror} ({error.filename}).",
-                code=ErrorCode.HOST_NOT_READY,
                 hint="`sandlot doctor` reports what the host lacks.",
             ) from error
 
@@ -359,7 +357,6 @@ def group_names(layout: Layout, parent: PurePosixPath) -> set[str]:
 def _in_use_error(limit: str, used: int, wanted: int, what: str) -> ConflictError:
     return ConflictError(
         f"The sandbox uses {used} {what}; the new limit is {wanted}.",
-        code=ErrorCode.CONFLICT,
         hint="End some of its processes first, or set a higher limit.",
         fields={"field": limit, "in_use": used, "wanted": wanted},
     )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from sandlot.host.service_cgroup import leave_service_cgroup
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.errors import HostError
 
 BLOCK_BYTES: Final = 4096
 OVERHEAD_BYTES: Final = 1024 * 1024
@@ -109,7 +109,7 @@ def run_e2fsprogs(argv: Sequence[str], *, inherit: Sequence[int] = ()) -> None:
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_PATH, pass_fds=tuple(inherit)
         )
     except FileNotFoundError:
-        raise HostError(f"{argv[0]} is not installed.", code=ErrorCode.HOST_NOT_READY, hint="apt-get install e2fsprogs") from None
+        raise HostError(f"{argv[0]} is not installed.", hint="apt-get install e2fsprogs") from None
     with process:
         leave_service_cgroup(process.pid)
         try:
@@ -120,7 +120,6 @@ def run_e2fsprogs(argv: Sequence[str], *, inherit: Sequence[int] = ()) -> None:
     if process.returncode != 0:
         raise HostError(
             f"{argv[0]} failed: {output.decode(errors='replace').strip()[:500]}",
-            code=ErrorCode.HOST_NOT_READY,
             hint="Check the free space of the state directory (SANDLOT_DATA_DIR).",
         )
 

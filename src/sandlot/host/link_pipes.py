@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from sandlot.model.errors import ErrorCode, SandboxEndedError
+from sandlot.model.errors import SandboxEndedError
 
 PIPE_BUF = 4096
 PIPE_BYTES = 1024 * 1024
@@ -56,7 +56,7 @@ class PipeStream:
             if read >= 0:
                 os.close(read)
             if error.errno in {errno.ENXIO, errno.ENOENT}:  # no reader; no pipe
-                raise SandboxEndedError("The sandbox has ended.", code=ErrorCode.SANDBOX_ENDED) from None
+                raise SandboxEndedError("The sandbox has ended.") from None
             raise
         return cls(read, write)
 

@@ -20,7 +20,7 @@ from sandlot.images.command import CommandRunner, output_of, require_programs
 from sandlot.images.progress import OutputParser, ProgressReporter
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.link import payload
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.errors import HostError
 
 TREE = "tree"
 """Folder with the file system, in every build result."""
@@ -41,7 +41,7 @@ def architecture() -> str:
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        raise HostError(f"Sandboxes do not run on {machine}.", code=ErrorCode.HOST_NOT_READY, hint="Use an x86-64 or 64-bit ARM machine.")
+        raise HostError(f"Sandboxes do not run on {machine}.", hint="Use an x86-64 or 64-bit ARM machine.")
     return _ARCHITECTURES[machine]
 
 
@@ -242,6 +242,4 @@ def _write_manifest(folder: Path, root: Path, fields: Mapping[str, object]) -> N
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise HostError(
-            "Building an image needs root, because its files belong to several users.", code=ErrorCode.HOST_NOT_READY, hint="Run as root."
-        )
+        raise HostError("Building an image needs root, because its files belong to several users.", hint="Run as root.")

@@ -95,7 +95,7 @@ class CommandRunner:
                 fields=fields,
             )
         how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
-        return HostError(f"{what} {how}.\n{end}\n", code=ErrorCode.HOST_NOT_READY, hint=f"The full log is {self.log}.", fields=fields)
+        return HostError(f"{what} {how}.\n{end}\n", hint=f"The full log is {self.log}.", fields=fields)
 
 
 def output_of(argv: tuple[str, ...]) -> str:
@@ -121,6 +121,4 @@ def require_programs(*programs: str) -> None:
 def missing_program(program: str) -> HostError:
     """Return the error for a program that is not installed."""
     package = {"unshare": "util-linux", "setpriv": "util-linux", "dpkg": "dpkg"}.get(program, program)
-    return HostError(
-        f"{program} is not installed.", code=ErrorCode.HOST_NOT_READY, hint=f"Install it: apt-get install {package}", fields={"program": program}
-    )
+    return HostError(f"{program} is not installed.", hint=f"Install it: apt-get install {package}", fields={"program": program})

@@ -23,7 +23,7 @@ from pathlib import Path
 from sandlot.images import plan
 from sandlot.images.command import CommandRunner, output_of
 from sandlot.images.recipe import Debian
-from sandlot.model.errors import ErrorCode, HostError, InternalError
+from sandlot.model.errors import HostError, InternalError
 
 GENERATION = 1
 """Part of the key. Raise this number when this module builds another interpreter from the same packages."""
@@ -227,7 +227,6 @@ def loader_of(root: Path) -> tuple[Path, list[Path]]:
     if not found:
         raise HostError(
             "The Debian packages contain no dynamic loader.",
-            code=ErrorCode.HOST_NOT_READY,
             hint="Check that the machine's apt sources offer libc6 of bookworm.",
         )
     triple = found[0].parent.name

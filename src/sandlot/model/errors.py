@@ -102,10 +102,10 @@ class SandlotError(Exception):
         fields: Structured details, JSON-representable (for example ``{"path": "/x"}``).
     """
 
-    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.INTERNAL, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str, *, code: ErrorCode | None = None, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        self.code = code or next(_DEFAULT_CODES[each] for each in type(self).__mro__ if each in _DEFAULT_CODES)
         self.hint = hint
         self.fields: Mapping[str, Any] = MappingProxyType(dict(fields or {}))
 
@@ -126,9 +126,6 @@ class SandlotError(Exception):
 
 class InvalidRequestError(SandlotError):
     """The request is malformed or out of bounds; nothing was done."""
-
-    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.INVALID_REQUEST, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message, code=code, hint=hint, fields=fields)
 
 
 class AuthenticationError(SandlotError):
@@ -212,6 +209,25 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.INTERNAL: InternalError,
     }
 )
+
+_DEFAULT_CODES: Mapping[type[SandlotError], ErrorCode] = MappingProxyType(
+    {
+        SandlotError: ErrorCode.INTERNAL,
+        InvalidRequestError: ErrorCode.INVALID_REQUEST,
+        AuthenticationError: ErrorCode.UNAUTHENTICATED,
+        ForbiddenError: ErrorCode.FORBIDDEN,
+        NotFoundError: ErrorCode.NOT_FOUND,
+        ConflictError: ErrorCode.CONFLICT,
+        LimitError: ErrorCode.LIMIT_EXCEEDED,
+        TimeoutExceededError: ErrorCode.TIMEOUT,
+        SandboxEndedError: ErrorCode.SANDBOX_ENDED,
+        UnsupportedError: ErrorCode.UNSUPPORTED,
+        HostError: ErrorCode.HOST_NOT_READY,
+        UnavailableError: ErrorCode.SERVICE_UNAVAILABLE,
+        InternalError: ErrorCode.INTERNAL,
+    }
+)
+"""Class -> code of an error that is raised without a code."""
 
 
 def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, Any] | None = None) -> SandlotError:

@@ -20,7 +20,6 @@ import structlog
 
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
-from sandlot.core.access.idempotency import Idempotency
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.package_access import PackageAccess
@@ -82,7 +81,6 @@ from sandlot.model.ports import Driver, HostReading
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
-from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
 from sandlot.server.templates import ImageTemplates
 from sandlot.store.blobs import open_blobs
@@ -174,7 +172,6 @@ class _Lifecycle:
     refiller: PoolRefiller
     scheduler: Scheduler
     manager: SandboxManager
-    idempotency: Idempotency
 
 
 @asynccontextmanager
@@ -243,8 +240,6 @@ async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncI
     settings, store, clock = storage.settings, storage.store, storage.clock
     metrics = Metrics()
     api_keys = ApiKeys(store.keys, clock)
-    if imported := await take_over(store.keys, settings.data_dir):
-        _log.info("keys.imported", count=imported)
     await api_keys.refresh()
     execution_counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
     await execution_counter.refresh()
@@ -253,7 +248,7 @@ async def _open_records(storage: _Storage, reservations: Reservations) -> AsyncI
     execution_log = ExecutionLog(store.executions, storage.node, clock, metrics)
     retention = Retention(store, settings.keep, clock, metrics)
     events = EventFeed(store.events)
-    recorder = SandboxRecorder(store, storage.node, clock, events, metrics=metrics)
+    recorder = SandboxRecorder(store, storage.node, clock, events, metrics)
     loops = [
         asyncio.create_task(_restart_on_defect(work, metrics))
         for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, execution_counter.writer.run)
@@ -388,9 +383,8 @@ def _build_lifecycle(storage: _Storage, records: _Records, resources: _Resources
         on_timeout=suspend.expire,
         on_wake=(executions.unattended.resume,),
     )
-    idempotency = Idempotency()
-    manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies, idempotency=idempotency)
-    return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager, idempotency=idempotency)
+    manager = SandboxManager(registry=resources.registry, scheduler=scheduler, lifecycle=dependencies)
+    return _Lifecycle(pools=pools, refiller=refiller, scheduler=scheduler, manager=manager)
 
 
 def _build_pools(
@@ -493,7 +487,6 @@ def _build_snapshots(storage: _Storage, records: _Records, resources: _Resources
         templates=resources.templates,
         reservations=resources.reservations,
         events=records.events,
-        idempotency=lifecycle.idempotency,
         clock=storage.clock,
         node=storage.node,
     )
@@ -508,7 +501,6 @@ def _build_forks(storage: _Storage, records: _Records, resources: _Resources, li
         memory_images=resources.memory_images,
         reservations=resources.reservations,
         events=records.events,
-        idempotency=lifecycle.idempotency,
         clock=storage.clock,
         node=storage.node,
     )

@@ -14,6 +14,7 @@ from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.node.reservations import OvercommitConfig, Reservations
 from sandlot.core.ports import SystemClock
 from sandlot.core.records.events import EventFeed
+from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
@@ -81,7 +82,7 @@ class Rig:
     def __init__(self, store: SqlStore, disks: Disks) -> None:
         self.store, self.disks = store, disks
         self.events = EventFeed(store.events)
-        self.registry = SandboxRegistry(SandboxRecorder(store, NODE, SystemClock(), self.events), BufferBudget(MIB), SystemClock())
+        self.registry = SandboxRegistry(SandboxRecorder(store, NODE, SystemClock(), self.events, Metrics()), BufferBudget(MIB), SystemClock())
         self.reservations = Reservations(
             lambda: HostReading(total=HOST, free=HOST, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )

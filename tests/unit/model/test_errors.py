@@ -29,3 +29,9 @@ def test_unknown_code_becomes_an_internal_error(code: str) -> None:
 
 def test_only_busy_and_unavailable_services_are_retryable() -> None:
     assert {code for code, (_, retryable) in CODES.items() if retryable} == {ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE}
+
+
+@pytest.mark.parametrize("kind", SandlotError.__subclasses__())
+def test_error_without_a_code_has_a_code_of_its_class(kind: type[SandlotError]) -> None:
+    assert type(from_code(kind("what happened").code, "what happened")) is kind
+    assert type("Special", (kind,), {})("what happened").code is kind("what happened").code

@@ -1,42 +1,19 @@
-"""Keys where no service runs, and the key file of versions before there was a store."""
+"""API keys of a data directory whose service does not run."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import SystemClock
 from sandlot.model.access import Quota
-from sandlot.model.errors import HostError
-from sandlot.server.keys import ASIDE, FILE, take_over, with_keys
+from sandlot.server.keys import with_keys
 from sandlot.server.settings import Settings
 from sandlot.store.store import open_store
-
-BEFORE = "sandlot_of-before"
-
-
-def key_file(folder: Path, *names: str) -> Path:
-    keys = [
-        {
-            "id": f"{number:012x}",
-            "name": name,
-            "sha256": hashlib.sha256((BEFORE + name).encode()).hexdigest(),
-            "created_at": "2026-01-01T00:00:00+00:00",
-        }
-        for number, name in enumerate(names)
-    ]
-    folder.mkdir(mode=0o700, exist_ok=True)
-    file = folder / FILE
-    file.write_text(json.dumps({"format": 1, "keys": keys}))
-    return file
 
 
 def files(folder: Path) -> set[str]:
@@ -66,54 +43,6 @@ async def test_the_database_is_private_and_holds_no_secret(tmp_path: Path) -> No
     found = settings.data_dir / "sandlot.db"
     assert stat.S_IMODE(found.stat().st_mode) == 0o600
     assert secret.removeprefix("sandlot_").encode() not in found.read_bytes()
-
-
-async def test_keys_of_before_go_on_working_and_are_taken_over_once(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path / "data")
-    file = key_file(settings.data_dir, "first", "second")
-    assert await with_keys(settings, names) == ["first", "second"]
-    assert file.name not in files(settings.data_dir)
-    assert ASIDE in files(settings.data_dir)
-    await with_keys(settings, lambda api_keys: api_keys.revoke("first"))
-    assert await with_keys(settings, names) == ["second"]
-    async with open_store(settings.database) as store:
-        api_keys = ApiKeys(store.keys, SystemClock())
-        await api_keys.refresh()
-        found = api_keys.verify(BEFORE + "second")
-        assert found is not None
-        assert (found.owner, found.name, found.operator, found.quota) == (f"{1:012x}", "second", False, Quota())
-        assert api_keys.verify(BEFORE + "first") is None
-
-
-async def test_taking_over_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    async with open_store(tmp_path / "rows.db") as store:
-        key_file(tmp_path, "first")
-        assert await take_over(store.keys, tmp_path) == 1
-        key_file(tmp_path, "first", "second")  # the file is there still, as after a kill before it was put aside
-        assert await take_over(store.keys, tmp_path) == 2
-        assert [record.name for record in await store.keys.all()] == ["first", "second"]
-        assert await take_over(store.keys, tmp_path) == 0
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        '{"format": 1}',
-        '{"format": 1, "keys": [{}]}',
-        '{"format": 2, "keys": []}',
-        '{"format": 1, "keys": [{"id": "0", "name": "a", "sha256": "no digits", "created_at": "2026-01-01T00:00:00+00:00"}]}',
-    ],
-)
-async def test_a_broken_file_is_named_and_left(tmp_path: Path, content: str) -> None:
-    (tmp_path / FILE).write_text(content)
-    async with open_store(tmp_path / "rows.db") as store:
-        with pytest.raises(HostError) as broken:
-            await take_over(store.keys, tmp_path)
-        assert await store.keys.all() == []
-    assert FILE in broken.value.message
-    assert broken.value.hint
-    assert (tmp_path / FILE).read_text() == content
 
 
 MAKE = """

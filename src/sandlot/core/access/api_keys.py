@@ -19,7 +19,7 @@ import hmac
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Final
@@ -28,7 +28,7 @@ import structlog
 
 from sandlot.core.ports import Clock
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
-from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.model.errors import AuthenticationError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
 from sandlot.model.storage import KeyRepository
 
@@ -65,9 +65,7 @@ class ActiveRequests:
         except asyncio.CancelledError:
             if task not in self._ended or task.uncancel():
                 raise  # the task was cancelled for another reason as well
-            raise AuthenticationError(
-                "This API key was revoked.", code=ErrorCode.UNAUTHENTICATED, hint="Ask the operator for another API key."
-            ) from None
+            raise AuthenticationError("This API key was revoked.", hint="Ask the operator for another API key.") from None
         finally:
             self._ended.discard(task)
             tasks.discard(task)
@@ -87,13 +85,11 @@ class ApiKeys:
     Args:
         table: Stored keys.
         clock: Clock of the service.
-        random: Returns the given number of random bytes.
     """
 
-    def __init__(self, table: KeyRepository, clock: Clock, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    def __init__(self, table: KeyRepository, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        self._random = random
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self._quotas: dict[OwnerId, Quota] = {}
         self._changes = 0
@@ -124,9 +120,9 @@ class ApiKeys:
             )
         given = quota or (UNBOUNDED if operator else Quota())
         check_quota(given)
-        secret = SECRET_PREFIX + base64.urlsafe_b64encode(self._random(32)).rstrip(b"=").decode()
+        secret = SECRET_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
         record = KeyRecord(
-            id=OwnerId(self._random(6).hex()),
+            id=OwnerId(secrets.token_hex(6)),
             name=name,
             sha256=_digest(secret).hex(),
             operator=operator,
@@ -153,7 +149,6 @@ class ApiKeys:
         if gone is None:
             raise NotFoundError(
                 f"There is no key {name_or_id[:64]!r}.",
-                code=ErrorCode.NOT_FOUND,
                 hint="List the valid keys with `sandlot keys list`.",
                 fields={"key": name_or_id[:64]},
             )

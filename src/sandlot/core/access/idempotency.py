@@ -1,13 +1,13 @@
 """Idempotency keys: a request that is sent twice with the same ``Idempotency-Key`` is carried out once.
 
 The key is the client's own name for one request (draft-ietf-httpapi-idempotency-key-header). Each manager finds the result of an earlier
-request itself, because the record of the result contains the key.
+request itself, because the record of the result contains the key, and locks the key meanwhile.
 
 Invariants:
 - A repetition of a request with the same key gets the result of the first request. A different request with the same key is refused, because one
   of the two requests is a mistake.
 - A failed request has no result, so its key can be used again. A key is known as long as the record of the result exists.
-- Requests with the same scope, owner and key run one after another.
+- Requests of one kind with the same owner and key run one after another.
 """
 
 from __future__ import annotations
@@ -15,37 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Final
 
-from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.concurrency import KeyedLock
-from sandlot.model.access import OwnerId
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.ids import ProcessId, SandboxId
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-
-
-class Idempotency:
-    """Locks of the idempotency keys that are in use."""
-
-    def __init__(self) -> None:
-        self._locks = KeyedLock()
-
-    def lock(self, scope: str, owner: OwnerId, key: str) -> AbstractAsyncContextManager[None]:
-        """Hold the lock of a key while the caller looks for the result of an earlier request, and carries out the request if there is none.
-
-        Args:
-            scope: Operation of the request, such as ``create``. The same key in two scopes names two requests.
-            owner: Owner of the key.
-            key: Key of the client.
-
-        Raises:
-            InvalidRequestError: The key is invalid.
-        """
-        return self._locks.hold(scope, owner, check_key(key))
 
 
 def check_key(key: str) -> str:
@@ -63,33 +39,14 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_same(earlier: str | None, digest: str) -> None:
-    """Refuse a request whose key was used for a different request.
+def request_digest(*parts: object) -> str:
+    """Return the SHA-256 of a request, in hexadecimal. Pure.
 
     Args:
-        earlier: Digest of the earlier request, from the record of its result.
-        digest: Digest of the request.
-
-    Raises:
-        ConflictError: The digests differ.
+        parts: All values that distinguish the request from other requests of the same kind: strings, numbers, None and dataclasses.
     """
-    if earlier != digest:
-        raise ConflictError(
-            "A different request used this Idempotency-Key before.",
-            code=ErrorCode.CONFLICT,
-            hint="Use a new key, or repeat the first request without changes.",
-            fields={"field": "Idempotency-Key"},
-        )
-
-
-def request_digest(params: CreateSandboxParams) -> str:
-    """Return the SHA-256 of a create request, in hexadecimal. Pure."""
-    return hashlib.sha256(json.dumps(asdict(params), sort_keys=True, default=str).encode()).hexdigest()
-
-
-def parts_digest(*parts: str) -> str:
-    """Return the SHA-256 of a request that consists of several strings, in hexadecimal. Pure."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    plain = [asdict(part) if is_dataclass(part) and not isinstance(part, type) else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def execution_id(sandbox: SandboxId, key: str, request: str) -> ProcessId:
@@ -130,9 +87,14 @@ class IdempotencyKey:
         """Refuse the request if the earlier request with this key was different.
 
         Args:
-            earlier_digest: Digest of the earlier request.
+            earlier_digest: Digest of the earlier request, from the record of its result.
 
         Raises:
             ConflictError: The digests differ.
         """
-        check_same(earlier_digest, self.digest)
+        if earlier_digest != self.digest:
+            raise ConflictError(
+                "A different request used this Idempotency-Key before.",
+                hint="Use a new key, or repeat the first request without changes.",
+                fields={"field": "Idempotency-Key"},
+            )

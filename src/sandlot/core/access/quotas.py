@@ -25,6 +25,8 @@ RETRY_AFTER_S: Final = 5
 _LIVE_QUOTAS: Final = (("sandboxes", "sandboxes"), ("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
 """Fields of :class:`Quota` that limit all live sandboxes of an owner together, each with its unit for error messages. All fields except the first are
 fields of :class:`Limits` too."""
+_SMALLER: Final = {"snapshot": "take a snapshot of kind `files`", "volume": "request a smaller volume"}
+"""Kind -> action, for hints, that needs less of the quota."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,57 +134,53 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
     )
 
 
-def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
-    """Refuse a snapshot that would exceed a quota together with the existing snapshots.
+def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
+    """Refuse a snapshot or volume that would exceed a quota together with the existing ones.
 
     Args:
         quota: Quota of the owner.
-        kept: Number of existing snapshots, without the new snapshot.
-        kept_bytes: Disk space of the existing snapshots.
-        more_bytes: Disk space of the new snapshot. 0 if it is unknown: the snapshot is then refused only if the quota is used up.
+        kind: ``snapshot`` or ``volume``.
+        kept: Number of existing snapshots or volumes, without the new one.
+        kept_bytes: Size of the existing ones together.
+        more_bytes: Size of the new one. 0 if it is unknown: the request is then refused only if the quota is used up.
 
     Raises:
         LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    _check_count("snapshots", quota.snapshots, kept)
-    limit = quota.snapshot_bytes
+    check_count(quota, f"{kind}s", kept)
+    limit = getattr(quota, f"{kind}_bytes")
     if limit is not None and (kept_bytes + more_bytes > limit or kept_bytes >= limit):
+        more = f" and {more_bytes} more are needed" if more_bytes else ""
         raise quota_exceeded(
-            "snapshot_bytes",
-            f"The snapshots of this key take {kept_bytes} bytes of disk"
-            + (f" and {more_bytes} more are needed" if more_bytes else "")
-            + f"; its quota is {limit}.",
-            "Delete a snapshot that is not needed, or take a snapshot of kind `files`."
-            if more_bytes <= limit
-            else "Take a snapshot of kind `files`, or of a smaller sandbox.",
+            f"{kind}_bytes",
+            f"The {kind}s of this key have {kept_bytes} bytes{more}; its quota is {limit}.",
+            f"Delete a {kind} that is not needed, or {_SMALLER[kind]}." if more_bytes <= limit else f"{_SMALLER[kind].capitalize()}.",
             limit=limit,
             used=kept_bytes,
             requested=more_bytes or None,
         )
 
 
-def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> None:
-    """Refuse a volume that would exceed a quota together with the existing volumes.
+def check_count(quota: Quota, kind: str, kept: int) -> None:
+    """Refuse a pool, snapshot or volume beyond the number that an owner can have.
 
     Args:
         quota: Quota of the owner.
-        kept: Number of existing volumes.
-        kept_bytes: Sizes of the existing volumes together.
-        more_bytes: Size of the new volume.
+        kind: Field of the quota: ``pools``, ``snapshots`` or ``volumes``.
+        kept: Number of existing pools, snapshots or volumes.
 
     Raises:
         LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    _check_count("volumes", quota.volumes, kept)
-    limit = quota.volume_bytes
-    if limit is not None and kept_bytes + more_bytes > limit:
+    limit = getattr(quota, kind)
+    if limit is not None and kept >= limit:
         raise quota_exceeded(
-            "volume_bytes",
-            f"The volumes of this key have {kept_bytes} bytes and {more_bytes} more are requested; its quota is {limit}.",
-            "Delete a volume that is not needed, or request a smaller volume." if more_bytes <= limit else "Request a smaller volume.",
+            kind,
+            f"This key has {kept} {kind}; its quota is {limit}.",
+            f"Delete one of the {kind} of this key." if limit else "Ask the operator for a larger quota.",
             limit=limit,
-            used=kept_bytes,
-            requested=more_bytes,
+            used=kept,
+            requested=1,
         )
 
 
@@ -209,19 +207,6 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
             requested=warm,
         )
     check_live(quota, limits, [], warm)
-
-
-def check_pools(quota: Quota, kept: int) -> None:
-    """Refuse a pool beyond the number of pools that an owner can have.
-
-    Args:
-        quota: Quota of the owner.
-        kept: Number of existing pools.
-
-    Raises:
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
-    """
-    _check_count("pools", quota.pools, kept)
 
 
 def check_upload(quota: Quota, size_bytes: int) -> None:
@@ -263,15 +248,3 @@ def quota_exceeded(
     if retry_after_s is not None:
         fields["retry_after_s"] = retry_after_s
     return LimitError(message, code=ErrorCode.QUOTA_EXCEEDED, hint=hint, fields=fields)
-
-
-def _check_count(quota: str, limit: int | None, kept: int) -> None:
-    if limit is not None and kept >= limit:
-        raise quota_exceeded(
-            quota,
-            f"This key has {kept} {quota}; its quota is {limit}.",
-            f"Delete one of the {quota} of this key." if limit else "Ask the operator for a larger quota.",
-            limit=limit,
-            used=kept,
-            requested=1,
-        )

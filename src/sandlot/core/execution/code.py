@@ -33,7 +33,6 @@ from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.capture import Capture
 from sandlot.model.errors import (
-    ErrorCode,
     LimitError,
     NotFoundError,
     SandboxEndedError,
@@ -214,7 +213,7 @@ class CodeExecution:
         if self._followers is not None:
             self._followers.leave()
             if self._attends and not self._over:
-                self._sandbox.spawn(self._attend(self._followers))  # the task releases the hold
+                self._sandbox.tasks.spawn(self._attend(self._followers))  # the task releases the hold
                 return
             if self._attends:
                 self._followers.forget()
@@ -222,7 +221,7 @@ class CodeExecution:
         if self.entry is not None:
             self.entry.cut()
         if self._owned and self._followers is None and not self._over:
-            self._sandbox.spawn(self._interrupt())
+            self._sandbox.tasks.spawn(self._interrupt())
         else:
             await self._call.aclose()
 
@@ -312,7 +311,6 @@ class CodeService:
         except TimeoutError:
             raise TimeoutExceededError(
                 f"A cell in sandbox {sandbox.id} had not ended {GRACE_S:g} s after its timeout.",
-                code=ErrorCode.TIMEOUT,
                 hint="Kill the sandbox and create a new one. A process inside may keep the sandbox from responding.",
                 fields={"sandbox": sandbox.id},
             ) from None
@@ -367,7 +365,6 @@ class CodeService:
         if len(background) >= MAX_BACKGROUND:
             raise LimitError(
                 f"Sandbox {sandbox.id} runs {len(background)} executions in the background; at most {MAX_BACKGROUND} are allowed.",
-                code=ErrorCode.LIMIT_EXCEEDED,
                 hint="Wait until some of these executions have ended, or interrupt some of them.",
                 fields={"sandbox": sandbox.id, "max_background": MAX_BACKGROUND},
             )
@@ -378,7 +375,7 @@ class CodeService:
         except BaseException:
             background.discard(chosen)
             raise
-        sandbox.spawn(self._read_in_background(execution, background))
+        sandbox.tasks.spawn(self._read_in_background(execution, background))
         return chosen
 
     async def check_known(self, sandbox: Sandbox, execution: str) -> None:
@@ -454,22 +451,12 @@ class CodeService:
             if wait_s != 0:
                 followed = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
                 try:
-                    async with asyncio.timeout(wait_s):
-                        async for event in followed:
-                            output.add(event)
-                        return _result(await followed.outcome(), followed.position, output)
+                    return await _collect(followed, output, wait_s)
                 except TimeoutError:
                     at = followed.position
                     events_from, stdout_from, stderr_from = at.events, at.stdout, at.stderr
-                finally:
-                    await followed.close()
             rest = await self.follow(sandbox, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-            try:
-                async for event in rest:
-                    output.add(event)
-                return _result(await rest.outcome(), rest.position, output)
-            finally:
-                await rest.close()
+            return await _collect(rest, output, None)
         finally:
             output.close()
 
@@ -569,6 +556,21 @@ async def _confirm(link: Link, call: CellCall, execution: CodeExecution) -> None
         if isinstance(error, NotFoundError):
             raise contexts.not_found(error) from None
         raise
+
+
+async def _collect(execution: CodeExecution, output: OutputCollector, timeout_s: float | None) -> CodeExecutionResult:
+    """Collect the events of a cell until the iteration ends, and close the execution.
+
+    Raises:
+        TimeoutError: The timeout has passed. ``output`` has the events up to the position of the execution.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for event in execution:
+                output.add(event)
+            return _result(await execution.outcome(), execution.position, output)
+    finally:
+        await execution.close()
 
 
 def _result(status: CodeExecutionStatus, position: OutputPosition, output: OutputCollector) -> CodeExecutionResult:

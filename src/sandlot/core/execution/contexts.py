@@ -101,7 +101,7 @@ async def create(sandbox: Sandbox, language: str, *, cwd: str | None = None, env
             return context
     except asyncio.CancelledError:
         if id is None:
-            sandbox.spawn(_remove_quietly(sandbox, chosen))
+            sandbox.tasks.spawn(_remove_quietly(sandbox, chosen))
         raise
 
 

@@ -20,11 +20,11 @@ from typing import Any, Final, Self
 
 import structlog
 
-from sandlot.core.sandbox import Hold, Sandbox
+from sandlot.core.sandbox import CALL_TIMEOUT_S, Hold, Sandbox
 from sandlot.link.payload import program_argv
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import OutputGap
-from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
+from sandlot.model.errors import ConflictError, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values
@@ -165,7 +165,7 @@ class GuestHelper:
         self._closed = True
         if self._hold is not None:
             self._hold.release()
-        self._sandbox.spawn(self._leave())
+        self._sandbox.tasks.spawn(self._leave())
 
     async def _leave(self) -> None:
         try:
@@ -221,7 +221,6 @@ class GuestHelper:
     def _broken(self) -> SandlotError:
         return ConflictError(
             f"Sandlot's helper `{self._name}` in sandbox {self._sandbox.id} ended before it had finished.",
-            code=ErrorCode.CONFLICT,
             hint="Retry. A process in the sandbox may have killed the helper, or the sandbox may have run out of memory.",
             fields={"sandbox": self._sandbox.id},
         )
@@ -246,7 +245,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
         async with sandbox.connection() as link:
             helper = GuestHelper(sandbox, await link.processes.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
-        sandbox.spawn(_kill(sandbox, id_))
+        sandbox.tasks.spawn(end_process(sandbox, id_))
         raise
     try:
         await helper.tell(request)
@@ -264,17 +263,28 @@ async def end_leftovers(sandbox: Sandbox) -> int:
     """
     async with sandbox.connection() as link:
         leftovers = [info.process for info in await link.processes.list() if info.running and is_helper(info.argv)]
-        for process in leftovers:
-            await link.processes.signal(process, int(signal.SIGTERM))
     for process in leftovers:
-        sandbox.spawn(_kill(sandbox, process, LEAVE_S))
+        sandbox.tasks.spawn(end_process(sandbox, process, LEAVE_S))
     return len(leftovers)
 
 
-async def _kill(sandbox: Sandbox, process: ProcessId, after_s: float = 0.0) -> None:
-    await asyncio.sleep(after_s)
+async def end_process(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
+    """Kill the process group of a process that no client uses. Errors are ignored.
+
+    Args:
+        sandbox: Sandbox of the process. Nothing is done while the sandbox is hibernated: the hibernation closed the link, so no client has left.
+        process: Id of the process.
+        grace_s: Seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
+    """
+    if sandbox.is_hibernated:
+        return
     with suppress(SandlotError):
-        async with sandbox.connection() as link:
+        async with sandbox.connection(CALL_TIMEOUT_S + grace_s) as link:
+            if grace_s:
+                await link.processes.signal(process, int(signal.SIGTERM))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await link.processes.wait(process)
             await link.processes.signal(process, int(signal.SIGKILL))
 
 

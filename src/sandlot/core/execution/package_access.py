@@ -52,11 +52,6 @@ class PackageAccess:
         installs = self._installs.get(sandbox)
         return sandbox.spec.network is Network.PACKAGES or (installs is not None and installs.count > 0)
 
-    def installs(self, sandbox: Sandbox) -> int:
-        """Return the number of installs of a sandbox that have access to the package indexes."""
-        installs = self._installs.get(sandbox)
-        return 0 if installs is None else installs.count
-
     def open(self, sandbox: Sandbox) -> None:
         """Give an install of a sandbox access to the package indexes, until :meth:`close` is called."""
         self._installs.of(sandbox).count += 1

@@ -64,7 +64,7 @@ class Install:
         if not self._attends:
             await self.run.detach()
         elif self._followers is not None and not self.run.is_over:
-            self._sandbox.spawn(self._attend(self._followers))
+            self._sandbox.tasks.spawn(self._attend(self._followers))
         else:
             await self._end()
 
@@ -141,7 +141,7 @@ class PackageInstaller:
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
-            sandbox.spawn(_close_when_joined(joining))
+            sandbox.tasks.spawn(_close_when_joined(joining))
             raise
 
     async def _join(self, sandbox: Sandbox, params: InstallParams, quota: Quota, description: ExecutionDescription, id_: ProcessId) -> Install:

@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sandlot.core.execution.helpers import is_helper
+from sandlot.core.execution.helpers import end_process, is_helper
 from sandlot.core.execution.output import CommandResult, OutputCollector, ProcessOutcome, process_outcome
 from sandlot.core.execution.stdin import StdinManager, check_id
 from sandlot.core.execution.unattended import UnattendedExecutions
@@ -31,7 +30,7 @@ from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Hold, Sandbox, Sandbox
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output, OutputGap, ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import KIB, ProcessSpec
@@ -231,7 +230,7 @@ class ProcessExecution:
             self._entry.cut()
         if not self.is_over:
             self.is_over = True
-            self._sandbox.spawn(_kill(self._sandbox, self.id, grace_s))
+            self._sandbox.tasks.spawn(end_process(self._sandbox, self.id, grace_s))
         await self.detach()
 
 
@@ -302,7 +301,7 @@ class ProcessService:
         except BaseException as error:
             sandbox.buffers.give(size)
             if isinstance(error, asyncio.CancelledError):
-                sandbox.spawn(_kill(sandbox, process))  # the guest may have started the process
+                sandbox.tasks.spawn(end_process(sandbox, process))  # the guest may have started the process
             raise
         if stdin is not None:
             _ = self.stdin.feed(sandbox, call, stdin)
@@ -343,7 +342,7 @@ class ProcessService:
             await call.aclose()
         else:
             # This call stays open because it carries the input. Its output is drained: unread output would block the process.
-            sandbox.spawn(self.stdin.drain(sandbox, call))
+            sandbox.tasks.spawn(self.stdin.drain(sandbox, call))
             await self.stdin.confirm_fed(sandbox, self.stdin.feed(sandbox, call, stdin), call, len(stdin))
         return call.id, call.pid
 
@@ -475,7 +474,6 @@ class ProcessService:
         if spec is None:
             raise ConflictError(
                 f"The parameters with which process {process} was started are no longer known.",
-                code=ErrorCode.CONFLICT,
                 hint="Start a new process with these parameters.",
                 fields={"process": process},
             )
@@ -484,7 +482,6 @@ class ProcessService:
             if await self.wait(sandbox, process, CALL_TIMEOUT_S) is None:
                 raise ConflictError(
                     f"Process {process} had not ended {CALL_TIMEOUT_S:g} s after SIGKILL.",
-                    code=ErrorCode.CONFLICT,
                     hint="Wait until the process has ended, and restart it again.",
                     fields={"process": process},
                 )
@@ -510,16 +507,3 @@ def signal_number(signal: str | int) -> int:
             f"There is no signal {str(signal)[:32]!r}.", hint="Pass a name such as SIGTERM, or a number.", fields={"field": "signal"}
         )
     return int(number)
-
-
-async def _kill(sandbox: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
-    if sandbox.is_hibernated:
-        return  # the hibernation closed the link; the client has not left
-    with suppress(SandlotError):
-        async with sandbox.connection(CALL_TIMEOUT_S + grace_s) as link:
-            if grace_s:
-                await link.processes.signal(process, int(signals.SIGTERM))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(grace_s):
-                        await link.processes.wait(process)
-            await link.processes.signal(process, int(signals.SIGKILL))

@@ -108,7 +108,6 @@ class StdinManager:
                     if offset > arrived:
                         raise ConflictError(
                             f"`offset` is {offset}, but only {arrived} bytes of the input of process {process} have arrived.",
-                            code=ErrorCode.CONFLICT,
                             hint=f"Write the input from byte {arrived} on.",
                             fields={"process": process, "stdin_bytes": arrived},
                         )
@@ -139,7 +138,6 @@ class StdinManager:
             except TimeoutError:
                 raise ConflictError(
                     f"Another request is still writing the input of process {process}.",
-                    code=ErrorCode.CONFLICT,
                     hint="Cancel that request. If the process does not read its input, end the process by a signal.",
                     fields={"process": process},
                 ) from None
@@ -205,7 +203,7 @@ class StdinManager:
         if process in writers:  # another request has registered a writer meanwhile
             await call.aclose()
             return writers[process]
-        sandbox.spawn(self.drain(sandbox, call))
+        sandbox.tasks.spawn(self.drain(sandbox, call))
         return self.register(sandbox, call, info.stdin_bytes)
 
 
@@ -251,7 +249,6 @@ async def _confirm_closed(link: Link, process: ProcessId) -> None:
 def _no_input(process: ProcessId) -> ConflictError:
     return ConflictError(
         f"Process {process} takes no input: it has ended, its input was closed, or it was started without an input.",
-        code=ErrorCode.CONFLICT,
         hint="Start the process with `stdin_open`.",
         fields={"process": process},
     )

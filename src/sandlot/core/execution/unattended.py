@@ -64,7 +64,7 @@ class UnattendedExecutions:
 
     def watch(self, sandbox: Sandbox, entry: LogEntry) -> None:
         """Start a task that waits for the end of a process, and then writes the end and the output to the log entry. Return at once."""
-        sandbox.spawn(_finish(entry, self._read_process(sandbox, entry)))
+        sandbox.tasks.spawn(_finish(entry, self._read_process(sandbox, entry)))
 
     async def settle(self, find: Callable[[SandboxId], Sandbox | None]) -> None:
         """Follow the unfinished executions of an earlier service. Call this once the sandboxes are known; it does not wait for their recovery.
@@ -90,7 +90,7 @@ class UnattendedExecutions:
             self._package_access.open(sandbox)
         if record.mode == FOREGROUND and record.kind == "code":
             expect(sandbox, ProcessId(record.id))
-        sandbox.spawn(self._settle(sandbox, record, self._log.reopen(sandbox, record)))
+        sandbox.tasks.spawn(self._settle(sandbox, record, self._log.reopen(sandbox, record)))
 
     async def _settle(self, sandbox: Sandbox, record: ExecutionRecord, entry: LogEntry) -> None:
         async def go_on() -> None:

@@ -21,7 +21,7 @@ import structlog
 from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
 MAX_FOLDERS = 16
@@ -151,6 +151,5 @@ def _changed_file(file: Any) -> ChangedFile:  # noqa: ANN401 - a guest sends thi
 def _invalid_report() -> ConflictError:
     return ConflictError(
         "The sandbox sent an invalid report of changed files.",
-        code=ErrorCode.CONFLICT,
         hint="Check the sandbox for a process that forges the report.",
     )

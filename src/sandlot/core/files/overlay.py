@@ -135,7 +135,6 @@ class OverlayDraft:
         if self._size > self._max_bytes:
             raise LimitError(
                 f"The files of the sandbox take more than {self._max_bytes} bytes, the maximum for a sandbox with these limits.",
-                code=ErrorCode.LIMIT_EXCEEDED,
                 hint="Remove files from the sandbox, and retry.",
             )
         self._pending.append(data)
@@ -266,6 +265,5 @@ async def _on_disk(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P
             ) from None
         raise HostError(
             f"The host's disk failed while the sandbox's files were copied: {error.strerror}.",
-            code=ErrorCode.HOST_NOT_READY,
             hint="Check the disk of the service's data directory.",
         ) from None

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError
+from sandlot.model.errors import ForbiddenError, InvalidRequestError
 from sandlot.model.specs import User, check_path
 
 METHODS = ("GET", "PUT")
@@ -151,4 +151,4 @@ class UrlSigner:
 
 
 def _refused(message: str) -> ForbiddenError:
-    return ForbiddenError(message, code=ErrorCode.FORBIDDEN, hint="Get a new URL with POST /v1/sandboxes/ID/files/sign.")
+    return ForbiddenError(message, hint="Get a new URL with POST /v1/sandboxes/ID/files/sign.")

@@ -60,7 +60,6 @@ class FileStore:
         clock: Clock of the service.
         max_bytes: Maximum size of a file. The quota of a caller can be lower.
         check_room: Function that is called before a file is stored, and raises an error while the host is short of disk space. None: no check.
-        new_id: Function that returns a new file id.
 
     Attributes:
         commits: Tasks that write the records of complete uploads. Wait for these tasks when the service stops.
@@ -74,14 +73,12 @@ class FileStore:
         *,
         max_bytes: int,
         check_room: Callable[[], Coroutine[Any, Any, None]] | None = None,
-        new_id: Callable[[], FileId] = new_file_id,
     ) -> None:
         self._check_room = check_room
         self._records = records
         self._blobs = blobs
         self._clock = clock
         self._max_bytes = max_bytes
-        self._new_id = new_id
         self.commits = TaskSet("file.internal_error")
 
     async def open(self) -> int:
@@ -244,7 +241,7 @@ class FileStore:
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
         if self._check_room is not None:
             await self._check_room()
-        id_ = self._new_id()
+        id_ = new_file_id()
         size = await self._blobs.write(id_, content)
         record = FileRecord(
             id=id_,

@@ -77,11 +77,11 @@ class FolderWatch:
 
     __slots__ = ("_helper", "by", "path", "root")
 
-    def __init__(self, helper: GuestHelper, path: str, by: str, *, root: str = "") -> None:
+    def __init__(self, helper: GuestHelper, path: str, by: str, root: str) -> None:
         self._helper = helper
         self.path = path
         self.by = by
-        self.root = root or path
+        self.root = root
 
     async def __aiter__(self) -> AsyncIterator[FileEvent]:
         """Yield events until the folder is gone.
@@ -128,7 +128,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
     started = message if isinstance(message, Mapping) else {}
     root = started.get("root")
     valid = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
-    return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", root=str(root) if valid else path)
+    return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", str(root) if valid else path)
 
 
 def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest sends this value, so it can be anything
@@ -157,7 +157,6 @@ def _event(event: Any) -> FileEvent:  # noqa: ANN401 - a guest sends this value,
 def _invalid_message() -> ConflictError:
     return ConflictError(
         "The sandbox sent an invalid report about the watched folder.",
-        code=ErrorCode.CONFLICT,
         hint="Check the sandbox for a process that forges the report.",
     )
 
@@ -289,7 +288,6 @@ async def create(sandbox: Sandbox, path: str, *, user: User, recursive: bool = F
     if len(watchers) >= MAX_WATCHERS:
         raise LimitError(
             f"The sandbox has {MAX_WATCHERS} watchers, the maximum.",
-            code=ErrorCode.LIMIT_EXCEEDED,
             hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
             fields={"watchers": MAX_WATCHERS},
         )
@@ -315,7 +313,6 @@ def find(sandbox: Sandbox, id_: str) -> BufferedFolderWatch:
     if watcher is None:
         raise NotFoundError(
             f"There is no watcher {id_[:64]!r}.",
-            code=ErrorCode.NOT_FOUND,
             hint="Create a new watcher. A watcher ends when its folder is removed or the service restarts.",
         )
     return watcher

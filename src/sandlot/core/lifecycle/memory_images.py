@@ -37,6 +37,14 @@ class MemoryImages:
         """Return the path of the file layer of a sandbox or snapshot. The layer need not exist."""
         return self.folder / id_ / LAYER
 
+    async def exists(self, id_: str) -> bool:
+        """Return whether a sandbox or snapshot has an image."""
+        return await asyncio.to_thread(self.image(id_).is_dir)
+
+    async def size_bytes(self, id_: str) -> int:
+        """Return the disk space of the image of a sandbox or snapshot; 0 if there is no image."""
+        return await asyncio.to_thread(_size_bytes, self.image(id_))
+
     async def make(self, id_: str) -> Path:
         """Create the folder of a sandbox or snapshot, if it does not exist, and return the path at which a driver is to write the image."""
         await asyncio.to_thread(lambda: (self.folder / id_).mkdir(mode=0o700, parents=True, exist_ok=True))
@@ -64,7 +72,11 @@ def _link_all(image: Path, into: Path) -> int:
     shutil.rmtree(new, ignore_errors=True)
     shutil.copytree(image, new, copy_function=os.link)
     durable.publish_folder(new, into)
-    return sum(file.stat().st_blocks * 512 for file in into.iterdir())
+    return _size_bytes(into)
+
+
+def _size_bytes(image: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in image.iterdir()) if image.is_dir() else 0
 
 
 def _tidy(folder: Path, keep: frozenset[str]) -> int:

@@ -101,7 +101,6 @@ async def pin_mounts(sandbox: Sandbox) -> AsyncIterator[None]:
     if _moving(sandbox):
         raise ConflictError(
             f"A volume of sandbox {sandbox.id} is being attached or detached.",
-            code=ErrorCode.CONFLICT,
             hint="Retry in a moment. If the sandbox is suspended, resume it first.",
             fields={"sandbox": sandbox.id},
         )
@@ -207,7 +206,6 @@ async def _awake(supervisor: SandboxSupervisor) -> None:
     if sandbox.steady:
         raise ConflictError(
             f"Sandbox {sandbox.id} is being forked or written to a snapshot; its volumes cannot be changed meanwhile.",
-            code=ErrorCode.CONFLICT,
             hint="Retry when the fork or the snapshot is complete.",
             fields={"sandbox": sandbox.id},
         )
@@ -265,7 +263,6 @@ async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
 def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:
     return ConflictError(
         f"The volume at {mount.path} is in use inside sandbox {sandbox.id}.",
-        code=ErrorCode.CONFLICT,
         hint="End the processes that have open files or a working directory on the volume, then detach the volume again. Or kill the sandbox.",
         fields={"sandbox": sandbox.id, "volume": mount.volume, "path": mount.path},
     )
@@ -296,7 +293,7 @@ def _check_place(sandbox: Sandbox, requested: VolumeMount) -> None:
             message, hint = error.message, error.hint
         else:
             return
-    raise ConflictError(message, code=ErrorCode.CONFLICT, hint=hint, fields={"sandbox": sandbox.id, "path": requested.path})
+    raise ConflictError(message, hint=hint, fields={"sandbox": sandbox.id, "path": requested.path})
 
 
 def found(sandbox: Sandbox, which: str) -> VolumeMount:
@@ -385,7 +382,6 @@ class MountManager:
             if not can.can(ability):
                 raise UnsupportedError(
                     f"Isolation {sandbox.spec.isolation!r} cannot change the volumes of a running sandbox: {can.why_not(ability)}.",
-                    code=ErrorCode.UNSUPPORTED,
                     hint="Create a sandbox with the volumes that are needed.",
                     fields={"ability": str(ability)},
                 )

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import structlog
 
+from sandlot.core.admission import SINGLE_USE_METADATA
 from sandlot.core.execution import helpers
 from sandlot.core.lifecycle import mounts, suspend
 from sandlot.core.lifecycle.start import reconnect_guest, wait_first_response
@@ -36,9 +37,6 @@ PAUSE_S = 0.5
 """Seconds between two attempts to adopt an instance, if the first attempt failed although the instance exists."""
 
 SWEEP_PAUSE_S = 60.0
-
-USE_WORD, ONE_RUN = "sandlot.use", "oneshot"
-"""Name and value of the metadata entry of a sandbox for a one-shot run. After a restart, no client could find such a sandbox."""
 
 CLIENT_LOST = "the service that created it for a one-shot run ended"
 ENDED_UNATTENDED = "it ended while no service ran"
@@ -106,20 +104,20 @@ async def recover(supervisor: SandboxSupervisor) -> None:
         if sandbox.state is not State.RUNNING:
             sandbox.become(State.RUNNING)
         await dependencies.memory_images.remove(sandbox.id)  # an image is incomplete, or older than the running sandbox
-        sandbox.spawn(_end_helpers(sandbox))
+        sandbox.tasks.spawn(_end_helpers(sandbox))
     sandbox.activity.touch()
-    sandbox.spawn(_settle_mounts(sandbox))  # submitted before all operations of clients
+    sandbox.tasks.spawn(_settle_mounts(sandbox))  # submitted before all operations of clients
     sandbox.recovered.set()
     _log.info("sandbox.adopted", sandbox=sandbox.id)
-    if sandbox.metadata.get(USE_WORD) == ONE_RUN:
+    if SINGLE_USE_METADATA.items() <= sandbox.metadata.items():
         sandbox.request_end(Exit(ExitReason.KILLED, CLIENT_LOST))
-    sandbox.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
+    sandbox.tasks.spawn(dependencies.recorder.save_eventually(sandbox, "sandbox.adopted"))
 
 
 async def _keep_hibernated(supervisor: SandboxSupervisor) -> None:
     await suspend.keep_hibernated(supervisor)
     supervisor.sandbox.recovered.set()
-    supervisor.sandbox.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
+    supervisor.sandbox.tasks.spawn(supervisor.dependencies.recorder.save_eventually(supervisor.sandbox, "sandbox.adopted"))
 
 
 async def sweep_leftovers(sandboxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:

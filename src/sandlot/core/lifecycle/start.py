@@ -42,7 +42,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.scheduler import Admitted, SetupStep, StartSourceConstraints
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
+from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Change, ExitReason, Instance
 from sandlot.model.specs import Shape
 from sandlot.model.states import State
@@ -393,7 +393,6 @@ async def wait_first_response(supervisor: SandboxSupervisor, connecting: Corouti
 def _bad_guest(detail: str, reason: ExitReason = ExitReason.CRASHED) -> HostError:
     return HostError(
         f"The sandbox ended while it was starting ({detail}).",
-        code=ErrorCode.HOST_NOT_READY,
         hint="Run 'sandlot doctor' to check the host.",
         fields={"reason": str(reason)},
     )

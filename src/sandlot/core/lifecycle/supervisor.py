@@ -441,10 +441,6 @@ class SandboxSupervisor:
 
         If the driver cannot report their end, wait for the removal of the resources instead, at most until the first failed attempt or for
         ``STEP_TIMEOUT_S``.
-
-        Args:
-            removal: Task that destroys all resources.
-            failed: Set after the first failed attempt to destroy the resources.
         """
         instance = self.sandbox.instance
         if instance is not None:

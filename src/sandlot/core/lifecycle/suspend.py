@@ -130,14 +130,14 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
             raise  # the supervisor notices the end of the sandbox because the link is lost
         if was is State.PAUSED:
             sandbox.deadline.extend(sandbox.spec.timeout_s)  # the sandbox runs until it is paused again below
-        if await _go_on(supervisor, instance) or not await asyncio.to_thread(dependencies.memory_images.image(sandbox.id).is_dir):
+        if await _go_on(supervisor, instance) or not await dependencies.memory_images.exists(sandbox.id):
             await dependencies.memory_images.remove(sandbox.id)
             if was is State.PAUSED:
                 with contextlib.suppress(SandlotError):
                     await pause(supervisor)
             raise
         # The driver exceeded the timeout but finished the image. Only the image is left of the sandbox, so the sandbox is hibernated.
-        size_bytes = await asyncio.to_thread(_size, dependencies.memory_images.image(sandbox.id))
+        size_bytes = await dependencies.memory_images.size_bytes(sandbox.id)
     sandbox.deadline.extend(dependencies.policy.max_suspended_s)
     sandbox.become(State.HIBERNATED)
     # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
@@ -189,12 +189,11 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
         ConflictError: The image is missing, so nothing is left of the sandbox.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    image = dependencies.memory_images.image(sandbox.id)
-    if not await asyncio.to_thread(image.is_dir):
+    if not await dependencies.memory_images.exists(sandbox.id):
         raise ConflictError(f"Sandbox {sandbox.id} cannot be woken: its image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     if sandbox.state is not State.HIBERNATED:
         sandbox.become(State.HIBERNATED)
-    supervisor.reserve_disk_only(await asyncio.to_thread(_size, image))
+    supervisor.reserve_disk_only(await dependencies.memory_images.size_bytes(sandbox.id))
 
 
 async def expire(supervisor: SandboxSupervisor) -> None:
@@ -265,20 +264,19 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
 
 async def _wake(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    image = dependencies.memory_images.image(sandbox.id)
     await supervisor.wait_released()
     await dependencies.scheduler.readmit(sandbox)
     sandbox.become(State.WAKING)
     try:
         with sandbox.deadline.restored_on_error():
-            await MemoryImageStart(image).start(supervisor)
+            await MemoryImageStart(dependencies.memory_images.image(sandbox.id)).start(supervisor)
             await _restart_timeout(sandbox)
             await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)
     except (SupervisionEndedError, SupervisionDetachedError):
         raise
     except BaseException:
         sandbox.become(State.HIBERNATED)
-        await supervisor.release_memory(await asyncio.to_thread(_size, image))
+        await supervisor.release_memory(await dependencies.memory_images.size_bytes(sandbox.id))
         await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
@@ -293,7 +291,6 @@ async def _require(supervisor: SandboxSupervisor, ability: DriverCapability, wha
         reason = can.why_not(ability)
         raise UnsupportedError(
             f"This sandbox cannot {what}: {reason}.",
-            code=ErrorCode.UNSUPPORTED,
             hint="Use another isolation; 'sandlot doctor' lists what each isolation can do on this host.",
             fields={"reason": reason, "isolation": supervisor.sandbox.spec.isolation},
         )
@@ -366,13 +363,7 @@ async def _linked(supervisor: SandboxSupervisor, instance: Instance) -> Link:
 async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str | None = None) -> bool:
     """Resume a sandbox after a failed operation. If the sandbox lives but cannot be resumed, request its end.
 
-    Args:
-        supervisor: Supervisor of the sandbox.
-        instance: Instance of the sandbox.
-        event: Type of the event to record. None: no event, because clients do not know that the sandbox was not running.
-
-    Returns:
-        False if the sandbox had already ended.
+    Return False if the sandbox had already ended. Without an ``event``, clients do not learn that the sandbox was not running.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     try:
@@ -411,7 +402,3 @@ def _link(sandbox: Sandbox) -> Link:
     if sandbox.link is None:
         raise sandbox.ended_error()
     return sandbox.link
-
-
-def _size(image: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in image.iterdir()) if image.is_dir() else 0

@@ -33,9 +33,9 @@ from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupe
 from sandlot.core.node.reservations import grown_amounts
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Usage
-from sandlot.model.specs import Limits, OnTimeout, SandboxSpec
+from sandlot.model.specs import Limits, OnTimeout
 from sandlot.model.states import SUSPENDED, State
 
 COUNT_TIMEOUT_S = 2.0
@@ -74,7 +74,6 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
         if not can.can(ability):
             raise UnsupportedError(
                 f"The {ability.removeprefix('configure.')} limit of a running sandbox cannot be changed: {can.why_not(ability)}.",
-                code=ErrorCode.UNSUPPORTED,
                 hint="Create a new sandbox with the limits that are needed.",
                 fields={"ability": str(ability)},
             )
@@ -114,14 +113,7 @@ class _Keepers:
 
 
 async def _move(sandbox: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
-    """Change the limits of a sandbox, both those that the host enforces and those that its guest enforces.
-
-    Args:
-        sandbox: The sandbox.
-        keepers: Limits that the host and the guest enforce now. Updated with each change, so that the value is also correct after a failure.
-        to: New limits.
-        guest_timeout_s: Seconds that the guest has for each response. None: the timeout of ``Sandbox.connection``.
-    """
+    """Change the limits that the host and the guest enforce. ``keepers`` is updated with each change, so that it is also correct after a failure."""
     async with sandbox.connection() as link:
         if to.pids > keepers.host.pids:
             await _configure(sandbox, keepers, replace(keepers.host, pids=to.pids))
@@ -283,7 +275,6 @@ class SandboxUpdate:
 
     async def _while_running(self) -> None:
         sandbox, params = self.sandbox, self.params
-        before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
         async with changed(self):
             try:
                 with sandbox.deadline.restored_on_error():
@@ -291,12 +282,10 @@ class SandboxUpdate:
                         async with sandbox.connection() as link:
                             await link.set_deadline(guest_deadline_s(params.timeout_s))
                         sandbox.deadline.extend(params.timeout_s)
-                    _apply(sandbox, params)
-                    await self.dependencies.recorder.save_update(sandbox, *params.names())
+                    await self._apply_and_record()
             except BaseException:
-                _take_back(sandbox, *before)
                 if params.moves_deadline:
-                    sandbox.spawn(_restore_guest_deadline(sandbox))
+                    sandbox.tasks.spawn(_restore_guest_deadline(sandbox))
                 raise
 
     async def _while_suspended(self, _supervisor: SandboxSupervisor) -> bool:
@@ -307,14 +296,20 @@ class SandboxUpdate:
         async with sandbox.change_lock:
             admission.check_reserved_names(params.metadata or {}, sandbox.metadata)
             self.check_quota()
-            before = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
-            try:
-                _apply(sandbox, params)
-                await self.dependencies.recorder.save_update(sandbox, *params.names())
-            except BaseException:
-                _take_back(sandbox, *before)
-                raise
+            await self._apply_and_record()
         return True
+
+    async def _apply_and_record(self) -> None:
+        """Apply and record all changes but the deadline and the limits. If the store refuses the record, nothing is changed."""
+        sandbox = self.sandbox
+        spec, metadata, idle_timeout_s, name = sandbox.spec, sandbox.metadata, sandbox.idle_timeout_s, sandbox.name
+        try:
+            _apply(sandbox, self.params)
+            await self.dependencies.recorder.save_update(sandbox, *self.params.names())
+        except BaseException:
+            sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
+            sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
+            raise
 
 
 @asynccontextmanager
@@ -380,12 +375,6 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
     if params.idle_timeout_s is not None:
         sandbox.idle_timeout_s = params.idle_timeout_s or None
     sandbox.name = sandbox.name if params.name is None else params.name
-
-
-def _take_back(sandbox: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
-    """Restore the old properties of a sandbox after a failed update, except the limits, which :func:`changed` restores."""
-    sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
-    sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 
 async def _restore_guest_deadline(sandbox: Sandbox) -> None:

@@ -167,12 +167,10 @@ async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: 
     except TimeoutError:
         raise TimeoutExceededError(
             f"The sandbox took longer than {limit_s:g} s to {what}.",
-            code=ErrorCode.TIMEOUT,
             hint="Run 'sandlot doctor' to check the host; the host may be overloaded.",
         ) from None
     except OSError as error:
         raise HostError(
             f"The host failed to {what} the sandbox: {error.strerror or error}.",
-            code=ErrorCode.HOST_NOT_READY,
             hint="Run 'sandlot doctor' to check the host.",
         ) from error

@@ -515,7 +515,6 @@ class Reservations:
         except OSError as error:
             raise HostError(
                 f"The host's resources cannot be read: {error.strerror or error} ({error.filename}).",
-                code=ErrorCode.HOST_NOT_READY,
                 hint="Run 'sandlot doctor' to check the host.",
             ) from error
         else:

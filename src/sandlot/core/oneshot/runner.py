@@ -29,7 +29,6 @@ from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.execution.output import OutputCollector
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
-from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.buffer_budget import RETRY_AFTER_S
 from sandlot.core.oneshot.params import Comparison, OneShotParams, language_of
@@ -111,7 +110,6 @@ class OneShotRunner:
         """
         self._execution_counter.check(principal.owner)  # before the sandbox is created: a sandbox is expensive, and the quota may refuse the run
         sandbox = await self._create_sandbox(principal, params, room_timeout_s)
-        sandbox.single_use = True
         try:
             for path, content in {params.program: params.code.encode(), **params.files}.items():
                 await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
@@ -237,11 +235,12 @@ def _create_params(params: OneShotParams, principal: Principal) -> CreateSandbox
     lifetime_s = params.timeout_s + _SPARE_LIFETIME_S
     return CreateSandboxParams(
         template=params.template,
-        metadata={**params.metadata, USE_WORD: ONE_RUN},
+        metadata=params.metadata,
         limits=params.limits,
         timeout_s=lifetime_s if longest_s is None else max(1.0, params.timeout_s, min(lifetime_s, longest_s)),
         isolation=params.isolation,
         network=Network.NONE,
+        single_use=True,
     )
 
 

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from sandlot.core.pools.models import PoolConfig, PoolId
 from sandlot.host import durable
-from sandlot.model.errors import ErrorCode, HostError, SandlotError
+from sandlot.model.errors import HostError, SandlotError
 
 POOLS_FILE: Final = "pools.json"
 _BAD_FILE: Final = "pools.json.bad"
@@ -87,6 +87,5 @@ class PoolConfigFile:
         except OSError as error:
             raise HostError(
                 f"The configuration of the pools cannot be written to {self._file}: {error.strerror or error}.",
-                code=ErrorCode.HOST_NOT_READY,
                 hint="Free space in the data directory, or make the directory writable.",
             ) from error

@@ -30,7 +30,7 @@ from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.errors import ConflictError, ErrorCode, UnsupportedError
+from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.ports import DriverCapability, PreparedSandbox
 from sandlot.model.specs import Limits, Shape
 
@@ -246,7 +246,6 @@ class PoolManager:
         if not capabilities.can(DriverCapability.PAUSE):
             raise UnsupportedError(
                 f"Isolation {driver!r} cannot have pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
-                code=ErrorCode.UNSUPPORTED,
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
         self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
@@ -259,7 +258,6 @@ class PoolManager:
             if existing is not None:
                 raise ConflictError(
                     f"Pool {existing.id} of template {template!r} has the same isolation and limits.",
-                    code=ErrorCode.CONFLICT,
                     hint=f"Change it with 'sandlot pool set {existing.id}'.",
                     fields={"pool": existing.id},
                 )

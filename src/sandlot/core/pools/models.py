@@ -43,7 +43,6 @@ MAX_SIZE: Final = 1000
 """Largest number in :class:`PoolSizes`. No host of today can run as many sandboxes."""
 DEFAULT_MAX: Final = 4
 """``PoolSizes.max`` of a new pool for which only ``warm`` is given, unless ``warm`` is larger."""
-POOL_ID: Final = re.compile(r"pool-[a-z2-7]{12}")
 
 FORMAT: Final = 3
 """Version of template snapshots. Raise it in each commit that changes the manifest or the steps before a template snapshot is written."""

@@ -109,9 +109,7 @@ def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Princip
     named = [each for each in pools.values() if each.spec.template == id_or_template and each.owner == pool_owner(principal)]
     if len(named) > 1:
         ids = ", ".join(each.id for each in named)
-        raise ConflictError(
-            f"The template {id_or_template[:64]!r} has {len(named)} pools.", code=ErrorCode.CONFLICT, hint=f"Use the id of one of them: {ids}."
-        )
+        raise ConflictError(f"The template {id_or_template[:64]!r} has {len(named)} pools.", hint=f"Use the id of one of them: {ids}.")
     if not named:
         raise NotFoundError(
             f"The pool {id_or_template[:64]!r} does not exist.",
@@ -153,14 +151,13 @@ def check_allowed(pool: Pool, sizes: PoolSizes, principal: Principal, *, existin
     if sizes.prepared:  # requests of all owners may take any prepared sandbox, so only shared pools have prepared sandboxes
         raise ForbiddenError(
             f"`blank` is {sizes.prepared}; only pools of operators can have prepared sandboxes.",
-            code=ErrorCode.FORBIDDEN,
             hint="Set `blank` to 0.",
             fields={"field": "blank"},
         )
     if pool.owner == principal.owner and (existing is not None or sizes.warm > pool.sizes.warm):
         quotas.check_pool(principal.quota, pool.spec.limits, sizes.warm)
     if existing is not None:
-        quotas.check_pools(principal.quota, existing)
+        quotas.check_count(principal.quota, "pools", existing)
 
 
 def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list[Pool]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from sandlot.core.node.disposer import Destroyable
 from sandlot.core.node.drivers import driver_step
 from sandlot.core.node.start_steps import ExitedError, connect_guest, restore_image
 from sandlot.core.pools.models import PoolSpec
@@ -67,11 +68,8 @@ class WarmSandboxFactory:
             SandlotError: The sandbox could not be made. Nothing of it is left.
         """
         warm = await (self.boot(id_) if snapshot is None else self.rehearse(id_, snapshot.image, snapshot.key))
-        try:
+        async with _destroyed_on_error(warm):
             await warm.instance.pause()
-        except BaseException:
-            await asyncio.shield(warm.destroy())
-            raise
         return warm
 
     async def make_prepared(self, id_: SandboxId, snapshot: TemplateSnapshot | None) -> PreparedPoolEntry:
@@ -85,12 +83,9 @@ class WarmSandboxFactory:
             SandlotError: The sandbox could not be prepared. Nothing of it is left.
         """
         prepared = await self.driver.prepare(self.shape, snapshot=None if snapshot is None else snapshot.image)
-        try:
-            if snapshot is not None:
+        if snapshot is not None:
+            async with _destroyed_on_error(prepared):
                 await prepared.warm()
-        except BaseException:
-            await asyncio.shield(prepared.destroy())
-            raise
         return PreparedPoolEntry(self.spec, self.template, prepared, reservation_key(id_), "" if snapshot is None else snapshot.key)
 
     async def boot(self, id_: SandboxId) -> WarmSandbox:
@@ -100,7 +95,8 @@ class WarmSandboxFactory:
             SandlotError: The sandbox could not be made. Nothing of it is left.
         """
         prepared = await driver_step("prepare", self.driver.prepare(self.shape))
-        instance = await _destroy_on_error(prepared, driver_step("start", prepared.boot(self._sandbox_spec(id_))))
+        async with _destroyed_on_error(prepared):
+            instance = await driver_step("start", prepared.boot(self._sandbox_spec(id_)))
         warm = await self._connect(id_, instance)
         await self._warm_up(warm)
         return warm
@@ -117,18 +113,15 @@ class WarmSandboxFactory:
             SandlotError: The sandbox could not be restored. Nothing of it is left.
         """
         owner = _Owner()
-        try:
+        async with _destroyed_on_error(owner):
             instance = await restore_image(owner, self.driver, image, self.shape, self._sandbox_spec(id_))
-        except BaseException:
-            await asyncio.shield(owner.destroy())
-            raise
         warm = await self._connect(id_, instance, snapshot_key)
-        if not warm.link.asleep:
-            await asyncio.shield(warm.destroy())
-            raise HostError(
-                "The guest of a sandbox that was restored from a template snapshot is awake; it must be asleep.",
-                hint="Wait until the template snapshot has been made again.",
-            )
+        async with _destroyed_on_error(warm):
+            if not warm.link.asleep:
+                raise HostError(
+                    "The guest of a sandbox that was restored from a template snapshot is awake; it must be asleep.",
+                    hint="Wait until the template snapshot has been made again.",
+                )
         return warm
 
     async def rehearse(self, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
@@ -161,27 +154,24 @@ class WarmSandboxFactory:
         return python is not None
 
     async def _warm_up(self, warm: WarmSandbox, *, rehearse: bool = False) -> None:
-        try:
+        async with _destroyed_on_error(warm):
             has_python = await driver_step("answer", self.wake(warm.link, NEUTRAL_IDENTITY))
             if rehearse:
                 await _rehearse_command(warm.link)
             if has_python:
                 await warm.link.warm(lean=True)
             await warm.link.quiesce()
-        except BaseException:
-            await asyncio.shield(warm.destroy())
-            raise
 
     async def _connect(self, id_: SandboxId, instance: Instance, snapshot_key: str = "") -> WarmSandbox:
         exited = asyncio.ensure_future(instance.wait())
-        try:
-            link = await connect_guest(instance, exited, self.link_factory, {}, timeout_s=_STEP_TIMEOUT_S)
-        except BaseException as error:
-            exited.cancel()
-            await asyncio.shield(instance.destroy())
-            if isinstance(error, ExitedError):
-                raise _ended_early(error.exit) from None
-            raise
+        async with _destroyed_on_error(instance):
+            try:
+                link = await connect_guest(instance, exited, self.link_factory, {}, timeout_s=_STEP_TIMEOUT_S)
+            except BaseException as error:
+                exited.cancel()
+                if isinstance(error, ExitedError):
+                    raise _ended_early(error.exit) from None
+                raise
         return WarmSandbox(id_, self.spec, self.template, instance, link, exited, self.clock.monotonic_s(), snapshot_key)
 
     def _sandbox_spec(self, id_: SandboxId) -> SandboxSpec:
@@ -253,9 +243,10 @@ def _ended_early(exit_: Exit) -> HostError:
     )
 
 
-async def _destroy_on_error(prepared: PreparedSandbox, work: Coroutine[Any, Any, Instance]) -> Instance:
+@contextlib.asynccontextmanager
+async def _destroyed_on_error(resource: Destroyable) -> AsyncIterator[None]:
     try:
-        return await work
+        yield
     except BaseException:
-        await asyncio.shield(prepared.destroy())
+        await asyncio.shield(resource.destroy())
         raise

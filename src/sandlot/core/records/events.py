@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.errors import UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
 from sandlot.model.storage import EventRepository
@@ -114,7 +114,6 @@ class EventFeed:
                             await wakeup.wait()
         raise UnavailableError(
             "The service is stopping.",
-            code=ErrorCode.SERVICE_UNAVAILABLE,
             hint=f"Continue with after={last} when the service has restarted.",
             fields={"after": last, "retry_after_s": 1},
         )

@@ -383,8 +383,7 @@ class ExecutionLog:
         return True
 
     def _failed(self, error: Exception, lost: int = 0) -> None:
-        self._lost += lost
-        self.metrics.store_failed("executions", lost)
+        self._count_lost(lost)
         _log.warning("executions.not_written", error=str(error), waiting=len(self._pending))
 
     def _count_lost(self, lost: int) -> None:

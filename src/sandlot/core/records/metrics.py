@@ -77,18 +77,18 @@ class Metrics:
         gauge = partial(GaugeMetricFamily, "sandlot_sandboxes", "Live sandboxes by state.", labels=["state"])
         self._registry.register(_ReadAtScrape(gauge, by_state))
 
-    def created(self, isolation: str, seconds: float, *, source: str = "template") -> None:
+    def created(self, source: str, isolation: str, seconds: float) -> None:
         """Count a create request that succeeded.
 
         Args:
+            source: Source of the sandbox: ``template``, ``snapshot`` or ``fork``.
             isolation: Isolation of the sandbox.
             seconds: Seconds from the request to a running sandbox.
-            source: ``template`` or the kind of source that the sandbox started from.
         """
         self._creates.labels(source, isolation, "ok").inc()
         self._create_s.labels(isolation).observe(seconds)
 
-    def not_created(self, isolation: str, why: ExitReason, *, source: str = "template") -> None:
+    def not_created(self, source: str, isolation: str, why: ExitReason) -> None:
         """Count a create request that was admitted but failed, or whose client disconnected."""
         self._creates.labels(source, isolation, str(why)).inc()
 

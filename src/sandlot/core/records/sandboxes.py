@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import structlog
 
+from sandlot.core.access.idempotency import IdempotencyKey
 from sandlot.core.concurrency import KeyedLock
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.core.ports import Clock
@@ -28,7 +29,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
-from sandlot.model.specs import placed
+from sandlot.model.specs import SandboxSpec, placed
 from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Store
 
@@ -61,17 +62,9 @@ class SandboxRecorder:
         metrics: Counts the create requests.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        node: NodeId,
-        clock: Clock,
-        events: EventFeed,
-        *,
-        metrics: Metrics | None = None,
-    ) -> None:
+    def __init__(self, store: Store, node: NodeId, clock: Clock, events: EventFeed, metrics: Metrics) -> None:
         self.store = store
-        self.metrics = metrics or Metrics()
+        self._metrics = metrics
         self._node = node
         self._clock = clock
         self._events = events
@@ -142,7 +135,7 @@ class SandboxRecorder:
             SandlotError: The store refused the record.
         """
         spec = sandbox.spec
-        self.metrics.created(spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
+        self._metrics.created(source_of(spec), spec.isolation, (self._clock.now() - sandbox.created_at).total_seconds())
         data: dict[str, Any] = {"template": spec.template, "isolation": spec.isolation, "name": sandbox.name}
         source = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
         data.update({key: value for key, value in source.items() if value})
@@ -167,7 +160,7 @@ class SandboxRecorder:
         """Record that a sandbox has ended. If the sandbox was never ready, count a failed create request. Never raises."""
         exit_ = sandbox.exit
         if not sandbox.ready.done():
-            self.metrics.not_created(sandbox.spec.isolation, exit_.reason if exit_ is not None else ExitReason.CRASHED)
+            self._metrics.not_created(source_of(sandbox.spec), sandbox.spec.isolation, exit_.reason if exit_ is not None else ExitReason.CRASHED)
         reason, detail = (None, "") if exit_ is None else (str(exit_.reason), exit_.detail)
         await self.save_eventually(sandbox, "sandbox.ended", reason=reason, detail=detail, state=str(sandbox.state))
 
@@ -224,10 +217,18 @@ class SandboxRecorder:
                 self._events.notify(refused.record.owner)
 
 
+def source_of(spec: SandboxSpec) -> str:
+    """Return the source of a sandbox as a label of metrics: ``template``, ``snapshot`` or ``fork``. Pure."""
+    if spec.parent is not None:
+        return "fork"
+    return "template" if spec.snapshot is None else "snapshot"
+
+
 def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
     """Return the record of a sandbox in its current state. Pure."""
     exit_ = sandbox.exit or sandbox.requested_exit
     env = {} if is_terminal(sandbox.state) else sandbox.spec.env
+    key = sandbox.idempotency_key
     return SandboxRecord(
         spec=replace(sandbox.spec, env=env, metadata=sandbox.metadata),
         node=node,
@@ -241,8 +242,8 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
         exit_reason=None if exit_ is None else str(exit_.reason),
         exit_detail="" if exit_ is None else exit_.detail,
         ended_at=sandbox.ended_at,
-        idempotency_key=sandbox.idempotency_key,
-        request_digest=sandbox.request_digest,
+        idempotency_key=None if key is None else key.key,
+        request_digest=None if key is None else key.digest,
     )
 
 
@@ -266,7 +267,8 @@ def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> S
     )
     sandbox.ready.set_result(None)  # its client got the response from an earlier service
     sandbox.ref = record.ref
-    sandbox.idempotency_key, sandbox.request_digest = record.idempotency_key, record.request_digest
+    if record.idempotency_key is not None and record.request_digest is not None:
+        sandbox.idempotency_key = IdempotencyKey(record.idempotency_key, record.request_digest)
     sandbox.deadline.set(record.expires_at)
     sandbox.ended_at = record.ended_at
     if is_terminal(record.state):

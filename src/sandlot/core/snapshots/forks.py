@@ -15,20 +15,18 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
 import structlog
 
 from sandlot.core import admission
-from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, parts_digest
+from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.admission import CreateSandboxParams
-from sandlot.core.concurrency import TaskSet
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -44,7 +42,7 @@ from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
@@ -185,7 +183,6 @@ class ForkManager:
         memory_images: Folders for the images of parents.
         reservations: Reservations of this node.
         events: Feed for the events of forks.
-        idempotency: Locks of the idempotency keys that are in use.
         clock: Clock of the service.
         node: Id of this node.
 
@@ -203,7 +200,6 @@ class ForkManager:
         memory_images: MemoryImages,
         reservations: Reservations,
         events: EventFeed,
-        idempotency: Idempotency,
         clock: Clock,
         node: NodeId,
     ) -> None:
@@ -214,7 +210,8 @@ class ForkManager:
         self._images = memory_images
         self._reservations = reservations
         self._events = events
-        self._idempotency = idempotency
+        self._key_locks = KeyedLock()
+        """Locks by owner and idempotency key."""
         self._clock = clock
         self._node = node
         self.tasks = TaskSet("fork.internal_error")
@@ -243,8 +240,8 @@ class ForkManager:
         owner = replace(principal, owner=parent.owner)
         if key is None:
             return await self._fork(parent, owner, params, None)
-        request = IdempotencyKey(key, parts_digest("fork", parent.id, json.dumps(asdict(params), sort_keys=True, default=str)))
-        async with self._idempotency.lock("fork", parent.owner, key):
+        request = IdempotencyKey(key, request_digest("fork", parent.id, params))
+        async with self._key_locks.hold(parent.owner, key):
             for number in count():
                 attempt = _Attempt(request, number)
                 earlier = await self._find_children(attempt, owner, params.count)
@@ -290,7 +287,6 @@ class ForkManager:
         if sandbox.spec.parent is None:
             raise ConflictError(
                 f"Sandbox {sandbox.id} is not a fork, so it has no siblings.",
-                code=ErrorCode.CONFLICT,
                 hint="Promote a child of a fork.",
                 fields={"sandbox": sandbox.id},
             )
@@ -422,7 +418,7 @@ class _Attempt:
 
     def key_of(self, child: int) -> str:
         """Return the idempotency key for the creation of one child. The hash makes the key differ from keys that clients choose."""
-        return "fork-" + hashlib.sha256(json.dumps([self.request.key, self.number, child]).encode()).hexdigest()
+        return "fork-" + request_digest(self.request.key, self.number, child)
 
 
 def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParams]:
@@ -454,23 +450,13 @@ def _check_volumes(parent: Sandbox, params: ForkParams) -> None:
         raise ConflictError(
             f"Sandbox {parent.id} has {len(written)} writable volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}. "
             "Forks of this sandbox would write to the same files.",
-            code=ErrorCode.CONFLICT,
             hint="Set `share_volumes`, or attach the volumes read-only.",
             fields={"sandbox": parent.id, "volumes": [mount.volume for mount in written]},
         )
 
 
 async def _end_batch(tasks: Sequence[asyncio.Task[Sandbox]], batch: ForkBatch, error: BaseException) -> None:
-    """End all children of a fork.
-
-    Args:
-        tasks: Tasks that create the children.
-        batch: The children.
-        error: Error that made the fork fail.
-
-    Raises:
-        SandlotError: The error of the child that failed, if ``error`` only reports that another child failed.
-    """
+    """End all children of a fork that failed. If ``error`` only reports that another child failed, raise the error of that child."""
     batch.fail(error)
     for task in tasks:
         task.cancel()

@@ -23,9 +23,9 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.access import quotas
-from sandlot.core.access.idempotency import Idempotency, IdempotencyKey, parts_digest, request_digest
+from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.admission import NAME, CreateSandboxParams
-from sandlot.core.concurrency import TaskSet
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import pin_mounts
@@ -67,7 +67,6 @@ class SnapshotManager:
         templates: Templates and their builds.
         reservations: Reservations of this node.
         events: Feed whose followers are woken after an event is committed.
-        idempotency: Locks of the idempotency keys that are in use.
         clock: Clock of the service.
         node: Id of this node.
 
@@ -75,7 +74,7 @@ class SnapshotManager:
         verifier: Verifies new snapshots in the background.
     """
 
-    def __init__(  # noqa: PLR0913 - each parameter is a part of the service and is passed by name
+    def __init__(
         self,
         *,
         manager: SandboxManager,
@@ -86,7 +85,6 @@ class SnapshotManager:
         templates: Templates,
         reservations: Reservations,
         events: EventFeed,
-        idempotency: Idempotency,
         clock: Clock,
         node: NodeId,
     ) -> None:
@@ -99,7 +97,8 @@ class SnapshotManager:
         self._templates = templates
         self._reservations = reservations
         self._events = events
-        self._idempotency = idempotency
+        self._key_locks = KeyedLock()
+        """Locks by owner and idempotency key."""
         self._clock = clock
         self._node = node
         self._admission_lock = asyncio.Lock()
@@ -172,7 +171,7 @@ class SnapshotManager:
         if name is not None:
             check_name(name)
         sandbox = await self._registry.load(sandbox_id, principal)
-        request = None if key is None else IdempotencyKey(key, parts_digest("snapshot", sandbox.id, name or "", kind))
+        request = None if key is None else IdempotencyKey(key, request_digest("snapshot", sandbox.id, name, kind))
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
 
     async def create_sandbox(
@@ -193,7 +192,7 @@ class SnapshotManager:
             ConflictError: The snapshot cannot be restored on this node or with these limits (``snapshot_unusable``).
             SandlotError: As for ``SandboxManager.create``.
         """
-        digest = parts_digest("create", request_digest(params), repr(limits), network or "")
+        digest = request_digest("create", params, limits, network)
         try:
             record = await self.get(params.snapshot or "", principal)
         except NotFoundError:
@@ -317,7 +316,7 @@ class SnapshotManager:
     ) -> SnapshotRecord:
         if request is None:
             return await self._create(sandbox, principal, name, kind, None)
-        async with self._idempotency.lock("snapshot", sandbox.owner, request.key):
+        async with self._key_locks.hold(sandbox.owner, request.key):
             earlier = await self._table.by_idempotency_key(sandbox.owner, request.key)
             if earlier is None:
                 return await self._create(sandbox, principal, name, kind, request)
@@ -341,14 +340,14 @@ class SnapshotManager:
             request_digest=None if request is None else request.digest,
         )
         async with self._admission_lock:  # otherwise two concurrent requests could both pass the quota check before either snapshot is recorded
-            quotas.check_snapshots(principal.quota, *await self._table.totals(sandbox.owner))
+            quotas.check_stored(principal.quota, "snapshot", *await self._table.totals(sandbox.owner))
             await self._check_name_is_free(sandbox.owner, name)
             await self._table.save(intent)
         try:
             async with writer.reserve_disk(self._reservations, sandbox, intent.id, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             count, total_bytes = await self._table.totals(sandbox.owner)
-            quotas.check_snapshots(principal.quota, count - 1, total_bytes, size_bytes)
+            quotas.check_stored(principal.quota, "snapshot", count - 1, total_bytes, size_bytes)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
             await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
@@ -373,7 +372,6 @@ class SnapshotManager:
         if other is not None:
             raise ConflictError(
                 f"A snapshot named {name!r} exists already: {other.id}, created at {other.created_at:%Y-%m-%d %H:%M:%S} UTC.",
-                code=ErrorCode.CONFLICT,
                 hint="Choose another name, or delete that snapshot first.",
                 fields={"name": name, "snapshot": other.id},
             )

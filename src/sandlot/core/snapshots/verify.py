@@ -23,7 +23,6 @@ import structlog
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
-from sandlot.core.lifecycle.recovery import ONE_RUN, USE_WORD
 from sandlot.core.lifecycle.start import StartSource
 from sandlot.core.manager import SandboxManager
 from sandlot.core.node.drivers import Drivers, Templates
@@ -188,14 +187,13 @@ class SnapshotVerifier:
             return record
         await self._check_room(record)
         params = CreateSandboxParams(
-            metadata={USE_WORD: ONE_RUN},
             limits=record.spec.limits,
             timeout_s=TIMEOUT_S,
             isolation=record.spec.isolation,
             network=Network.NONE,
+            single_use=True,
         )
         sandbox = await self._manager.create(params, OPERATOR, source=source)
-        sandbox.single_use = True
         self._running = record.id, sandbox
         try:
             layer = self._images.layer(record.id)

@@ -21,7 +21,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.errors import InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import WebhookId, new_webhook_id
 from sandlot.model.specs import check_text
 from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookRepository
@@ -106,7 +106,6 @@ class WebhookManager:
         if not await self._webhooks.add(webhook, most=MAX_WEBHOOKS):
             raise LimitError(
                 f"This key has {MAX_WEBHOOKS} webhooks, the maximum.",
-                code=ErrorCode.LIMIT_EXCEEDED,
                 hint="Delete a webhook that is no longer needed.",
                 fields={"max": MAX_WEBHOOKS},
             )
@@ -127,7 +126,6 @@ class WebhookManager:
         if webhook is None or not principal.sees(webhook.owner):
             raise NotFoundError(
                 f"There is no webhook {webhook_id[:64]!r}.",
-                code=ErrorCode.NOT_FOUND,
                 hint="List the webhooks to find their ids.",
                 fields={"webhook": webhook_id[:64]},
             )

@@ -127,7 +127,7 @@ async def execute(core: Core, principal: Principal, body: ExecuteBody) -> Execut
             if before is not None:
                 before.close()
             if body.session_id is not None:
-                sandbox.spawn(_tidy(sandbox, what))
+                sandbox.tasks.spawn(_tidy(sandbox, what))
         core.executions.set_files(done.outcome.process, len(kept.records))
         return translate.answer(sandbox.id, done, kept, spec.timeout_s or 0.0)
 
@@ -167,7 +167,6 @@ async def _place(core: Core, principal: Principal, session: str | None) -> Async
         yield find(core, principal, session)
         return
     sandbox = await core.manager.create(translate.new_throwaway(principal), principal)
-    sandbox.single_use = True
     try:
         yield sandbox
     finally:

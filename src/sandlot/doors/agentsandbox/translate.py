@@ -42,7 +42,7 @@ THROWAWAY_S = 2 * CLIENT_TIMEOUT_S
 """The deadline of a sandbox for one run, for the case that the service is killed before it has removed it."""
 
 DOOR_WORD, USE_WORD = "sandlot.door", "sandlot.use"
-SESSION, RUN = "session", "run"
+SESSION = "session"
 
 PROGRAMS = "/run/code"
 """Written by root inside, read by everybody, and on nobody's way."""
@@ -146,7 +146,7 @@ def new_session(env: Mapping[str, str], principal: Principal) -> CreateSandboxPa
 def new_throwaway(principal: Principal) -> CreateSandboxParams:
     """The sandbox of one run without a session."""
     longest_s = THROWAWAY_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
-    return CreateSandboxParams(metadata={DOOR_WORD: NAME, USE_WORD: RUN}, timeout_s=min(longest_s, THROWAWAY_S))
+    return CreateSandboxParams(metadata={DOOR_WORD: NAME}, timeout_s=min(longest_s, THROWAWAY_S), single_use=True)
 
 
 def is_session(sandbox: Sandbox) -> bool:

@@ -138,7 +138,7 @@ async def _ready(clock: Clock, sandbox: Sandbox, body: ExecBody, default_s: floa
     try:
         yield command
     finally:
-        sandbox.spawn(_tidy(sandbox, command.file))
+        sandbox.tasks.spawn(_tidy(sandbox, command.file))
 
 
 async def _tidy(sandbox: Sandbox, path: str) -> None:

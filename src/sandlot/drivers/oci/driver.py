@@ -134,7 +134,6 @@ class OciDriver:
             if isinstance(error, StageError | OSError):
                 raise HostError(
                     f"The host could not prepare a sandbox: {error}.",
-                    code=ErrorCode.HOST_NOT_READY,
                     hint="`sandlot doctor` reports what the host lacks.",
                 ) from error
             raise
@@ -218,7 +217,7 @@ class OciDriver:
             raise _not_alive_error(ref)
         os.close(sandbox)
         if ref in self._held:
-            raise ConflictError(f"The service already holds sandbox {ref}.", code=ErrorCode.CONFLICT)
+            raise ConflictError(f"The service already holds sandbox {ref}.")
         resources = self._hold(ref)
         if started.sandbox.pid not in resources.cgroup.pids():
             self._forget(ref)

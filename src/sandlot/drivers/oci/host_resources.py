@@ -34,7 +34,7 @@ from sandlot.host.id_ranges import IdRanges
 from sandlot.host.launcher import Stage
 from sandlot.host.link_pipes import make_pipes
 from sandlot.host.volume_disks import attach, detach
-from sandlot.model.errors import ErrorCode, HostError, InternalError
+from sandlot.model.errors import HostError, InternalError
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import Limits
 
@@ -317,7 +317,6 @@ def attach_error(error: Exception) -> HostError:
     """
     return HostError(
         f"The host could not attach a volume: {error}.",
-        code=ErrorCode.HOST_NOT_READY,
         hint="Use Linux 5.12 or newer; the kernel's log (dmesg) may say more.",
     )
 

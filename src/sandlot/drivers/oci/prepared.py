@@ -147,7 +147,7 @@ class OciPreparedSandbox:
             action: Action of the step, for the error message.
         """
         if self._used:
-            raise ConflictError("This sandbox was started already.", code=ErrorCode.CONFLICT)
+            raise ConflictError("This sandbox was started already.")
         resources = self._resources
         if resources.is_releasing():
             raise _destroyed_error(resources.ref)
@@ -165,7 +165,6 @@ class OciPreparedSandbox:
             if is_host_error:
                 raise HostError(
                     f"{self._program.name} could not {action}: {message or error}",
-                    code=ErrorCode.HOST_NOT_READY,
                     hint="`sandlot doctor` reports what the host lacks.",
                 ) from error
             raise
@@ -256,4 +255,4 @@ def _last_runtime_message(folder: SandboxFolder) -> str:
 
 
 def _destroyed_error(ref: str) -> SandboxEndedError:
-    return SandboxEndedError("The sandbox was destroyed while it started.", code=ErrorCode.SANDBOX_ENDED, fields={"ref": ref, "reason": "killed"})
+    return SandboxEndedError("The sandbox was destroyed while it started.", fields={"ref": ref, "reason": "killed"})

@@ -66,7 +66,7 @@ async def ended(core: Core, sandbox: Sandbox, id_: str) -> bool:
 
 @asynccontextmanager
 async def gated(folder: Path) -> AsyncIterator[tuple[Node, Sandbox, MemoryGuest, asyncio.Event]]:
-    """A node, and a sandbox on it whose package manager ends when the event is set."""
+    """A node, and a sandbox on it without a network, whose package manager ends when the event is set."""
     state, gate = NodeState(folder), asyncio.Event()
 
     async def manager(_: ProgramContext) -> None:
@@ -74,7 +74,7 @@ async def gated(folder: Path) -> AsyncIterator[tuple[Node, Sandbox, MemoryGuest,
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
         yield node, sandbox, node.guest(sandbox), gate
 
 
@@ -87,7 +87,7 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
         await start.reached.wait()
         leaving.cancel()
         await asyncio.wait({leaving})
-        assert node.core.packages.access.installs(sandbox) == 1
+        assert node.core.packages.access.is_open(sandbox)
         start.release()
 
         following = asyncio.create_task(node.core.packages.install(sandbox, WHAT, Quota(), ExecutionDescription(id=id_)))
@@ -112,7 +112,7 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         start.release()
         await settled(lambda: bool(guest.processes.running))
         await run_pending()
-        assert node.core.packages.access.installs(sandbox) == 1
+        assert node.core.packages.access.is_open(sandbox)
         gate.set()
 
         assert (await following).outcome.exit_code == 0
@@ -122,7 +122,7 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         assert node.core.execution_counter.used(sandbox.owner) == 1
         record = await node.core.executions.get(OPERATOR, id_)
         assert (record.status, record.exit_code) == ("exited", 0)
-        await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
+        await settled(lambda: not node.core.packages.access.is_open(sandbox) and not FOLLOWED.of(sandbox))
 
 
 async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
         assert (await following.run.collect(None)).outcome.exit_code == 0
         assert guest.requests("process.signal") == []
         await following.close()
-        await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
+        await settled(lambda: not node.core.packages.access.is_open(sandbox) and not FOLLOWED.of(sandbox))
 
 
 async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, 
         start.release()
 
         await settled(lambda: [call["signal"] for call in guest.requests("process.signal")][:1] == [signal.SIGTERM])
-        await settled(lambda: not node.core.packages.access.installs(sandbox) and not FOLLOWED.of(sandbox))
+        await settled(lambda: not node.core.packages.access.is_open(sandbox) and not FOLLOWED.of(sandbox))
 
 
 async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> None:
@@ -168,12 +168,12 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
 
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
 
         made = await begun(node.core, sandbox)
         await made.close()
 
-        await settled(lambda: not node.guest(sandbox).processes.running and not node.core.packages.access.installs(sandbox))
+        await settled(lambda: not node.guest(sandbox).processes.running and not node.core.packages.access.is_open(sandbox))
         assert cleaned.is_set()
         assert not FOLLOWED.of(sandbox)
         assert (await node.core.executions.get(OPERATOR, made.run.id)).status == "killed"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.admission import CreateSandboxParams
+from sandlot.core.admission import SINGLE_USE_METADATA, CreateSandboxParams
 from sandlot.core.files import files
-from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, ONE_RUN, USE_WORD, over
+from sandlot.core.lifecycle.recovery import CLIENT_LOST, ENDED_UNATTENDED, EXPIRED, NOT_CREATED, NOT_REMOVED, over
 from sandlot.core.registry import ENDED, LIVE, SandboxFilter
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
@@ -274,7 +274,7 @@ async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> 
 async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -> None:
     state = NodeState(tmp_path)
     async with open_node(state, keep_sandboxes=True) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", metadata={USE_WORD: ONE_RUN}), OPERATOR)
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", metadata=SINGLE_USE_METADATA), OPERATOR)
 
     async with open_node(state, keep_sandboxes=True) as node:
         await settled(lambda: node.sandboxes.count == 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.admission import SINGLE_USE_METADATA
 from sandlot.core.execution.output import ProcessOutcome
-from sandlot.core.lifecycle import recovery
 from sandlot.core.oneshot.params import OneShotParams
 from sandlot.core.oneshot.verdict import Observation, Result, Status, grade
 from sandlot.model.access import OPERATOR, Quota
@@ -20,7 +20,7 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
-from tests.support.service import BASE, Bench, bench, serving
+from tests.support.service import BASE, Bench, bench, detach_when_announced, serving
 from tests.support.until import until
 
 LIMITS = Limits(pids=32768)
@@ -77,7 +77,7 @@ async def test_sandbox_is_marked_as_one_run_and_ends_by_itself(at: Bench) -> Non
     task = asyncio.create_task(run(at, "sleep 60", "bash", timeout_s=60, metadata={"whose": "mine"}))
     await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
     (sandbox,) = at.sandboxes.list(OPERATOR)
-    assert dict(sandbox.metadata) == {"whose": "mine", recovery.USE_WORD: recovery.ONE_RUN}
+    assert dict(sandbox.metadata) == {"whose": "mine", **SINGLE_USE_METADATA}
     assert (sandbox.spec.timeout_s, str(sandbox.spec.network)) == (120, "none")
     task.cancel()
     await asyncio.wait({task})
@@ -100,13 +100,22 @@ async def test_stopping_service_ends_the_run_with_an_error(tmp_path: Path) -> No
     async with serving(tmp_path, driver, keep=True) as service:
         stays = await service.core.manager.create(BASE, OPERATOR)
         task = asyncio.create_task(service.core.one_shots.run(OPERATOR, shot("sleep 60", "bash")))
-        await until(lambda: any(sandbox.single_use for sandbox in service.core.registry.list(OPERATOR)))
+        await until(lambda: any(sandbox.single_use and sandbox.is_announced for sandbox in service.core.registry.list(OPERATOR)))
     with pytest.raises(SandboxEndedError, match="the service was stopped"):
         await task
     async with serving(tmp_path, driver) as service:
         assert [sandbox.id for sandbox in service.core.registry.list(OPERATOR)] == [stays.id]
         await service.core.registry.find(stays.id, OPERATOR).wait_reachable()
     assert driver.leftovers() == []
+
+
+async def test_service_that_stops_when_the_sandbox_is_announced_ends_it(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    detached = detach_when_announced(monkeypatch)
+    with pytest.raises(SandboxEndedError, match="the service was stopped"):
+        await run(at, "sleep 60", "bash")
+    await until(lambda: at.sandboxes.held == 0)
+    assert [sandbox.detaching.is_set() for sandbox in detached] == [False]
+    assert at.driver.leftovers() == []
 
 
 async def test_oom_killed_process_is_reported(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

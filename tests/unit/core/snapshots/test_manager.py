@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.core.admission import CreateSandboxParams
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.snapshots.forks import ForkParams
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import SnapshotId
@@ -55,6 +56,17 @@ async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: S
         assert (sandbox.spec.snapshot, sandbox.spec.restored, sandbox.spec.parent) == (taken.id, "memory", None)
         assert sandbox.spec.limits == source.spec.limits
     assert source.state is State.RUNNING
+
+
+async def test_creates_are_counted_by_their_source(node: Node, source: Sandbox) -> None:
+    taken = await node.core.snapshots.create(source.id, OPERATOR)
+    await node.core.snapshots.verifier.idle.wait()
+    await start(node, taken.id)
+    await node.core.forks.create(source.id, OPERATOR, ForkParams())
+
+    counted = node.metrics.text().decode().splitlines()
+    for origin, creates in (("template", 1), ("snapshot", 2), ("fork", 1)):  # one sandbox from the snapshot verified it
+        assert f'sandlot_creates_total{{isolation="gvisor",outcome="ok",source="{origin}"}} {creates}.0' in counted
 
 
 async def test_name_is_used_once_per_owner(node: Node, source: Sandbox) -> None:

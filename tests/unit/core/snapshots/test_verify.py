@@ -15,8 +15,10 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import verify
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import MIB, Limits
 from tests.support.node import Node, NodeState, open_node, settled
+from tests.support.service import detach_when_announced
 
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
 SMALL = replace(LIMITS, memory_bytes=128 * MIB)
@@ -77,6 +79,17 @@ async def test_lack_of_room_does_not_mark_a_snapshot(node: Node) -> None:
     await node.core.snapshots.verifier.idle.wait()
     assert (await node.core.snapshots.get(snapshot.id, OPERATOR)).problem == ""
     assert len(node.driver.booted) > len({source.id, large.id}), "it was restored"
+
+
+async def test_service_that_stops_when_the_copy_is_announced_ends_the_copy(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = await create(node)
+    detached = detach_when_announced(monkeypatch)
+    await node.core.snapshots.create(source.id, OPERATOR)
+    await node.core.snapshots.verifier.idle.wait()
+    (copy,) = detached
+    assert not copy.detaching.is_set()
+    await copy.ended.wait()
+    assert copy.exit == Exit(ExitReason.KILLED, "the service was stopped")
 
 
 async def test_snapshot_is_marked_after_its_third_failed_restore(node: Node) -> None:

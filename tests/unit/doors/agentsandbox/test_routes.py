@@ -18,10 +18,11 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs, translate
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnavailableError
+from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import User
 from sandlot.server.settings import Settings
 from tests.support.cases import cases
-from tests.support.service import bench, client
+from tests.support.service import bench, client, detach_when_announced
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench, ok
 
@@ -102,6 +103,15 @@ async def test_disconnect_ends_the_run_and_keeps_the_session(at: SharedBench, ht
         return not any(each["running"] for each in listed)
 
     await until(ended)
+
+
+async def test_service_that_stops_when_the_sandbox_of_a_run_is_announced_ends_it(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    detached = detach_when_announced(monkeypatch)
+    await http.post(f"{HERE}/v1/execute", json={"code": "sleep 1000", "language": "bash"})
+    (sandbox,) = detached
+    assert not sandbox.detaching.is_set()
+    await sandbox.ended.wait()
+    assert sandbox.exit == Exit(ExitReason.KILLED, "the service was stopped")
 
 
 async def test_run_is_ended_before_its_client_times_out(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:

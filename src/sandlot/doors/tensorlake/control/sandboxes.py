@@ -161,7 +161,7 @@ async def _changed(request: Request, sandbox: Sandbox, work: Coroutine[Any, Any,
         raise
     if task.done():
         return _told(request, task.result())
-    sandbox.spawn(_let_be(task))
+    sandbox.tasks.spawn(_let_be(task))
     return _told(request, sandbox, ACCEPTED)
 
 

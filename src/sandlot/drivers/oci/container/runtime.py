@@ -23,7 +23,7 @@ from sandlot.drivers.oci.runtime import Engine, Program, RuntimePlanInputs, cont
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.id_ranges import IDS
 from sandlot.host.launcher import Operation, Started
-from sandlot.model.errors import ErrorCode, HostError, InternalError, UnsupportedError
+from sandlot.model.errors import HostError, InternalError, UnsupportedError
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
@@ -55,14 +55,12 @@ def find_crun(search_path: str | None = None) -> Program:
     """
     found = [((int(match[1]), int(match[2])), line, file) for file, line in find_programs("crun", search_path) if (match := _VERSION.match(line))]
     if not found:
-        raise HostError("The container runtime, crun, is not installed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
+        raise HostError("The container runtime, crun, is not installed.", hint=INSTALL_HINT)
     # max() returns the first of equal candidates, which is the first on PATH.
     number, line, file = max(found, key=lambda candidate: candidate[0])
     version = line.removeprefix("crun version ")
     if number < MIN_RELEASE:
-        raise HostError(
-            f"{file} is version {version}; at least {MIN_RELEASE[0]}.{MIN_RELEASE[1]} is needed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT
-        )
+        raise HostError(f"{file} is version {version}; at least {MIN_RELEASE[0]}.{MIN_RELEASE[1]} is needed.", hint=INSTALL_HINT)
     return Program("crun", file, content_sha256(file), version)
 
 
@@ -148,4 +146,4 @@ class Crun:
 
 
 def _no_snapshots_error() -> UnsupportedError:
-    return UnsupportedError(_UNSUPPORTED[DriverCapability.SNAPSHOT], code=ErrorCode.UNSUPPORTED)
+    return UnsupportedError(_UNSUPPORTED[DriverCapability.SNAPSHOT])

@@ -26,7 +26,7 @@ from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.launcher import Operation, Started
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.errors import HostError
 from sandlot.model.ports import Attachment, DriverCapability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
@@ -65,11 +65,11 @@ def find_runsc(search_path: str | None = None) -> Program:
         if (version := line.removeprefix("runsc version ").strip())
     ]
     if not versions:
-        raise HostError("gVisor's runtime, runsc, is not installed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
+        raise HostError("gVisor's runtime, runsc, is not installed.", hint=INSTALL_HINT)
     # max() returns the first of equal candidates, which is the first on PATH.
     date, version, file = max(versions, key=lambda candidate: candidate[0])
     if date < MIN_RELEASE:
-        raise HostError(f"{file} is version {version}; at least {MIN_RELEASE} is needed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
+        raise HostError(f"{file} is version {version}; at least {MIN_RELEASE} is needed.", hint=INSTALL_HINT)
     # "memory" instead of "dir=": an old release would take everything after "dir=" for a path, and would not refuse it.
     tried = run_program(file, "--overlay2=root:memory,size=16777216", "--version")
     return Program(

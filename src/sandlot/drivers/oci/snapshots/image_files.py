@@ -17,7 +17,7 @@ from pathlib import Path
 from sandlot.drivers.oci.snapshots import manifest as manifests
 from sandlot.drivers.oci.snapshots.manifest import Manifest
 from sandlot.host.durable import fsync_files, fsync_folder
-from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.errors import ConflictError
 
 STATE, MEMORY_INDEX, MEMORY = "checkpoint.img", "pages_meta.img", "pages.img"
 """Files that runsc writes without compression: the objects of its kernel, the index of pages, and the pages of memory and files."""
@@ -88,7 +88,7 @@ def check_free(into: Path) -> None:
         ConflictError: The path exists.
     """
     if os.path.lexists(into):
-        raise ConflictError(f"{into} exists already.", code=ErrorCode.CONFLICT)
+        raise ConflictError(f"{into} exists already.")
 
 
 def _move_across(image: Path, into: Path, *, durable: bool) -> None:
