@@ -290,7 +290,7 @@ def parse_request(head: Any, served: Container[str], *, asleep: bool) -> tuple[s
     if asleep and name != "guest.wake":
         raise RpcError("conflict", "The guest is asleep.", "Wake it first.")
     fields = schema.CALLS[name]["args"]
-    wrong = schema.mismatch(fields, args)
+    wrong = schema.validate_fields(fields, args)
     if wrong:
         raise RpcError("invalid_request", f"{name}: {wrong}.")
     return name, id_.hex(), {**dict.fromkeys(fields), **args}

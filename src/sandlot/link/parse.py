@@ -46,7 +46,7 @@ def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[st
     Raises:
         ProtocolError: The value does not match.
     """
-    why = schema.mismatch(fields, given)
+    why = schema.validate_fields(fields, given)
     if why or not isinstance(given, dict):
         raise ProtocolError(f"{what}: {why}")
     return given

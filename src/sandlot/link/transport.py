@@ -24,7 +24,7 @@ from sandlot.protocol import events
 from sandlot.protocol.connection import HOST, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
 from sandlot.protocol.frames import HOST_FRAME_MAX
-from sandlot.protocol.values import BadValue
+from sandlot.protocol.values import EncodingError
 
 READ_BYTES = 64 * 1024
 """Bytes handled before other tasks run: the default capacity of a pipe, pipe(7)."""
@@ -103,7 +103,7 @@ class FrameTransport:
             raise LimitError(
                 f"The request is too large: {error}.", code=ErrorCode.TOO_LARGE, hint="Write it to a file in the sandbox and pass its path."
             ) from None
-        except BadValue as error:
+        except EncodingError as error:
             raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Pass text, bytes and 64-bit numbers only.") from None
         except ProtocolError as error:
             raise UnavailableError(f"The sandbox takes no calls now: {error}.", code=ErrorCode.BUSY, hint="Try again.") from None

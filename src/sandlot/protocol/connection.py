@@ -149,7 +149,7 @@ class Connection:
         try:
             while (frame := self._decoder.next()) is not None:
                 self._take(frame)
-        except (ProtocolError, values.BadValue) as error:
+        except (ProtocolError, values.EncodingError) as error:
             if self._is_host:
                 raise ProtocolError(str(error)) from None
             self._forget_streams()
@@ -272,7 +272,7 @@ class Connection:
         Raises:
             TooMany: As many streams of this end are open as are allowed, counting those that the other end may still count.
             TooLarge: The message is too long; that of a guest must fit one frame.
-            BadValue: The message has a value that cannot be encoded.
+            EncodingError: The message has a value that cannot be encoded.
             ProtocolError: There was no handshake yet, the guest is being quiesced, or all stream ids are used up.
         """
         if not self._greeted or (self._is_host and self._quiescing):
@@ -298,7 +298,7 @@ class Connection:
 
         Raises:
             TooLarge: The message is too long.
-            BadValue: The message has a value that cannot be encoded.
+            EncodingError: The message has a value that cannot be encoded.
         """
         stream = self._table.streams.get(stream_id)
         if stream is not None:

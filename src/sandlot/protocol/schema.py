@@ -298,7 +298,7 @@ def most_pids(limit: int) -> int:
     return limit + max(PIDS_SLACK_LEAST, limit // PIDS_SLACK_SHARE)
 
 
-def mismatch(fields: Mapping[str, str], given: Any) -> str:
+def validate_fields(fields: Mapping[str, str], given: Any) -> str:
     """Return why a map does not match its fields, or "" if it does. Unknown fields do not match; absent fields are None.
 
     Args:

@@ -205,7 +205,7 @@ class GuestHelper:
                     self._verdict = message
                 else:
                     self._received.append(message)
-        except values.BadValue:
+        except values.EncodingError:
             raise self._broken() from None
 
     def _check(self) -> Mapping[str, Any]:

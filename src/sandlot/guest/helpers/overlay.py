@@ -264,7 +264,7 @@ class LayerSource:
         """Return the next record."""
         size = self.number()
         if size > MAX_RECORD_BYTES:
-            raise values.BadValue("a record that is too long")
+            raise values.EncodingError("a record that is too long")
         record: dict[str, Any] = values.decode(self.take(size))
         return record
 
@@ -287,7 +287,7 @@ class LayerReader:
                 raise RpcError("unsupported", "The layer of files is of another version of Sandlot.", "Restore it by the version that made it.")
             while self._next():
                 pass
-        except (EOFError, values.BadValue, LookupError, TypeError, ValueError):
+        except (EOFError, values.EncodingError, LookupError, TypeError, ValueError):
             raise RpcError("conflict", "The layer of files is not whole.", "Take another snapshot.") from None
         for about in reversed(self._folders):
             self._finish(about)

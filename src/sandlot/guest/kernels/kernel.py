@@ -373,7 +373,7 @@ class KernelProcess:
             return
         try:
             is_complete = self._deliver_buffered()
-        except (values.BadValue, LookupError, TypeError, ValueError, AttributeError):
+        except (values.EncodingError, LookupError, TypeError, ValueError, AttributeError):
             self._channel_closed = True
             self._reader.clear()
             if self.end_reason:

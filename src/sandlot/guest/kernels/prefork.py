@@ -182,7 +182,7 @@ class KernelForkServer:
                 self._on_message(message)
                 if self._socket.fileno() < 0:
                     return
-        except (values.BadValue, LookupError, TypeError, ValueError):
+        except (values.EncodingError, LookupError, TypeError, ValueError):
             data = b""
         if not data:
             self._on_end()

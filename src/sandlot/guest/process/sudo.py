@@ -171,7 +171,7 @@ class SudoRequest:
             return
         try:
             self._start(values.decode(raw))
-        except values.BadValue as error:
+        except values.EncodingError as error:
             self._respond({"error": f"The request makes no sense: {error}."})
         except RpcError as error:
             self._respond({"error": error.message})
@@ -179,7 +179,7 @@ class SudoRequest:
             self._close_fds()
 
     def _start(self, request: Any) -> None:
-        if schema.mismatch(_REQUEST, request) or request["op"] != "sudo" or not request["argv"] or len(self._fds) != STANDARD_STREAMS:
+        if schema.validate_fields(_REQUEST, request) or request["op"] != "sudo" or not request["argv"] or len(self._fds) != STANDARD_STREAMS:
             self._respond({"error": "The request makes no sense."})
             return
         account = lookup_account("root")

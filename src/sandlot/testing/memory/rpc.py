@@ -203,7 +203,7 @@ class RpcServer:
         if self.connection.asleep and name != "guest.wake":
             return RpcError("conflict", "The guest is asleep.", "Wake it first.")
         fields = schema.CALLS[name]["args"]
-        if wrong := schema.mismatch(fields, head["args"]):
+        if wrong := schema.validate_fields(fields, head["args"]):
             return RpcError("invalid_request", f"{name}: {wrong}.")
         for field in fields:
             head["args"].setdefault(field, None)

@@ -47,7 +47,7 @@ def encode(message: dict[str, Any]) -> bytes:
     """Return an encoded message, shortened if the guest would refuse it."""
     try:
         raw: bytes = values.encode_message(message)
-    except (values.BadValue, RecursionError):
+    except (values.EncodingError, RecursionError):
         return bytes(values.encode_message(shortened(message)))
     size = len(raw) - values.HEAD_BYTES
     # A value takes at least a byte: few bytes are few values.

@@ -91,5 +91,5 @@ def test_longest_message_that_the_guest_accepts_is_unchanged(channel: ModuleType
     assert decoded(channel.encode(most)) == [most]
     many = {**DISPLAY, "metadata": {"a": [0] * (values.MAX_ITEMS - 10 - 2 - 2)}}
     assert decoded(channel.encode(many)) == [many]
-    with pytest.raises(values.BadValue):
+    with pytest.raises(values.EncodingError):
         values.decode(values.encode({**DISPLAY, "metadata": {"a": [0] * (values.MAX_ITEMS - 13)}}))
