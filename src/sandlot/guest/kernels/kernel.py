@@ -88,6 +88,133 @@ class KernelPipes:
             os.close(self.flush)
 
 
+class KernelChannel:
+    """The guest's end of a kernel's socket: bounded messages in both directions, without blocking.
+
+    Args:
+        loop: The guest's loop.
+        connection: The guest's end of the socket; ownership passes to this object.
+    """
+
+    __slots__ = ("_has_input", "_is_reading", "_is_stopped", "_loop", "_on_readable", "_outgoing", "_reader", "_socket")
+
+    def __init__(self, loop: Loop, connection: socket.socket) -> None:
+        self._loop = loop
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._reader = values.MessageReader(MESSAGE_MAX_BYTES)
+        self._outgoing = bytearray()
+        self._on_readable: Callable[[], object] | None = None
+        self._is_reading = True
+        self._has_input = True
+        """False if the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
+        self._is_stopped = False
+
+    @property
+    def received_bytes(self) -> int:
+        """Number of bytes that were received and not yet taken."""
+        return self._reader.buffered_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes that the kernel has not taken yet."""
+        return len(self._outgoing)
+
+    def serve(self, on_readable: Callable[[], object]) -> None:
+        """Call ``on_readable`` whenever there is something to receive, from now on."""
+        self._on_readable = on_readable
+        self._watch()
+
+    def when_readable(self, callback: Callable[[], object]) -> None:
+        """Call back once when there is something to receive. To be called before :meth:`serve`."""
+        fd = self._socket.fileno()
+
+        def on_ready(_mask: int) -> None:
+            self._loop.unwatch(fd)
+            callback()
+
+        self._loop.watch(fd, READ, on_ready)
+
+    def set_reading(self, reading: bool) -> None:  # noqa: FBT001 - the name says what the value is
+        """Stop or continue to call back for messages to receive."""
+        self._is_reading = reading
+        self._watch()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message as soon as the kernel takes it."""
+        self._outgoing += values.encode_message(message)
+        self._write()
+
+    def receive(self) -> int | None:
+        """Receive with one read, and return the number of bytes: None if there are none now, 0 at the end of the socket."""
+        if not self._has_input:
+            return 0
+        try:
+            data = self._loop.read_buffer.read(self._socket.fileno())
+        except BlockingIOError:
+            return None
+        except OSError:
+            return 0
+        self._reader.feed(data)
+        return len(data)
+
+    def take(self) -> tuple[dict[str, Any], int] | None:
+        """Remove the next complete message and return its event with its size in bytes; None if there is none.
+
+        Raises:
+            EncodingError: The message is too long, or is not exactly one value.
+            ValueError, TypeError, LookupError, AttributeError: The value is not an event; see :func:`parse_event`.
+        """
+        raw = self._reader.take()
+        return None if raw is None else (parse_event(values.decode(raw)), len(raw))
+
+    def end_input(self) -> None:
+        """Receive nothing more. Messages that were received can still be taken."""
+        self._has_input = False
+        self._watch()
+
+    def drop_input(self) -> None:
+        """Receive nothing more, and drop the messages that were received and not taken."""
+        self._reader.clear()
+        self.end_input()
+
+    def stop(self) -> None:
+        """Send nothing more, and call back no more. :meth:`receive` and :meth:`take` still work."""
+        self._is_stopped = True
+        self._loop.unwatch(self._socket.fileno())
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self.stop()
+        self._socket.close()
+
+    def _on_ready(self, mask: int) -> None:
+        if mask & WRITE:
+            self._write()
+        if mask & ~WRITE and not self._is_stopped and self._on_readable is not None:
+            self._on_readable()
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing and not self._is_stopped:
+                sent = self._socket.send(memoryview(self._outgoing)[:65536])
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # the end of file follows
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._on_readable is None or self._is_stopped:
+            return
+        mask = (READ if self._is_reading else 0) | (WRITE if self._outgoing else 0)
+        if mask and self._has_input:
+            self._loop.watch(self._socket.fileno(), mask, self._on_ready)
+        else:
+            self._loop.unwatch(self._socket.fileno())
+
+
 class KernelEventHandler:
     """Receives the events of one kernel."""
 
@@ -150,7 +277,7 @@ class KernelProcess:
     """
 
     __slots__ = (
-        "_channel_closed",
+        "_channel",
         "_env",
         "_flush_fd",
         "_group",
@@ -158,11 +285,8 @@ class KernelProcess:
         "_is_paused",
         "_loop",
         "_next_event",
-        "_outgoing",
         "_output_pipes",
         "_output_poll",
-        "_reader",
-        "_socket",
         "_startup_output",
         "_undelivered",
         "end_reason",
@@ -179,20 +303,15 @@ class KernelProcess:
         self._loop = loop
         self._env = env
         self._group = group
-        self._socket = pipes.socket
-        self._socket.setblocking(False)
+        self._channel = KernelChannel(loop, pipes.socket)
         self._flush_fd = pipes.flush
         if self._flush_fd >= 0:
             os.set_blocking(self._flush_fd, False)
-        self._reader = values.MessageReader(MESSAGE_MAX_BYTES)
-        self._outgoing = bytearray()
         self._next_event: tuple[dict[str, Any], int] | None = None
         self._undelivered: tuple[Cell, int, memoryview] | None = None
         """Output for which the buffer of its cell had no room."""
         self._is_paused = False
         """True if reading was stopped until there is room, or until other work had its turn."""
-        self._channel_closed = False
-        """True if the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
         self._is_done = False
         self._startup_output = OutputLog((STDOUT, STDERR))
         self._output_pipes = [
@@ -213,34 +332,28 @@ class KernelProcess:
     def serve(self, handler: KernelEventHandler) -> None:
         """Read its messages from now on and pass its events to ``handler``."""
         self.handler = handler
-        self._loop.watch(self._socket.fileno(), READ, self._on_socket)
-        if self._reader.buffered_bytes:
+        self._channel.serve(self._read)
+        if self._channel.received_bytes:
             self._loop.call_soon(self._deliver)
 
     def read_ahead(self) -> int:
         """Read what it has sent, for the handler that it will serve, and return the number of bytes that wait for that handler."""
-        self._reader.feed((not self.end_reason and self._receive()) or b"")
-        return self._reader.buffered_bytes
+        if not self.end_reason:
+            self._channel.receive()
+        return self._channel.received_bytes
 
     def when_heard(self, callback: Callable[[], object]) -> None:
         """Call back once its first message, or the end of its socket, can be read. The message stays for :meth:`serve`, which must come later."""
-        descriptor = self._socket.fileno()
-        if self._reader.buffered_bytes:
+        if self._channel.received_bytes:
             self._loop.call_soon(callback)
-            return
-
-        def heard(_mask: int) -> None:
-            self._loop.unwatch(descriptor)
-            callback()
-
-        self._loop.watch(descriptor, READ, heard)
+        else:
+            self._channel.when_readable(callback)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
-        self._outgoing += values.encode_message(message)
-        self._write()
+        self._channel.send(message)
 
     def execute(self, cell: Cell) -> None:
         """Send a cell; what comes by the pipes belongs to this cell from now on."""
@@ -297,12 +410,10 @@ class KernelProcess:
             return
         self.end_reason = reason
         self._group.kill()
-        self._loop.unwatch(self._socket.fileno())
+        self._channel.stop()
         for _ in range(DRAIN_READS):
-            data = self._receive()
-            if not data:
+            if not self._channel.receive():
                 break
-            self._reader.feed(data)
         self._loop.call_soon(self._deliver)
 
     def discard(self) -> None:
@@ -333,35 +444,14 @@ class KernelProcess:
         if self.handler is not None:
             self.handler.on_output()
 
-    def _on_socket(self, mask: int) -> None:
-        if mask & WRITE:
-            self._write()
-        if mask & ~WRITE and not self.end_reason:
-            self._read()
-
     def _read(self) -> None:
-        data = self._receive()
-        if data is None:
-            return
-        if not data:
-            # Its process is about to be reaped, which tells how it ended. If it has closed the socket and lives on, it is a kernel no more.
-            self._channel_closed = True
-            self._watch()
+        received = self._channel.receive()
+        if received:
+            self._deliver()
+        elif received == 0:
+            # Its process is about to be reaped, and the wait status tells how it ended. A kernel that has closed its socket and lives on is ended.
+            self._channel.end_input()
             self._loop.call_later(EXIT_S, self._report_violation)
-            return
-        self._reader.feed(data)
-        self._deliver()
-
-    def _receive(self) -> bytes | None:
-        """Return what can be read: None for nothing now, empty at the end."""
-        if self._channel_closed:
-            return b""
-        try:
-            return self._loop.read_buffer.read(self._socket.fileno())
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
 
     def _report_violation(self) -> None:
         if self.handler is not None and not self.end_reason:
@@ -374,23 +464,19 @@ class KernelProcess:
         try:
             is_complete = self._deliver_buffered()
         except (values.EncodingError, LookupError, TypeError, ValueError, AttributeError):
-            self._channel_closed = True
-            self._reader.clear()
+            self._channel.drop_input()
             if self.end_reason:
                 self._loop.call_soon(self._deliver)
             else:
                 self._report_violation()
             return
-        if not is_complete:
-            self._is_paused = True
-            if not self.end_reason:
-                self._watch()
-        elif self.end_reason:
+        self._is_paused = not is_complete
+        if is_complete and self.end_reason:
             self._is_done = True
             self._close()
             self.handler.on_gone()
         else:
-            self._watch()
+            self._channel.set_reading(is_complete)
 
     def _deliver_buffered(self) -> bool:
         """Deliver what was read; return whether nothing is left."""
@@ -403,7 +489,7 @@ class KernelProcess:
                 return False
             if not self._deliver_output():
                 return False
-            self._next_event = self._next_event or self._parse_next()
+            self._next_event = self._next_event or self._channel.take()
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
@@ -423,7 +509,7 @@ class KernelProcess:
 
     def _confirm(self, number: int) -> None:
         """Confirm that everything before a ``sync`` was taken in, unless the kernel has not read the last confirmation."""
-        if not self._outgoing:
+        if not self._channel.unsent_bytes:
             self.send({"op": "synced", "number": number})
 
     def _continue_turn(self) -> None:
@@ -446,33 +532,8 @@ class KernelProcess:
             cell.pump()
         return True
 
-    def _parse_next(self) -> tuple[dict[str, Any], int] | None:
-        """Return the next complete message with its size in bytes."""
-        raw = self._reader.take()
-        return None if raw is None else (parse_event(values.decode(raw)), len(raw))
-
-    def _write(self) -> None:
-        try:
-            while self._outgoing and not self.end_reason:
-                sent = self._socket.send(memoryview(self._outgoing)[:65536])
-                del self._outgoing[:sent]
-        except BlockingIOError:
-            pass
-        except OSError:
-            return  # the end of file follows
-        if self.handler is not None and not self.end_reason:
-            self._watch()
-
-    def _watch(self) -> None:
-        mask = (0 if self._is_paused else READ) | (WRITE if self._outgoing else 0)
-        if mask and not self._channel_closed:
-            self._loop.watch(self._socket.fileno(), mask, self._on_socket)
-        else:
-            self._loop.unwatch(self._socket.fileno())
-
     def _close(self) -> None:
-        self._loop.unwatch(self._socket.fileno())
-        self._socket.close()
+        self._channel.close()
         if self._flush_fd >= 0:
             os.close(self._flush_fd)
             self._flush_fd = -1

@@ -112,7 +112,7 @@ def test_kernel_that_does_not_read_confirmations_gets_no_more(pipes: KernelPipes
     assert values.decode(socket_of(pipes).recv(4096)[values.HEAD_BYTES :]) == {"op": "synced", "number": 1}
     for number in range(20_000 // MESSAGES_PER_TURN):
         send_messages(*({"event": "sync", "number": number} for _ in range(MESSAGES_PER_TURN)))
-    assert len(kernel._outgoing) < 100, "at most one confirmation is kept"  # noqa: SLF001
+    assert kernel._channel.unsent_bytes < 100, "at most one confirmation is kept"  # noqa: SLF001
     send_messages({"event": "started", "cell": "c", "count": 8})
     assert listener.turns == [[7, 8]]
     end(kernel, pipes)
