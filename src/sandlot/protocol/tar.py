@@ -30,7 +30,9 @@ NAME_BYTES = 255
 PATH_BYTES = 4095
 LATEST_S = 253402300799
 """The end of the year 9999."""
-KEPT = frozenset({b"path", b"linkpath", b"size", b"SANDLOT.code", b"SANDLOT.error", b"GNU.sparse"})
+ERROR_CODE, ERROR_MESSAGE = "SANDLOT.code", "SANDLOT.error"
+"""Keywords of global pax headers at the end of an archive that could not be completed: the error's code and message."""
+KEPT = frozenset({b"path", b"linkpath", b"size", ERROR_CODE.encode(), ERROR_MESSAGE.encode(), b"GNU.sparse"})
 """Keywords of pax headers that are used. The values of others are not kept."""
 _FITS_BYTES = 8**11
 _SHOWN = 200

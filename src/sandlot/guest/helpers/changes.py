@@ -19,6 +19,7 @@ import time
 
 from sandlot.guest.helpers.helper import receive_message, send_message, serve
 from sandlot.guest.helpers.walk import UnreadableFolder, walk
+from sandlot.protocol.helpers import MAX_CHANGED_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     Place = tuple[list[str], str]
 
 MAX_FILES = 20_000
-MAX_REPORTED = 1_000
 MAX_REPORTED_BYTES = 256 * 1024
 """Paths of one report."""
 BATCH = 100
@@ -146,7 +146,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     size = 0
     for file in sorted(found.values(), key=lambda file: file["path"]):
         size += len(os.fsencode(file["path"]))
-        if len(report) == MAX_REPORTED or size > MAX_REPORTED_BYTES:
+        if len(report) == MAX_CHANGED_FILES or size > MAX_REPORTED_BYTES:
             more = True
             break
         report.append(file)

@@ -15,6 +15,7 @@ import os
 from sandlot.guest.errors import RpcError
 from sandlot.protocol import values
 from sandlot.protocol.fast_imports import signal
+from sandlot.protocol.helpers import MAX_MESSAGE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 REQUESTS, BYTES, MESSAGES = 0, 1, 2
-MAX_MESSAGE_BYTES = 1024 * 1024
-"""The host refuses longer messages."""
 MAX_TRACE_CHARS = 2000
 
 

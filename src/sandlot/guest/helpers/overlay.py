@@ -30,12 +30,12 @@ from sandlot.guest.fs.remove import remove_tree
 from sandlot.guest.helpers.helper import REQUESTS, receive_message, send, send_message, serve
 from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
+from sandlot.protocol.helpers import LAYER_VERSION, PACK_LAYER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = 1
 CHUNK_BYTES = 256 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
 HOLE = 1 << 31
@@ -69,7 +69,7 @@ class LayerWriter:
 
     def run(self) -> dict[str, Any]:
         """Send the whole layer."""
-        self._record({"kind": "layer", "version": VERSION})
+        self._record({"kind": "layer", "version": LAYER_VERSION})
         pending = [b"/"]
         while pending:
             path = pending.pop()
@@ -283,7 +283,7 @@ class LayerReader:
         """Apply the whole layer."""
         try:
             first = self._source.record()
-            if first.get("kind") != "layer" or first["version"] != VERSION:
+            if first.get("kind") != "layer" or first["version"] != LAYER_VERSION:
                 raise RpcError("unsupported", "The layer of files is of another version of Sandlot.", "Restore it by the version that made it.")
             while self._next():
                 pass
@@ -387,7 +387,7 @@ def remove(path: bytes) -> None:
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
     """Pack or apply a layer."""
-    return LayerWriter().run() if request["do"] == "pack" else LayerReader().run()
+    return LayerWriter().run() if request["do"] == PACK_LAYER else LayerReader().run()
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ class ArchiveWriter:
 
     def fail(self, error: RpcError) -> None:
         """Write into the archive why it ends here."""
-        self.put(tar.message_header("SANDLOT.code", error.code) + tar.message_header("SANDLOT.error", error.message))
+        self.put(tar.message_header(tar.ERROR_CODE, error.code) + tar.message_header(tar.ERROR_MESSAGE, error.message))
         self.flush(cut=True)
 
     def add_folder(self, folder: Folder, root: str) -> None:

@@ -23,6 +23,7 @@ from sandlot.guest.helpers import inotify
 from sandlot.guest.helpers.helper import REQUESTS, send_message, serve
 from sandlot.guest.helpers.inotify import Inotify
 from sandlot.guest.helpers.walk import UnreadableFolder, walk
+from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH_EVENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from sandlot.guest.helpers.inotify import InotifyEvent
 
+CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
 BATCH_DELAY_S = 0.03
 SCAN_INTERVAL_S = 1.0
 MAX_SCANNED = 20_000
@@ -54,12 +56,12 @@ class Batch:
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
         """Add an event. A modification of an entry that was just created is left out."""
-        if kind in {"created", "modified", "overflow"}:
-            if (kind, path) in self._known or (kind == "modified" and ("created", path) in self._known):
+        if kind in {CREATED, MODIFIED, OVERFLOW}:
+            if (kind, path) in self._known or (kind == MODIFIED and (CREATED, path) in self._known):
                 return
             self._known.add((kind, path))
         else:
-            self._known -= {("created", path), ("modified", path)}
+            self._known -= {(CREATED, path), (MODIFIED, path)}
         self._events.append({"kind": kind, "path": path, "folder": folder, "from": source})
 
     def send(self) -> None:
@@ -103,7 +105,7 @@ class InotifyWatcher:
         alive = True
         for event in events:
             if event.mask & inotify.OVERFLOW:
-                batch.add("overflow")
+                batch.add(OVERFLOW)
                 self._entered("", batch)
             elif event.watch == self._watch and event.mask & _GONE:
                 alive = False
@@ -121,20 +123,20 @@ class InotifyWatcher:
             to = arrived.get(event.cookie)
             if to is None or to.watch not in self._folders:
                 self._leave(inside)
-                batch.add("removed", path, folder=folder)
+                batch.add(REMOVED, path, folder=folder)
                 return
             self._rename(inside, self._path(to))
-            batch.add("moved", f"{self._root.rstrip('/')}/{self._path(to)}", folder=folder, source=path)
+            batch.add(MOVED, f"{self._root.rstrip('/')}/{self._path(to)}", folder=folder, source=path)
         elif event.mask & inotify.DELETE:
-            batch.add("removed", path, folder=folder)
+            batch.add(REMOVED, path, folder=folder)
         elif event.mask & (inotify.CREATE | inotify.MOVED_TO):
             if event.mask & inotify.MOVED_TO and event.cookie in left:
                 return  # reported together with MOVED_FROM
-            batch.add("created", path, folder=folder)
+            batch.add(CREATED, path, folder=folder)
             if folder:
                 self._entered(inside, batch)
         elif event.mask & (inotify.MODIFY | inotify.ATTRIB):
-            batch.add("modified", path, folder=folder)
+            batch.add(MODIFIED, path, folder=folder)
 
     def _path(self, event: InotifyEvent) -> str:
         above = self._folders[event.watch]
@@ -147,7 +149,7 @@ class InotifyWatcher:
         try:
             self._enter(inside, batch)
         except TooManyFoldersError:
-            batch.add("overflow")
+            batch.add(OVERFLOW)
         except OSError:
             return  # removed meanwhile
 
@@ -169,7 +171,7 @@ class InotifyWatcher:
                     continue
             for name, found in folder.entries():
                 if batch is not None and inside not in known:
-                    batch.add("created", f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
+                    batch.add(CREATED, f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
 
     def _leave(self, inside: str) -> None:
         """Remove the watches of a folder that was moved away, and of the folders in it."""
@@ -209,19 +211,19 @@ class PollingWatcher:
             return False
         before, self._known = self._known, now
         if not whole:
-            batch.add("overflow")
+            batch.add(OVERFLOW)
         gone = {key[:2]: path for path, key in before.items() if path not in now}
         for path, key in now.items():
             earlier = before.get(path)
             source = gone.pop(key[:2], None) if earlier is None else None
             if source is not None:
-                batch.add("moved", path, folder=key[2], source=source)
+                batch.add(MOVED, path, folder=key[2], source=source)
             elif earlier is None or earlier[:2] != key[:2]:
-                batch.add("created", path, folder=key[2])
+                batch.add(CREATED, path, folder=key[2])
             elif earlier != key and not key[2]:
-                batch.add("modified", path)
+                batch.add(MODIFIED, path)
         for identity, path in gone.items():
-            batch.add("removed", path, folder=before[path][:2] == identity and before[path][2])
+            batch.add(REMOVED, path, folder=before[path][:2] == identity and before[path][2])
         batch.send()
         return True
 
@@ -248,7 +250,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         watched = _watched(root, recursive=request["recursive"], max_folders=request["folders"], by=request["by"])
     except OSError as error:
         raise path_error(error, request["path"]) from None
-    send_message({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan", "root": root.encode("utf-8", "replace").decode()})
+    send_message({"watching": True, "by": INOTIFY if watched.fd >= 0 else SCAN, "root": root.encode("utf-8", "replace").decode()})
     poll = select.poll()
     poll.register(REQUESTS, select.POLLIN | select.POLLHUP)
     if watched.fd >= 0:
@@ -277,7 +279,7 @@ def _same(root: str, found: os.stat_result) -> bool:
 
 
 def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> InotifyWatcher | PollingWatcher:
-    if by != "scan":
+    if by != SCAN:
         try:
             return InotifyWatcher(root, recursive=recursive, max_folders=max_folders)
         except TooManyFoldersError:
