@@ -76,7 +76,7 @@ def test_an_echo_of_another_nonce_is_not_believed() -> None:
     host.hello(NONCE)
     assert host.receive(handshake.welcome(OTHER, 1, asleep=False) * 5) == []
     assert said(host.receive(handshake.welcome(NONCE, 1, asleep=False))) == [events.Ready]
-    with pytest.raises(ProtocolError, match="answers no HELLO"):
+    with pytest.raises(ProtocolError, match="another nonce"):
         host.receive(handshake.welcome(OTHER, 1, asleep=False))
 
 
@@ -92,9 +92,9 @@ def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
 def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
     ends = Ends.greeted()
     ends.host.open({})
-    with pytest.raises(ProtocolError, match="no frame"):
+    with pytest.raises(ProtocolError, match="instead of 0xa5"):
         ends.host.receive(b"garbage......")
-    with pytest.raises(ProtocolError, match="no frame"):
+    with pytest.raises(ProtocolError, match="instead of 0xa5"):
         ends.host.receive(b"")
     assert ends.host.next_frame() is None
     assert ends.host.streams == 0
@@ -146,7 +146,7 @@ def test_as_many_streams_as_are_allowed() -> None:
         ends.guest.open({})
     ends.settle()
     ends.host.reset(streams[0], "conflict", "no")
-    with pytest.raises(TooMany, match="at once"):
+    with pytest.raises(TooMany, match="maximum number"):
         ends.host.open({})  # the RESET is still here, so the guest still counts it
     ends.host_writes(1)
     ends.host.open({})

@@ -148,10 +148,10 @@ def test_each_side_is_held_to_its_own_size_and_types() -> None:
         with pytest.raises(ProtocolError, match="at most"):
             _decode(_header(length=longest + 1), from_host=from_host)
     for type_ in frames.FROM_HOST_ONLY:
-        with pytest.raises(ProtocolError, match="this side"):
+        with pytest.raises(ProtocolError, match="this direction"):
             _decode(_header(type_=type_, stream=0, length=0), from_host=False)
     for type_ in frames.FROM_GUEST_ONLY:
-        with pytest.raises(ProtocolError, match="this side"):
+        with pytest.raises(ProtocolError, match="this direction"):
             _decode(_header(type_=type_, stream=0, length=0), from_host=True)
 
 
