@@ -99,7 +99,7 @@ async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
     transport.close(LinkClosedReason.VIOLATION, "second")
     transport.close_streams(UnavailableError("third"))
     assert transport.closed.result() == LinkClosed(LinkClosedReason.BROKEN, "first")
-    assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads. Create a new one."]
+    assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads its input. Create a new sandbox."]
     with pytest.raises(SandboxEndedError):
         transport.open({}, owner)
     await transport.aclose()
