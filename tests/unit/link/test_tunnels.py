@@ -38,7 +38,7 @@ async def test_what_is_broken_off_is_no_end() -> None:
     async def cut(call: PeerCall) -> None:
         call.event("connected", address="127.0.0.1")
         await call.ended.wait()
-        call.reset("conflict", "The program broke the connection off.")
+        call.reset("conflict", "The program reset the connection.")
 
     async with linked({"port.connect": cut}) as (link, _):
         tunnel = await link.connect_port(1)
