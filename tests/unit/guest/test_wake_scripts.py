@@ -118,7 +118,7 @@ def test_what_cannot_be_started_is_told_and_passed_over(machine: Machine) -> Non
     (machine.folder / "1").chmod(0o755)
     machine.put("2", "echo next")
     log = machine.live()
-    assert "[There is no program" in log
+    assert "[The sandbox has no program" in log
     assert log.endswith("next\n")
 
 

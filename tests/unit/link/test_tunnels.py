@@ -43,7 +43,7 @@ async def test_what_is_broken_off_is_no_end() -> None:
     async with linked({"port.connect": cut}) as (link, _):
         tunnel = await link.connect_port(1)
         tunnel.end()
-        with pytest.raises(ConflictError, match="broke"):
+        with pytest.raises(ConflictError, match="reset"):
             await anext(tunnel)
 
 

@@ -1,12 +1,13 @@
 """Watches a folder and reports what is created, modified, removed and moved in it.
 
-It uses inotify(7) if the kernel has it. Otherwise it scans the folder every second; what comes and goes between two scans is missed.
+The helper uses inotify(7) if the kernel supports it. Otherwise it scans the folder every second, and misses files that exist only between
+two scans.
 
 Invariants:
-- Everything after ``{"watching": ...}`` is reported; if something may have been missed, ``overflow`` is reported.
-- No link is followed, and at most as many folders are watched as the request allows.
-- Changes of one file within a short time are one event: a program that writes a gigabyte causes few events.
-- If the folder itself is removed, moved or unmounted, that is the last report.
+- Every change after ``{"watching": ...}`` is reported. If changes may have been missed, ``overflow`` is reported.
+- No link is followed. At most the requested number of folders is watched.
+- Changes of one file within a short time are reported as one event, so a program that writes a gigabyte causes few events.
+- The watch ends when the folder itself is removed, moved or unmounted.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ if TYPE_CHECKING:
 
 CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
 BATCH_DELAY_S = 0.03
+"""Time for which further events are collected before a report."""
 SCAN_INTERVAL_S = 1.0
 MAX_SCANNED = 20_000
-"""Entries of a scan."""
+"""Maximum number of entries of a scan."""
 MAX_EVENTS = 100
+"""Maximum number of events in one message."""
 _GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNORED
 
 
 class TooManyFoldersError(Exception):
-    """There are more folders than may be watched."""
+    """The limit of watched folders is exceeded."""
 
 
 class Batch:
-    """Events that are reported together, without repetitions."""
+    """Events that are reported together, without duplicates."""
 
     __slots__ = ("_events", "_known")
 
@@ -75,8 +78,8 @@ class InotifyWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: True to watch the folders in it as well.
-        max_folders: Number of folders that may be watched.
+        recursive: True to watch all folders below the folder too.
+        max_folders: Maximum number of watched folders.
 
     Raises:
         OSError: inotify cannot be used.
@@ -97,7 +100,7 @@ class InotifyWatcher:
             self._enter("", None)
 
     def report(self) -> bool:
-        """Report events; return False once the folder is gone."""
+        """Report new events. Return False if the folder is gone."""
         batch = Batch()
         events = list(self._queue.read())
         arrived = {event.cookie: event for event in events if event.mask & inotify.MOVED_TO}
@@ -143,7 +146,7 @@ class InotifyWatcher:
         return f"{above}/{event.name}" if above else event.name
 
     def _entered(self, inside: str, batch: Batch) -> None:
-        """Watch a new folder, and report what was created in it before that."""
+        """Watch a new folder, and report the entries that were created before it was watched."""
         if not self._recursive:
             return
         try:
@@ -174,7 +177,7 @@ class InotifyWatcher:
                     batch.add(CREATED, f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
 
     def _leave(self, inside: str) -> None:
-        """Remove the watches of a folder that was moved away, and of the folders in it."""
+        """Remove the watches of a folder that was moved away, and of all folders below it."""
         for watch, known in list(self._folders.items()):
             if known == inside or known.startswith(f"{inside}/"):
                 del self._folders[watch]
@@ -191,7 +194,7 @@ class PollingWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: True to scan the folders in it as well.
+        recursive: True to scan all folders below the folder too.
     """
 
     __slots__ = ("_known", "_recursive", "_root", "fd")
@@ -203,7 +206,7 @@ class PollingWatcher:
         self._known, _ = self._scan()
 
     def report(self) -> bool:
-        """Report differences from the last scan; return False once the folder is gone."""
+        """Scan again and report the differences. Return False if the folder is gone."""
         batch = Batch()
         try:
             now, whole = self._scan()
@@ -242,7 +245,7 @@ class PollingWatcher:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch until the folder is gone or the host ends the input."""
+    """Watch until the folder is gone, or until the host closes the input."""
     root = os.path.realpath(request["path"])
     try:
         found = os.stat(root)
@@ -266,7 +269,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ended(ready: Iterable[tuple[int, int]]) -> bool:
-    """Return whether the host has ended the input."""
+    """Return True if the host has closed the input."""
     return any(fd == REQUESTS for fd, _ in ready)
 
 
@@ -284,7 +287,9 @@ def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> Inotif
             return InotifyWatcher(root, recursive=recursive, max_folders=max_folders)
         except TooManyFoldersError:
             raise RpcError(
-                "limit_exceeded", f"There are more than {max_folders} folders below it, or more than may be watched.", "Watch a smaller folder."
+                "limit_exceeded",
+                f"More than {max_folders} folders are below the folder, or the user's limit of watches is reached.",
+                "Watch a smaller folder.",
             ) from None
         except OSError as error:
             if error.errno not in {errno.ENOSYS, errno.EMFILE, errno.ENOSPC}:

@@ -194,7 +194,7 @@ def test_kernel_that_ignores_interrupts_is_killed() -> None:
     setting.kernel.handler.on_gone()
 
     assert status(cell) == "killed"
-    assert "did not stop when it was interrupted" in errors(cell)[0]
+    assert "did not react to an interrupt" in errors(cell)[0]
 
 
 def test_interrupt_waits_for_the_start_of_the_cell() -> None:
@@ -286,7 +286,7 @@ def test_restart_aborts_queued_cells_and_the_next_cell_starts_a_kernel() -> None
     setting.kernel.handler.on_gone()
 
     assert (status(first), status(second)) == ("killed", "aborted")
-    assert "started anew" in errors(first)[0]
+    assert "its context was restarted" in errors(first)[0]
     assert len(setting.starter.kernels) == 1
     setting.submit("3")
     assert len(setting.starter.kernels) == 2

@@ -57,5 +57,5 @@ def test_layers_of_the_environment_override_the_account() -> None:
 def test_only_two_accounts_can_be_asked_for() -> None:
     assert lookup_account("root").uid == 0
     assert lookup_account("user").uid == 1000
-    with pytest.raises(RpcError, match="There is no user"):
+    with pytest.raises(RpcError, match="is unknown"):
         lookup_account("daemon")

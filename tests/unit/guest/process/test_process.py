@@ -192,7 +192,7 @@ def test_repeated_start_returns_the_same_process(commands: Commands) -> None:
 def test_program_that_does_not_exist_leaves_no_descriptor(commands: Commands) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for size in ({}, {"rows": 24, "cols": 80}):
-        with pytest.raises(RpcError, match="There is no program"):
+        with pytest.raises(RpcError, match="has no program"):
             commands.start("one", ["no-such-program"], **size)
 
     assert len(list(Path("/proc/self/fd").iterdir())) <= before  # fewer, if objects of an earlier test were collected
