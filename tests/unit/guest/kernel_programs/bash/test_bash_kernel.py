@@ -136,7 +136,7 @@ def test_exit_ends_the_shell_and_the_next_cell_has_a_new_one(shell: Piped, tmp_p
     shell.run("x=1; cd /; trap 'echo bye' EXIT")
     told = shell.run("echo on; exit 3; echo never")
     assert (told.stdout, told.errors) == ("on\nbye\n", [("ExitStatus", "3")])
-    assert told.stderr == "The shell has ended with status 3; the next cell begins a new one.\n"
+    assert told.stderr == "The shell has ended with status 3. The next cell starts a new shell.\n"
     assert shell.run("echo <$x>; pwd".replace("<$x>", '"<$x>"')).stdout == f"<>\n{tmp_path}/work\n"
     told = shell.run("exit")
     assert (told.is_ok, "has ended with status 0" in told.stderr) == (True, True)
@@ -178,7 +178,7 @@ def test_long_code_odd_bytes_and_nul(shell: Piped) -> None:
     assert shell.run("echo 'ä€😀'").stdout == "ä€😀\n"
     told = shell.run("printf '\\xff\\x00\\xfe'")
     assert told.stdout == "\ufffd\0\ufffd"
-    assert shell.run("echo a\0b").errors == [("ValueError", "A cell of bash cannot have NUL characters.")]
+    assert shell.run("echo a\0b").errors == [("ValueError", "The code contains a NUL character, which bash does not allow.")]
     assert shell.run("echo on").stdout == "on\n"
 
 

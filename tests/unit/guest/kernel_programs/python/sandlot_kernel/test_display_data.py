@@ -45,7 +45,7 @@ def test_a_text_that_is_too_long_is_cut_and_anything_else_left_out() -> None:
     assert set(data) == {"text/plain", "text/html"}
     assert about == {"image/png": {"left_out_bytes": 5_000_000}, "image/jpeg": {"left_out_bytes": 7_000_000}}
     data, about = display_data.display_bundle({"image/png": b"p" * 7_000_000})
-    assert data == {"text/plain": "[image/png of 7,000,000 bytes was left out: it is too large]"}
+    assert data == {"text/plain": "[image/png of 7,000,000 bytes was left out, because it is too large]"}
 
 
 def _raised(depth: int) -> tuple[BaseException, TracebackType | None]:
