@@ -55,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
+def test_time_stands_still_while_the_clock_is_held(machine: Machine) -> None:
     machine.after(60)
     machine.clock.now_s += 10
     machine.loop.hold_clock()
@@ -69,7 +69,7 @@ def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
     assert machine.epoll.asked[-1] == 50.0
 
 
-def test_a_held_loop_is_released_in_the_end_lest_a_deadline_is_missed(machine: Machine) -> None:
+def test_held_clock_is_released_after_the_maximum_time(machine: Machine) -> None:
     machine.after(60)
     machine.loop.hold_clock()
     machine.epoll.leap_s = 7200.0  # of which it lived none
@@ -81,7 +81,7 @@ def test_a_held_loop_is_released_in_the_end_lest_a_deadline_is_missed(machine: M
     assert machine.clock.now_s == 1000 + 7200 + module.MAX_HOLD_S + 60
 
 
-def test_who_was_frozen_in_the_middle_of_a_wait_waits_anew(machine: Machine) -> None:
+def test_timer_does_not_count_the_time_of_a_freeze(machine: Machine) -> None:
     machine.after(60)
     machine.epoll.leap_s = 3600.0
     machine.loop.turn()

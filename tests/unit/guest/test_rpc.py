@@ -60,13 +60,13 @@ def answer(told: list[events.Event]) -> object:
         ("file.stat", {"path": "/defect", "user": "user", "follow": True}, None, "internal"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_the_next_call_works(pair: Pair, name: object, args: object, id_: object, code: str) -> None:
+def test_invalid_call_is_refused_and_the_next_call_works(pair: Pair, name: object, args: object, id_: object, code: str) -> None:
     assert answer(pair.ask(name, args, id_)[1]) == code
     assert not pair.done
     assert answer(pair.ask("guest.deadline", {})[1]) == {}
 
 
-def test_the_same_id_is_done_once(pair: Pair) -> None:
+def test_call_is_executed_once_per_id(pair: Pair) -> None:
     id_ = os.urandom(16)
     for _ in range(3):
         assert answer(pair.ask("guest.deadline", {}, id_)[1]) == {}
@@ -78,7 +78,7 @@ def test_the_same_id_is_done_once(pair: Pair) -> None:
     assert len(pair.done) == 2
 
 
-def test_the_memory_is_bounded(pair: Pair) -> None:
+def test_number_of_kept_outcomes_is_limited(pair: Pair) -> None:
     first = os.urandom(16)
     pair.ask("guest.deadline", {}, first)
     for _ in range(MAX_OUTCOMES):
@@ -87,7 +87,7 @@ def test_the_memory_is_bounded(pair: Pair) -> None:
     assert len(pair.done) == MAX_OUTCOMES + 2, "the oldest was forgotten"
 
 
-def test_a_call_under_way_answers_on_the_stream_that_asked_last(pair: Pair) -> None:
+def test_call_in_progress_responds_on_the_last_stream(pair: Pair) -> None:
     id_ = os.urandom(16)
     args = {"process": "x", "signal": 9}
     pair.ask("process.signal", args, id_)
@@ -102,7 +102,7 @@ def test_a_call_under_way_answers_on_the_stream_that_asked_last(pair: Pair) -> N
     assert {event.stream for event in told if isinstance(event, events.StreamEvent)} == {stream}
 
 
-def test_an_answer_to_a_dead_connection_reaches_nobody(pair: Pair) -> None:
+def test_response_of_an_earlier_connection_is_dropped(pair: Pair) -> None:
     pair.ask("process.signal", {"process": "x", "signal": 9})
     pair.greet()
     pair.ask("process.signal", {"process": "y", "signal": 9})  # the stream has the number that the dead one had
@@ -112,7 +112,7 @@ def test_an_answer_to_a_dead_connection_reaches_nobody(pair: Pair) -> None:
     assert answer(pair.move()) == {"running": True}
 
 
-def test_a_cancelled_call_is_told_so_once(pair: Pair) -> None:
+def test_cancellation_is_reported_to_the_call_once(pair: Pair) -> None:
     gone: list[str] = []
     stream, _ = pair.ask("process.signal", {"process": "x", "signal": 9})
     pair.waiting[0].on_gone = lambda: gone.append("gone")
@@ -123,14 +123,14 @@ def test_a_cancelled_call_is_told_so_once(pair: Pair) -> None:
     assert len(pair.router) == 0
 
 
-def test_what_was_done_and_dropped_is_refused_not_done_again(pair: Pair) -> None:
+def test_forgotten_call_is_refused_and_not_executed_again(pair: Pair) -> None:
     id_ = os.urandom(16)
     pair.rpc.forget_result(id_.hex(), "guest.deadline")
     assert answer(pair.ask("guest.deadline", {}, id_)[1]) == "process_not_found"
     assert not pair.done
 
 
-def test_what_starts_something_waits_while_it_is_held_and_nothing_else_does() -> None:
+def test_only_starts_wait_until_they_are_released() -> None:
     pair = Pair()
     begun: list[Call] = []
 
@@ -161,7 +161,7 @@ def test_what_starts_something_waits_while_it_is_held_and_nothing_else_does() ->
     pair.rpc.release_starts()
 
 
-def test_outcome_of_a_call_that_is_answered_later_is_sent_again(pair: Pair) -> None:
+def test_outcome_of_a_delayed_response_is_sent_again(pair: Pair) -> None:
     id_ = os.urandom(16)
     pair.ask("process.signal", {"process": "x", "signal": 9}, id_)
     pair.waiting[0].result(running=True)

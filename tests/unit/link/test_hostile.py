@@ -52,7 +52,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
-async def test_a_guest_that_breaks_the_protocol_ends_its_link_and_every_call_on_it(raw: bytes) -> None:
+async def test_violation_ends_the_link_and_all_its_calls(raw: bytes) -> None:
     async def start(call: PeerCall) -> None:
         call.started()
         await call.ended.wait()
@@ -83,7 +83,7 @@ async def _collect(call: Any) -> list[Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("cut", [0, 1, 11, 12, 30])
-async def test_death_in_the_middle_of_a_frame(cut: int) -> None:
+async def test_end_of_the_guest_within_a_frame_ends_the_link(cut: int) -> None:
     async def stat(call: PeerCall) -> None:
         call.peer.answers = False
         call.peer.raw(frame(frames.MESSAGE, call.stream, values.encode({"result": ENTRY}))[:cut])
@@ -125,7 +125,7 @@ def spoiled() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "process.list", {"processes": [PROCESS] * 1025}
 
 
-async def test_an_answer_that_does_not_fit_is_a_violation_or_within_every_bound() -> None:
+async def test_response_is_within_all_limits_or_a_violation() -> None:
     """Some wrong values are possible ones (an empty name, a target where there was none); those must come out as they are."""
     violations = 0
     for name, answer in spoiled():
@@ -168,7 +168,7 @@ BAD_ENDS: list[Any] = [
 
 @pytest.mark.parametrize("result", BAD_ENDS, ids=range(len(BAD_ENDS)))
 @pytest.mark.parametrize("attach", [True, False])
-async def test_a_process_that_ended_impossibly_is_a_violation(result: object, *, attach: bool) -> None:
+async def test_impossible_result_of_a_process_is_a_violation(result: object, *, attach: bool) -> None:
     async def serve(call: PeerCall) -> None:
         call.started(9)
         call.say({"result": result})
@@ -243,7 +243,7 @@ MISDEEDS: dict[str, tuple[str, Misdeed]] = {
 
 
 @pytest.mark.parametrize("kind, misdeed", MISDEEDS.values(), ids=MISDEEDS.keys())
-async def test_a_stream_that_goes_wrong_is_a_violation(kind: str, misdeed: Misdeed) -> None:
+async def test_invalid_stream_is_a_violation(kind: str, misdeed: Misdeed) -> None:
     async def serve(call: PeerCall) -> None:
         misdeed(call)
 
@@ -276,7 +276,7 @@ async def _ask(link: Link, kind: str) -> None:
 # -- floods -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_other_sandboxes() -> None:
+async def test_flood_of_ignored_frames_takes_no_memory_and_does_not_block_others() -> None:
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1)) * 500
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.files.stat("/f")
@@ -303,7 +303,7 @@ async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_o
         assert not hostile.closed
 
 
-async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
+async def test_pipe_that_is_never_empty_does_not_block_the_loop() -> None:
     """The flood comes from a process of its own, so that there is always more to read."""
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
@@ -328,7 +328,7 @@ async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
             await flood.communicate()
 
 
-async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory() -> None:
+async def test_memory_of_unread_small_frames_is_limited() -> None:
     streams = 2
 
     async def start(call: PeerCall) -> None:
@@ -352,7 +352,7 @@ async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory
         assert [await anext(first) for _ in range(2)] == [Output(1, 0, b"x"), Output(2, 0, b"x")]
 
 
-async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
+async def test_guest_that_never_reads_blocks_only_its_own_callers() -> None:
     async with linked({}) as (deaf, peer), linked({"file.stat": stat}) as (honest, _):
         peer.reads.clear()
         asking = [asyncio.create_task(deaf.kernels.execute("#" * MIB)) for _ in range(10)]
@@ -367,7 +367,7 @@ async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
 
 
 @pytest.mark.parametrize("at", range(0, 200, 13))
-async def test_whatever_byte_is_changed_no_call_hangs_and_no_other_error_comes(at: int) -> None:
+async def test_changed_byte_neither_hangs_a_call_nor_raises_another_error(at: int) -> None:
     """One byte of true traffic is changed; the call ends with an answer, a model error, or the link."""
     for change in (0x00, 0xFF, 0xA5):
 

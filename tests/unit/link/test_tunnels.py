@@ -21,7 +21,7 @@ async def echoing(call: PeerCall) -> None:
     call.result()
 
 
-async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
+async def test_tunnel_transfers_bytes_and_ends_each_direction() -> None:
     body = bytes(range(256)) * 4096
     async with linked({"port.connect": echoing}) as (link, peer):
         tunnel = await link.connect_port(8000)
@@ -34,7 +34,7 @@ async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
         await tunnel.wait()
 
 
-async def test_what_is_broken_off_is_no_end() -> None:
+async def test_reset_connection_is_an_error_and_not_an_end() -> None:
     async def cut(call: PeerCall) -> None:
         call.event("connected", address="127.0.0.1")
         await call.ended.wait()
@@ -47,7 +47,7 @@ async def test_what_is_broken_off_is_no_end() -> None:
             await anext(tunnel)
 
 
-async def test_who_lets_go_resets_and_who_waits_for_a_connection_gives_it_up() -> None:
+async def test_closing_or_cancelling_a_tunnel_resets_its_stream() -> None:
     async def silent(call: PeerCall) -> None:
         if call.args["port"] == 1:
             call.event("connected", address="127.0.0.1")
@@ -81,7 +81,7 @@ LIES: Mapping[str, Sequence[object]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_guest_that_lies_is_ended(lie: str) -> None:
+async def test_invalid_tunnel_message_is_a_violation(lie: str) -> None:
     async def told(call: PeerCall) -> None:
         for said in LIES[lie]:
             if isinstance(said, int):

@@ -56,7 +56,7 @@ def _reference(raw: bytes) -> object:
 
 @settings(max_examples=25)
 @given(VALUES)
-def test_what_is_encoded_is_decoded_and_the_reference_reads_it_and_writes_the_same_bytes(value: object) -> None:
+def test_encoding_agrees_with_the_reference_implementation(value: object) -> None:
     raw = values.encode(value)
     assert values.decode(raw) == value
     assert _reference(raw) == value
@@ -64,7 +64,7 @@ def test_what_is_encoded_is_decoded_and_the_reference_reads_it_and_writes_the_sa
 
 
 @pytest.mark.parametrize("value", EDGES, ids=range(len(EDGES)))
-def test_every_width_is_as_the_reference_has_it(value: object) -> None:
+def test_every_width_agrees_with_the_reference(value: object) -> None:
     assert values.encode(value) == msgpack.packb(value, use_bin_type=True)
     decoded = values.decode(values.encode(value))
     assert decoded == value
@@ -72,7 +72,7 @@ def test_every_width_is_as_the_reference_has_it(value: object) -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_a_value_or_a_bad_value(raw: bytes) -> None:
+def test_any_bytes_are_a_value_or_an_encoding_error(raw: bytes) -> None:
     try:
         value = values.decode(raw)
     except values.EncodingError:
@@ -170,7 +170,7 @@ def test_lone_surrogates_become_question_marks() -> None:
     assert values.decode(values.encode({"name\udcff": "\ud800x"})) == {"name?": "?x"}
 
 
-def test_the_module_stands_alone_and_is_python_3_8(tmp_path: Path) -> None:
+def test_module_imports_nothing_and_is_valid_python_3_8(tmp_path: Path) -> None:
     source = Path(values.__file__).read_text(encoding="utf-8")
     ast.parse(source, feature_version=(3, 8))
     (tmp_path / "values.py").write_text(source, encoding="utf-8")
@@ -251,7 +251,7 @@ def test_messages_of_one_piece_are_taken_one_by_one() -> None:
     assert list(reader.messages()) == []
 
 
-def test_nothing_is_no_message() -> None:
+def test_empty_input_has_no_message() -> None:
     reader = values.MessageReader()
     reader.feed(b"")
     assert not reader.has_message

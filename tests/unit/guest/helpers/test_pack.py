@@ -18,7 +18,7 @@ def pack(path: Path, *, compress: bool = False) -> Said:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_it_packs_is_what_python_unpacks(tmp_path: Path, *, compress: bool) -> None:
+def test_packed_archive_is_unpacked_by_tarfile(tmp_path: Path, *, compress: bool) -> None:
     tree, out = tmp_path / "tree", tmp_path / "out"
     deep = tree / "/".join(["folder"] * 30)
     deep.mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_what_it_packs_is_what_python_unpacks(tmp_path: Path, *, compress: bool)
             assert path.is_dir() or copy.read_bytes() == path.read_bytes()
 
 
-def test_what_is_neither_file_nor_folder_nor_link_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_special_files_are_left_out_and_counted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
@@ -56,7 +56,7 @@ def test_what_is_neither_file_nor_folder_nor_link_is_left_out_and_counted(tmp_pa
         assert archive.getnames() == ["file"]
 
 
-def test_an_archive_that_cannot_be_finished_is_cut_and_says_why(tmp_path: Path) -> None:
+def test_incomplete_archive_contains_the_error(tmp_path: Path) -> None:
     """A path that is longer than any that can be opened (PATH_MAX)."""
     (tmp_path / "a").write_text("first")
     here = os.open(tmp_path, os.O_RDONLY)
@@ -73,7 +73,7 @@ def test_an_archive_that_cannot_be_finished_is_cut_and_says_why(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name, code", [("none", "path_not_found"), ("file/below", "path_invalid"), ("pipe", "path_invalid")])
-def test_what_cannot_be_packed_is_refused_before_anything_is_sent(tmp_path: Path, name: str, code: str) -> None:
+def test_invalid_path_is_refused_before_bytes_are_sent(tmp_path: Path, name: str, code: str) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "pipe")
     said = pack(tmp_path / name)

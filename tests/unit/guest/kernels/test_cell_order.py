@@ -91,7 +91,7 @@ def test_changes_beyond_the_limit_lose_their_order_and_nothing_else(monkeypatch:
     assert call.told.index((1, "more2 ")) < call.told.index(("display", 2))
 
 
-def test_cell_that_has_ended_is_read_on() -> None:
+def test_late_output_of_an_ended_cell_is_read() -> None:
     cell, call = made(), BoundedCall(0)
     follow(cell, call)
     write(cell, 1, "x" * 1_000_000)
@@ -102,7 +102,7 @@ def test_cell_that_has_ended_is_read_on() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_follower_that_does_not_wait_ends_with_what_there_was_however_fast_more_comes(ends: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_follower_that_does_not_wait_ends_after_the_present_output(ends: bool) -> None:  # noqa: FBT001 - a parameter of the test
     cell, call = written(), BoundedCall(0)
     follow(cell, call, wait=False)
     for _ in range(50):

@@ -374,7 +374,7 @@ def test_language_that_cannot_be_started_fails_the_cell() -> None:
     assert setting.context.reported_state == "stopped"
 
 
-def test_copy_of_a_sandbox_aborts_queued_cells_and_runs_on() -> None:
+def test_copy_of_a_sandbox_aborts_queued_cells_and_continues_the_running_cell() -> None:
     setting = Setting()
     first, second = setting.running(), setting.submit("2")
 
@@ -384,7 +384,7 @@ def test_copy_of_a_sandbox_aborts_queued_cells_and_runs_on() -> None:
     assert (status(first), status(second)) == ("ok", "aborted")
 
 
-def test_cell_is_read_on_without_its_client_once_it_is_interrupted() -> None:
+def test_interrupted_cell_is_read_even_if_its_client_does_not_read() -> None:
     setting = Setting()
     cell = setting.running()
     cell.follow(cast("Any", RecordingCall(room=0)), 0, 0, 0)

@@ -74,7 +74,7 @@ def test_context_has_one_language(manager: KernelManager) -> None:
         manager.execute(call(**{**CELL, "kernel": "mine", "language": "python"}))
 
 
-def test_number_of_contexts_is_bounded(manager: KernelManager) -> None:
+def test_number_of_contexts_is_limited(manager: KernelManager) -> None:
     for number in range(MAX_CONTEXTS):
         manager.create(call(kernel=f"c{number}", language="bash", cwd=None, env={}))
 
@@ -92,7 +92,7 @@ def test_repeated_call_follows_the_same_cell(manager: KernelManager) -> None:
     assert len(manager._contexts["default"].queue) == 2  # noqa: SLF001 - nothing public tells
 
 
-def test_number_of_queued_cells_is_bounded(manager: KernelManager) -> None:
+def test_number_of_queued_cells_is_limited(manager: KernelManager) -> None:
     for number in range(MAX_QUEUED_CELLS):
         manager.execute(call(f"{number}", **CELL))
 
@@ -101,7 +101,7 @@ def test_number_of_queued_cells_is_bounded(manager: KernelManager) -> None:
     assert caught.value.code == "busy"
 
 
-def test_queued_code_is_bounded_over_all_contexts(manager: KernelManager) -> None:
+def test_size_of_queued_code_is_limited_over_all_contexts(manager: KernelManager) -> None:
     manager.create(call(kernel="mine", language="bash", cwd=None, env={}))
     manager.execute(call("large", **{**CELL, "code": "x" * MAX_QUEUED_BYTES}))
 

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("text", [b"", b"MemTotal: 1 kB\n", b"MemTotal: x kB\nMemFree: 1 kB\n", b"Else: 1 kB\nMemFree: 1 kB\n"])
-def test_text_that_is_not_meminfo_has_no_figures(text: bytes) -> None:
+def test_text_that_is_not_meminfo_has_no_values(text: bytes) -> None:
     assert read_meminfo(text) is None
 
 

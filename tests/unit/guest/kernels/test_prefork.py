@@ -234,7 +234,7 @@ def test_spare_is_not_given_before_changed_packages_were_checked(machine: Machin
     assert kernels == [spare]
 
 
-def test_process_that_is_known_already_is_not_taken_for_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_process_is_not_accepted_as_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefork, "may_be_forked", lambda _pid: True)
     machine.children.add(Spare.pid)
     kernels: list[object] = []

@@ -73,7 +73,7 @@ def test_connection_that_is_cut_off_is_reset(inside: Inside, by: str) -> None:
         inside.client.recv(100)
 
 
-def test_request_and_response_are_carried_to_their_ends(inside: Inside) -> None:
+def test_request_and_response_are_forwarded_completely(inside: Inside) -> None:
     stream = inside.request()
     inside.client.shutdown(socket.SHUT_WR)
     received: list[events.Event] = []

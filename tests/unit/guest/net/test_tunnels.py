@@ -137,7 +137,7 @@ def port_of_nobody() -> int:
         return int(made.getsockname()[1])
 
 
-def test_a_port_that_is_given_by_itself_is_not_connected_to_itself(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tunnel_that_connected_to_itself_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnels, "socket", SimpleNamespace(**{**vars(lean), "socket": Selfish}))
     monkeypatch.setattr(Selfish, "results", [])
     alone = Selfish(lean.AF_INET, lean.SOCK_STREAM)
@@ -153,19 +153,19 @@ def test_a_port_that_is_given_by_itself_is_not_connected_to_itself(inside: Insid
     assert not inside.tunnels.open
 
 
-def test_where_nobody_listens_it_is_refused(inside: Inside) -> None:
+def test_port_without_a_listener_is_refused(inside: Inside) -> None:
     for port in (port_of_nobody(), schema.PACKAGES_PORT):
         assert inside.answer(inside.connect(port)) == "port_not_found"
     assert not inside.tunnels.open
 
 
 @pytest.mark.parametrize("port", [-1, 0, schema.MOST_PORT + 1, 1 << 40])
-def test_what_is_no_port_is_refused(inside: Inside, port: int) -> None:
+def test_invalid_port_is_refused(inside: Inside, port: int) -> None:
     assert inside.answer(inside.connect(port)) == "invalid_request"
 
 
 @pytest.mark.parametrize("cut", ["the client", "the link"])
-def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: str) -> None:
+def test_connection_that_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: str) -> None:
     stream, program = met(inside, listener)
     with program:
         inside.send(stream, b"half")
@@ -180,7 +180,7 @@ def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: 
     assert not inside.tunnels.open
 
 
-def test_what_a_deaf_program_said_is_read_to_its_end_and_what_it_does_not_take_is_dropped(inside: Inside, listener: socket.socket) -> None:
+def test_output_of_a_program_that_reads_nothing_is_read_to_its_end(inside: Inside, listener: socket.socket) -> None:
     stream = inside.connect(listener.getsockname()[1])
     program, _ = listener.accept()
     program.sendall(b"last words")

@@ -54,7 +54,7 @@ def test_layers_of_the_environment_override_the_account() -> None:
     assert env["PATH"].startswith("/home/user/.local/bin:")
 
 
-def test_only_two_accounts_can_be_asked_for() -> None:
+def test_only_root_and_user_are_accounts() -> None:
     assert lookup_account("root").uid == 0
     assert lookup_account("user").uid == 1000
     with pytest.raises(RpcError, match="is unknown"):

@@ -34,7 +34,7 @@ ENDLESS = resource.RLIM_INFINITY
         (0, 0, 64, 200, 0),
     ],
 )
-def test_a_limit_moves_with_the_sandboxs(soft: int, hard: int, before: int, after: int, expected: int) -> None:
+def test_soft_limits_follow_the_limit_of_the_sandbox(soft: int, hard: int, before: int, after: int, expected: int) -> None:
     assert new_soft_limit(soft, hard, before, after) == expected
 
 
@@ -47,7 +47,7 @@ def own_limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], tuple[i
     resource.setrlimit(resource.RLIMIT_NPROC, before)
 
 
-def test_guest_limits_itself_where_proc_is_covered(own_limit: Callable[[], tuple[int, int]]) -> None:
+def test_guest_limits_itself_if_proc_is_covered(own_limit: Callable[[], tuple[int, int]]) -> None:
     PidLimit(Loop(), ChildTable()).set(4321)
 
     assert own_limit()[0] == 4321
@@ -86,7 +86,7 @@ def test_all_processes_are_stopped_while_the_largest_session_is_found(monkeypatc
     assert steps == [signal.SIGSTOP, "look", (signal.SIGKILL, 20), "look", signal.SIGCONT]
 
 
-def test_a_crowd_is_counted_with_its_threads() -> None:
+def test_fast_count_includes_threads() -> None:
     before = count_tasks_fast()
     threads = "for _ in range(400): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     program = f"import threading, time\n{threads}\nprint('up', flush=True)\ntime.sleep(600)"
@@ -106,7 +106,7 @@ def task(pid: int, parent: int, session: int, state: bytes = b"S", threads: int 
     return ProcStat(pid, [state, str(parent).encode(), b"0", str(session).encode(), *[b"0"] * 13, str(threads).encode()])
 
 
-def test_a_family_is_a_session_with_its_threads_and_those_of_its_dead_that_it_does_not_wait_for() -> None:
+def test_session_counts_its_threads_and_unreaped_zombies() -> None:
     found = [
         task(1, 0, 1, threads=3),
         task(10, 1, 10, threads=5),
@@ -119,7 +119,7 @@ def test_a_family_is_a_session_with_its_threads_and_those_of_its_dead_that_it_do
     assert tasks_per_session(found) == {10: 7, 20: 7, 30: 1}
 
 
-async def test_what_ended_its_first_thread_is_alive_and_what_nobody_waits_for_is_dead() -> None:
+async def test_process_is_alive_without_its_first_thread_and_a_zombie_is_dead() -> None:
     program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen(["python3", "-c", program]) as threaded, subprocess.Popen(["true"]) as dead:  # noqa: ASYNC220 - it starts at once
         await until(lambda: {each.state for each in all_processes() if each.pid in {threaded.pid, dead.pid}} == {b"Z"})

@@ -18,7 +18,7 @@ def task(pid: int, parent: int, group: int, session: int) -> ProcStat:
     return ProcStat(pid, fields)
 
 
-def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
+def test_tree_is_descendants_session_and_group_without_pid_1() -> None:
     everything = [
         task(1, 0, 1, 1),
         task(10, 1, 10, 10),
@@ -33,7 +33,7 @@ def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
     assert 1 not in tree(1, everything)
 
 
-def test_where_nobody_can_be_seen_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_is_killed_if_proc_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Root inside may put a folder of its own over /proc."""
     monkeypatch.setattr("sandlot.guest.process.procfs.live_processes", list)
     with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], start_new_session=True) as shell:

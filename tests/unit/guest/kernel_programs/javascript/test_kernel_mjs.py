@@ -43,7 +43,7 @@ def package(folder: Path, name: str, text: str, *, esm: bool = False) -> None:
     (folder / name / "index.js").write_text(text, encoding="utf-8")
 
 
-def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Piped) -> None:
+def test_declarations_persist_and_may_be_repeated(js: Piped) -> None:
     told = js.run("const x = 1; let y = 2; var z = 3; class A { v() { return x } }\nfunction f() { return x + y + z }")
     assert (told.is_ok, told.count, told.stdout, told.stderr, told.order) == (True, 1, "", "", ["started", "done"])
     assert js.run("f() + new A().v()").plain == ["7"]
@@ -52,7 +52,7 @@ def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Piped) -> None
     assert js.run("x").plain == ["'again'"]
 
 
-def test_the_last_value_is_the_result(js: Piped, subtests: pytest.Subtests) -> None:
+def test_value_of_the_last_expression_is_the_result(js: Piped, subtests: pytest.Subtests) -> None:
     for code, plain, json in [
         ("1 + 1", "2", None),
         ("'text'", "'text'", None),
@@ -79,14 +79,14 @@ def test_the_last_value_is_the_result(js: Piped, subtests: pytest.Subtests) -> N
                 assert display["data"]["application/json"] == json
 
 
-def test_what_has_no_value_has_no_result(js: Piped, subtests: pytest.Subtests) -> None:
+def test_cell_without_a_value_has_no_result(js: Piped, subtests: pytest.Subtests) -> None:
     for code in ["", "undefined", "let a = 1", "// a comment", "console.log(1)", "{ let b = 1 }", "function g() {}"]:
         with subtests.test(code=code):
             told = js.run(code)
             assert (told.is_ok, told.displays) == (True, [])
 
 
-def test_the_streams_come_in_the_order_of_writing(js: Piped) -> None:
+def test_output_of_both_streams_keeps_its_order(js: Piped) -> None:
     told = js.run("console.log('a', {b: 1}); console.error('c'); process.stdout.write('d'); console.table([[1]]); display('x'); console.log('e'); 5")
     assert told.order[:5] == ["started", "1:a { b: 1 }\n", "2:c\n", "1:d", told.order[4]]
     assert told.order[5:] == ["display", "1:e\n", "display", "done"]
@@ -95,7 +95,7 @@ def test_the_streams_come_in_the_order_of_writing(js: Piped) -> None:
     assert (told.stdout, told.stderr) == ("child\nafter\n", "err\n")
 
 
-def test_rich_displays(js: Piped) -> None:
+def test_display_sends_all_representations(js: Piped) -> None:
     told = js.run(
         "({ [Symbol.for('sandlot.display')]: () => ({ 'text/html': '<b>', 'image/png': Buffer.from([137, 80]), 'application/json': {a: 1} }) })"
     )
@@ -107,7 +107,7 @@ def test_rich_displays(js: Piped) -> None:
     }
 
 
-def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Piped) -> None:
+def test_error_is_reported_with_its_line_and_the_kernel_continues(js: Piped) -> None:
     js.run("let x = 1")
     told = js.run("x = 2\nfunction f() {\n  null.y\n}\nf()\nx = 3")
     assert told.errors == [("TypeError", "Cannot read properties of null (reading 'y')")]
@@ -124,7 +124,7 @@ def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Pipe
     assert js.run("x").plain == ["2"]
 
 
-def test_an_error_of_any_length_is_told_within_bounds(js: Piped, subtests: pytest.Subtests) -> None:
+def test_size_of_an_error_is_limited(js: Piped, subtests: pytest.Subtests) -> None:
     for code in ["throw new Error('é\\n'.repeat(2e5))", "throw 'é'.repeat(9e6)"]:
         with subtests.test(code=code):
             error = js.run(code).error
@@ -137,7 +137,7 @@ def test_an_error_of_any_length_is_told_within_bounds(js: Piped, subtests: pytes
 RICH = "({{ [Symbol.for('sandlot.display')]: () => ({}) }})"
 
 
-def test_representations_fit_one_message_and_what_is_left_out_is_said(js: Piped, subtests: pytest.Subtests) -> None:
+def test_representations_fit_into_one_message_and_omissions_are_noted(js: Piped, subtests: pytest.Subtests) -> None:
     for bundle, kept, left_out in [
         ("{'text/html': 'h'.repeat(2e6)}", {"text/html": 2_000_000}, {}),
         ("{'image/png': Buffer.alloc(6e6)}", {"image/png": 6_000_000}, {}),
@@ -159,14 +159,14 @@ def test_representations_fit_one_message_and_what_is_left_out_is_said(js: Piped,
             assert js.run("6 * 7").plain == ["42"]
 
 
-def test_a_text_is_cut_and_says_so(js: Piped) -> None:
+def test_long_text_is_cut_with_a_note(js: Piped) -> None:
     (plain,) = js.run(RICH.format("{'text/plain': 't'.repeat(3e6)}")).plain
     assert plain.endswith("\n[... cut after 1048576 of 3000000 characters]")
     (display,) = js.run(RICH.format("Object.fromEntries(Array.from({length: 2e4}, (_, n) => [`a/${n}`, 'many']))")).displays
     assert len(display["data"]) == LIMITS["mime_types"]
 
 
-def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_what_bounds_them(js: Piped, subtests: pytest.Subtests) -> None:
+def test_no_message_exceeds_the_limits_even_if_cells_replace_functions(js: Piped, subtests: pytest.Subtests) -> None:
     """Here nothing of an error is cut where it should be: the last check is all there is."""
     for code in ["throw new Error('x'.repeat(9e6))", "throw new Error('a\\n'.repeat(2e5))"]:
         with subtests.test(code=code):
@@ -177,7 +177,7 @@ def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_wha
             assert js.run("6 * 7").plain == ["42"]
 
 
-def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Piped) -> None:
+def test_uncaught_error_is_reported_and_the_kernel_continues(js: Piped) -> None:
     cell = js.begin(
         "setTimeout(() => { throw new Error('timer') }, 10); Promise.reject(new Error('promise')); await new Promise(r => setTimeout(r, 100)); 'end'"
     )
@@ -188,7 +188,7 @@ def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Piped
     assert js.run("1").plain == ["1"]
 
 
-def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js: Piped) -> None:
+def test_output_of_timers_and_servers_belongs_to_their_cell(js: Piped) -> None:
     first = js.begin(
         "const server = require('http').createServer((q, s) => { console.log('served'); s.end('hello') });\n"
         "await new Promise(r => server.listen(0, '127.0.0.1', r)); setTimeout(() => console.log('late'), 100); console.log('first')"
@@ -200,7 +200,7 @@ def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js:
     assert sorted(js.told(first).stdout.splitlines()) == ["first", "late", "served"]
 
 
-def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_it_comes_later(js: Piped, tmp_path: Path) -> None:
+def test_require_and_import_find_local_and_global_packages(js: Piped, tmp_path: Path) -> None:
     assert js.run("require('late')").error["value"].startswith("Cannot find module 'late'")
     assert "late" in js.run("await import('late')").error["value"]
     package(tmp_path / "work/node_modules", "late", "exports.word = 'here'")
@@ -229,7 +229,7 @@ def test_import_statements_work_as_in_a_module(js: Piped, tmp_path: Path) -> Non
     assert js.run("import { nothing } from 'modern'\nnull.x").error["traceback"][1] == "    at cell-2.js:2:6"
 
 
-def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
+def test_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
     js.run("let kept = 'yes'")
     for code in (
         "while (true) {}",
@@ -261,7 +261,7 @@ def test_exit_ends_the_cell_and_not_the_kernel(js: Piped) -> None:
     assert js.run("kept").plain == ["'yes'"]
 
 
-def test_a_cells_environment_is_lent_to_it(js: Piped) -> None:
+def test_environment_of_a_cell_applies_to_that_cell_only(js: Piped) -> None:
     js.run("process.env.WAS = 'before'")
     assert js.run("[process.env.WAS, process.env.NEW]", {"WAS": "lent", "NEW": "it's"}).plain == ["[ 'lent', \"it's\" ]"]
     assert js.run("[process.env.WAS, process.env.NEW]").plain == ["[ 'before', undefined ]"]
@@ -269,7 +269,7 @@ def test_a_cells_environment_is_lent_to_it(js: Piped) -> None:
     assert js.run("[process.env.LIFE, process.cwd() === '/']").plain == ["[ '2', false ]"]
 
 
-def test_another_life_draws_other_numbers(js: Piped) -> None:
+def test_wake_changes_the_random_numbers(js: Piped) -> None:
     js.run("const native = Math.random; const shown = () => [Math.random(), Math.random()].join()")
     drawn = []
     for entropy in (b"a", b"b", b"a"):
@@ -282,20 +282,20 @@ def test_another_life_draws_other_numbers(js: Piped) -> None:
     assert js.run("[Math.random.name, Math.random.length, Object.keys(Math).length].join()").plain == ["'random,0,0'"]
 
 
-def test_a_generator_that_a_cell_has_put_in_its_place_stays(js: Piped) -> None:
+def test_random_generator_that_a_cell_installed_is_kept(js: Piped) -> None:
     js.run("Math.random = () => 0.5")
     js.send({"op": "wake", "entropy": b"a" * 64, "env": {"NEW": "1"}, "gone": ["PATH", "NONE"], "cwd": ""})
     assert js.run("[Math.random(), process.env.PATH, process.env.NEW].join()").plain == ["'0.5,,1'"]
 
 
-def test_nothing_is_left_of_what_was_drawn_ahead(js: Piped) -> None:
+def test_numbers_generated_in_advance_are_discarded(js: Piped) -> None:
     js.run("const crypto = require('crypto'); const { randomUUID, randomInt } = crypto; randomUUID(); randomInt(5)")
     js.run("let uuids = 0, integers = 0; crypto.randomUUID = () => { uuids += 1 }; crypto.randomInt = () => { integers += 1 }")
     js.send({"op": "wake", "entropy": b"a" * 64, "env": {}, "cwd": ""})
     assert js.run("[uuids, integers].join()").plain == ["'128,1024'"]
 
 
-def test_with_the_processors_randomness_it_runs_as_well(node: Path, tmp_path: Path) -> None:
+def test_kernel_runs_with_random_numbers_of_the_processor(node: Path, tmp_path: Path) -> None:
     ship(tmp_path / "programs")
     argv = [str(node), "--no-force-async-hooks-checks", f"--openssl-config={tmp_path / 'programs/kernel_programs/javascript/openssl.cnf'}"]
     kernel = Piped([*argv, str(tmp_path / "programs/kernel_programs/javascript/kernel.mjs")], tmp_path)
@@ -307,7 +307,7 @@ def test_with_the_processors_randomness_it_runs_as_well(node: Path, tmp_path: Pa
         kernel.close()
 
 
-def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
+def test_hostile_cell_does_not_affect_later_cells(js: Piped) -> None:
     for code in (
         "console.log = null; process.stdout.write = null",
         "Object.prototype.toString = null; Array.prototype.map = null",
@@ -322,7 +322,7 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
     assert js.run("1 + 1").plain == ["2"]
 
 
-def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(js: Piped) -> None:
+def test_interrupt_soon_after_the_start_is_at_most_one_error(js: Piped) -> None:
     for number in range(12):
         cell = js.begin(("while (true);", "await new Promise(() => setTimeout(() => {}, 300000))", "throw new Error('x')", "1")[number % 4])
         js.until(cell, lambda told: "started" in told.order)

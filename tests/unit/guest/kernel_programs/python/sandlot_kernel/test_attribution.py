@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.kernels import Process
 
 
-def test_threads_of_threads_and_of_tasks_belong_to_the_first_cell(kernel: Process) -> None:
+def test_nested_threads_and_tasks_belong_to_the_first_cell(kernel: Process) -> None:
     code = (
         "go = threading.Event()\n"
         "def leaf(): go.wait(); print('leaf')\n"
@@ -19,14 +19,14 @@ def test_threads_of_threads_and_of_tasks_belong_to_the_first_cell(kernel: Proces
     assert [message["cell"] for message in told if message["event"] == "output"] == [first]
 
 
-def test_a_thread_that_is_subclassed_belongs_to_who_starts_it(kernel: Process) -> None:
+def test_subclassed_thread_belongs_to_the_cell_that_starts_it(kernel: Process) -> None:
     kernel.run("class Own(threading.Thread):\n    def run(self): print('own')\nthread = Own()")
     cell = kernel.begin("thread.start()\nthread.join()")
     told = kernel.until(cell)
     assert {message["cell"] for message in told} == {cell}
 
 
-def test_a_thread_of_c_code_belongs_to_the_running_cell(kernel: Process) -> None:
+def test_thread_of_c_code_belongs_to_the_running_cell(kernel: Process) -> None:
     kernel.run("import _thread\nprinted = _thread.allocate_lock()\nprinted.acquire()\ndef raw():\n    print('raw')\n    printed.release()")
     cell = kernel.begin("_thread.start_new_thread(raw, ())\nprinted.acquire()")
     assert [message["cell"] for message in kernel.until(cell) if message["event"] == "output"] == [cell]

@@ -35,7 +35,7 @@ def ends(channel: ModuleType) -> Generator[tuple[Any, Peer]]:
     ours.close()
 
 
-def test_rest_of_an_abandoned_message_is_sent_before_the_next_one(ends: tuple[Any, Peer]) -> None:
+def test_rest_of_an_interrupted_message_is_sent_before_the_next_message(ends: tuple[Any, Peer]) -> None:
     one, other = ends
     large = {"event": "output", "cell": "c", "channel": 1, "data": os.urandom(4_000_000)}
     one.queue(large)

@@ -30,14 +30,14 @@ from sandlot.protocol.schema import LIMITS
         ({"text/html": object()}, {"text/html": None}),
     ],
 )
-def test_representations_as_the_wire_has_them(given: dict[object, object], told: dict[str, object]) -> None:
+def test_representations_are_encoded_by_mime_type(given: dict[object, object], told: dict[str, object]) -> None:
     data, about = display_data.display_bundle(given)
     assert about == {}
     assert set(data) == set(told)
     assert all(told[mime] in {None, data[mime]} for mime in told)
 
 
-def test_a_text_that_is_too_long_is_cut_and_anything_else_left_out() -> None:
+def test_long_text_is_cut_and_other_long_representations_are_left_out() -> None:
     data, about = display_data.display_bundle(
         {"text/plain": "x" * 3_000_000, "text/html": "h" * 5_000_000, "image/png": b"p" * 5_000_000, "image/jpeg": b"j" * 7_000_000}
     )
@@ -61,7 +61,7 @@ def _raised(depth: int) -> tuple[BaseException, TracebackType | None]:
     raise AssertionError
 
 
-def test_an_error_is_bounded() -> None:
+def test_size_of_an_error_is_limited() -> None:
     error, trace = _raised(3)
     told = tracebacks.error_message(type(error), error, trace)
     assert (told["name"], len(told["value"])) == ("ValueError", tracebacks.MAX_VALUE_CHARS)
@@ -81,13 +81,13 @@ def _knotted() -> list[object]:
     [[[[1] * 64] * 64] * 64, {str(n): "ä" * 8000 for n in range(64)}, _knotted()],
     ids=["values", "texts", "knot"],
 )
-def test_metadata_that_is_too_large_is_left_out_and_said_and_the_rest_stays(much: object) -> None:
+def test_too_large_metadata_is_replaced_by_a_note_and_the_rest_is_kept(much: object) -> None:
     data, about = display_data.display_bundle({"text/plain": "t", "image/x-1": b"p" * 6_000_000}, {"before": 1, "much": much, "after": [{"a": None}]})
     assert about == {"before": 1, "much": display_data.NO_ROOM, "after": [{"a": None}]}
     assert set(data) == {"text/plain", "image/x-1"}
 
 
-def test_metadata_and_representations_fit_one_message_together() -> None:
+def test_metadata_and_representations_fit_into_one_message() -> None:
     about = {str(n): ["m" * 7999] * 60 for n in range(64)}
     given = {f"image/x-{n}": b"p" * 500_000 for n in range(64)} | {"text/plain": "ä" * 3_000_000}
     data, told = display_data.display_bundle(given, about)
@@ -98,7 +98,7 @@ def test_metadata_and_representations_fit_one_message_together() -> None:
     assert told["63"] == display_data.NO_ROOM
 
 
-def test_names_of_representations_are_bounded_in_length_and_number() -> None:
+def test_length_and_number_of_mime_types_are_limited() -> None:
     data, about = display_data.display_bundle({"a/" + "x" * 9_000_000: "long"} | {f"a/{n}": "many" for n in range(200_000)})
     assert len(data) == display_data.MAX_MIME_TYPES == LIMITS["mime_types"]
     assert about == {}

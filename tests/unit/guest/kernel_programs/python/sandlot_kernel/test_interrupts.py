@@ -41,7 +41,7 @@ def is_true_to_itself(told: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.parametrize("code", CELLS)
-def test_an_interrupt_at_any_step_is_one_error_or_none(kernel: Process, code: str) -> None:
+def test_interrupt_at_any_step_is_at_most_one_error(kernel: Process, code: str) -> None:
     kernel.run(STEPS)
     chance = random.Random(7)
     interrupted = 0
@@ -57,7 +57,7 @@ def test_an_interrupt_at_any_step_is_one_error_or_none(kernel: Process, code: st
     assert kernel.text("print('whole')") == "whole\n"
 
 
-def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(kernel: Process) -> None:
+def test_interrupt_soon_after_the_start_is_at_most_one_error(kernel: Process) -> None:
     cells = ("y = 5\nwhile True: pass", "time.sleep(300)", "1/0", "while True: await asyncio.sleep(0)", "print('x' * 100)\n[1] * 100")
     chance = random.Random(3)
     for number in range(30):
@@ -69,13 +69,13 @@ def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(kernel: Proc
         assert is_true_to_itself(told), told
 
 
-def test_an_error_after_the_first_is_text_on_stderr(ipython: Process) -> None:
+def test_second_error_of_a_cell_is_written_to_stderr(ipython: Process) -> None:
     told = ipython.until(ipython.begin("for n in (0, 1):\n    try: 1 / 0\n    except Exception: get_ipython().showtraceback()"))
     assert errors_of(told) == ["ZeroDivisionError"]
     assert text_of(told, 2).endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_an_error_of_a_cell_that_is_over_is_not_the_next_ones(ipython: Process) -> None:
+def test_late_error_of_a_cell_is_not_attributed_to_the_next_cell(ipython: Process) -> None:
     """It ended the one that ran by then as failed, and named the other: failed, and nobody told why."""
     first = ipython.begin(
         "import asyncio\nasync def late():\n    await asyncio.sleep(0.05)\n    try: 1 / 0\n"
