@@ -16,7 +16,7 @@ from sandlot.protocol.connection import GENERATION, HOST, Connection
 
 
 class Link:
-    """A guest's wire that was greeted and woken, and the host's end of it."""
+    """The guest's end of the link after the handshake and the first wake, and the host's end."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -37,7 +37,7 @@ class Link:
             self.opened.append(event.stream)
 
     def exchange(self) -> None:
-        """All that either has to say."""
+        """Exchange frames until neither end has more."""
         for _ in range(4):
             while (frame := self.host.next_frame()) is not None:
                 os.write(self._to, frame)
@@ -70,7 +70,7 @@ def link() -> Generator[Link]:
 
 
 def test_writing_continues_after_a_handshake_if_the_epoll_entry_was_lost(link: Link) -> None:
-    """A life that was saved while its output was full may have lost what would tell it of room."""
+    """A sandbox that was saved while the link was full may have lost the epoll entry that reports room."""
     (stream,) = link.opened
     out = link.connection._fd_out  # noqa: SLF001 - the pipe
     filled = os.write(out, bytes(1 << 20))

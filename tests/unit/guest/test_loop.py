@@ -1,4 +1,4 @@
-"""The loop's time: what the sandbox has lived, not what the clock says."""
+"""The clock of the loop, which counts only the run time of the sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandlot.guest.loop import Loop
 
 
 class Clock:
-    """A clock that a test turns; sleeping in epoll is the only other thing that moves it."""
+    """A clock that the test and waits in epoll advance."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -19,7 +19,7 @@ class Clock:
 
 
 class Epoll:
-    """Waits by turning the clock, and by a leap where a test wants one."""
+    """An epoll whose waits advance the clock, by an additional jump if the test sets one."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -35,7 +35,7 @@ class Epoll:
 
 
 class Machine:
-    """A loop on a clock of its own."""
+    """A loop with a fake clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""Output by offset: what is kept, what is told lost, and when a process is made to wait."""
+"""Output addressed by offset: kept bytes, reports of lost bytes, and backpressure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandlot.guest.output import Buffer, OutputLog
 
 
 class Sink:
-    """A stream that takes ``budget`` bytes and then no more until it is given some."""
+    """A stream that accepts ``budget`` bytes."""
 
     def __init__(self, budget: int = 1 << 60) -> None:
         self.budget = budget

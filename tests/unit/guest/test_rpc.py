@@ -1,4 +1,4 @@
-"""The guest's dispatcher against a real connection: checked arguments, remembered ids, streams that come and go."""
+"""The call server of the guest on a real connection: validation, repeated ids, and streams that end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.guest import JoinedLink
 
 
 class Pair(JoinedLink):
-    """A guest with three calls; what it does is ``done``, ``waiting`` or refused."""
+    """A guest with three scripted handlers, and its host. ``done`` and ``waiting`` record the calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def pair() -> Pair:
 
 
 def answer(told: list[events.Event]) -> object:
-    """The result of the one call that was answered, or the code that it was refused with."""
+    """Return the result of the only response, or its error code."""
     answers = [event.message["result"] for event in told if isinstance(event, events.Received)]
     answers += [event.reason["code"] for event in told if isinstance(event, events.WasReset)]
     assert len(answers) == 1, told

@@ -1,4 +1,4 @@
-"""Streams of the guest against a real connection of the host: routing, and ends."""
+"""Streams of the guest on a real connection: routing and ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recorder:
 
 
 def opened(link: JoinedLink) -> tuple[Stream, Recorder, int]:
-    """Open a stream of the guest; return it, its handler, and its id for the host."""
+    """Open a stream of the guest. Return the stream, its handler and its id."""
     recorder = Recorder()
     stream = link.router.open({"service": "s", "args": {}}, recorder)
     (event,) = link.move()

@@ -1,4 +1,4 @@
-"""Programs that run when a sandbox begins another life: in order, as whom they belong to, each for a while, all before what waits."""
+"""Wake scripts: order, users, timeout, log, and calls that wait for them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Machine:
             self.children.reap()
 
     def live(self) -> str:
-        """Run the scripts; return their log."""
+        """Run the scripts, and return their log."""
         self.held.clear()
         self.scripts.start()
         self.turn(lambda: self.held == [] or not self.held[-1])

@@ -1,4 +1,4 @@
-"""Processes and cells: output by offset, input, results, and a consumer that takes its time."""
+"""Calls about processes and cells: output by offset, input, results, and slow consumers."""
 
 from __future__ import annotations
 

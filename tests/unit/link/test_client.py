@@ -1,4 +1,4 @@
-"""Every call: what it sends fits the schema, what it gives back is the guest's answer."""
+"""All calls of a link: requests match the schema, and results are those of the guest."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def _drain(made: Awaitable[Any]) -> None:
 
 async def test_warm_has_a_timeout() -> None:
     async def silent(_call: PeerCall) -> None:
-        """Takes longer."""
+        """Respond too late."""
 
     async with linked({"guest.warm": silent}) as (link, _):
         with pytest.raises(TimeoutExceededError, match=r"guest\.warm within 0\.05 s"):

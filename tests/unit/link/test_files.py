@@ -1,4 +1,4 @@
-"""Files through the link: streamed, bounded, and dropped as a whole where they break."""
+"""Files over the link: streaming, limited memory, and incomplete transfers."""
 
 from __future__ import annotations
 

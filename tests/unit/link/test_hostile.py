@@ -1,4 +1,4 @@
-"""Root inside can forge any byte of the link: its own sandbox ends, its callers are told, and nothing else happens."""
+"""Hostile guests: root inside can forge any byte of the link. Only this sandbox ends, and its callers get an error."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ MAKE: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any]]] = {
 
 
 def spoiled() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each answer with each field missing, of every wrong kind, and with one too many."""
+    """Yield each result with a field missing, with a field of every wrong type, and with an additional field."""
     for name, (_, answer) in MAKE.items():
         yield name, {**answer, "unknown": 1}
         for field, value in answer.items():
@@ -126,7 +126,7 @@ def spoiled() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 async def test_response_is_within_all_limits_or_a_violation() -> None:
-    """Some wrong values are possible ones (an empty name, a target where there was none); those must come out as they are."""
+    """Some changed values are valid, such as an empty name. They must be returned unchanged."""
     violations = 0
     for name, answer in spoiled():
 
@@ -304,7 +304,7 @@ async def test_flood_of_ignored_frames_takes_no_memory_and_does_not_block_others
 
 
 async def test_pipe_that_is_never_empty_does_not_block_the_loop() -> None:
-    """The flood comes from a process of its own, so that there is always more to read."""
+    """A separate process sends the flood, so that there is always more to read."""
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.files.stat("/f")
@@ -368,7 +368,7 @@ async def test_guest_that_never_reads_blocks_only_its_own_callers() -> None:
 
 @pytest.mark.parametrize("at", range(0, 200, 13))
 async def test_changed_byte_neither_hangs_a_call_nor_raises_another_error(at: int) -> None:
-    """One byte of true traffic is changed; the call ends with an answer, a model error, or the link."""
+    """One byte of valid traffic is changed. The call ends with a result, with a model error, or with the link."""
     for change in (0x00, 0xFF, 0xA5):
 
         async def serve(call: PeerCall, change: int = change) -> None:

@@ -1,4 +1,4 @@
-"""What a guest says, checked word by word."""
+"""Parsing the values of a guest."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ def test_size_of_an_error_is_limited() -> None:
 
 
 def test_fields_of_an_error_are_not_taken_from_the_guest() -> None:
-    """One of them becomes a header of the answer, another one names the request."""
+    """Some fields become headers of the response."""
     forged = {"retry_after_s": "1\r\nSet-Cookie: a=b", "request_id": "forged", "sandbox": "another"}
     assert not parse.reset_error({"code": "busy", "message": "m", **forged}).fields

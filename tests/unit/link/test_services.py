@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
-    """Says everything back, after its arguments."""
+    """A service that sends back its arguments and all input."""
     await stream.send({"args": dict(args)})
     async for item in stream:
         if isinstance(item, bytes):
@@ -30,7 +30,7 @@ async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
 
 
 async def collected(peer: Peer, stream: int) -> list[object]:
-    """What the guest gets, until the end."""
+    """Return the bytes and messages that the guest receives until the end."""
     found: list[object] = []
     while True:
         event = await peer.services[stream].get()

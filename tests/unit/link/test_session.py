@@ -1,4 +1,4 @@
-"""The life of a link: greeting, waking, coming to rest, the end; and calls with one short answer."""
+"""The session of a link: handshake, wake, quiesce, end, and requests with one short response."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def wake(link: Link) -> str | None:
 
 
 def state(link: Link) -> str:
-    """In one word; a property that was looked at twice would stay what it was to the type checker."""
+    """Return the state as text. A property would not do, because the type checker assumes that its value is constant."""
     return "closed" if link.closed else "asleep" if link.asleep else "awake"
 
 
@@ -109,7 +109,7 @@ async def test_cancelled_handshake_leaves_nothing_open() -> None:
 
 
 async def test_second_service_takes_over_the_guest_of_a_dead_service() -> None:
-    """The first is gone in the middle of everything: a frame half written, a flood under way, a call in flight."""
+    """The first service ends during a partly written frame, a flood of output and a call."""
     to_guest, to_host = os.pipe(), os.pipe()
 
     async def start(call: PeerCall) -> None:
@@ -259,7 +259,7 @@ async def checkpoint(call: PeerCall) -> None:
 
 
 def unread(peer: Peer) -> int:
-    """Bytes that lie in the pipe to the guest."""
+    """Return the number of bytes in the pipe to the guest."""
     return int(struct.unpack("i", fcntl.ioctl(peer.stream.read_fd, termios.FIONREAD, b"\0" * 4))[0])
 
 

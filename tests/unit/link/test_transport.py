@@ -1,4 +1,4 @@
-"""The I/O shell: writes of whole frames, nobody waits for a full pipe, one reason for the end."""
+"""The transport: writes of whole frames, full pipes, and the reason of the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_call_and_its_end_are_one_write() -> None:
 
 
 class Recorder:
-    """A stream's owner that only remembers."""
+    """Owner of a stream that records events and errors."""
 
     def __init__(self) -> None:
         self.errors: list[SandlotError] = []

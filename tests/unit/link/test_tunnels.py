@@ -1,4 +1,4 @@
-"""Tunnels through the link: halves that end by themselves, and a guest that lies of them."""
+"""Tunnels over the link: separate ends of both directions, and invalid messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.link.peer import PeerCall, linked, until
 
 
 async def echoing(call: PeerCall) -> None:
-    """A program that says what it heard once it has heard all."""
+    """A program that sends back its whole input after the end of the input."""
     call.event("connected", address="127.0.0.1")
     await call.ended.wait()
     await call.data(0, bytes(call.input))
@@ -95,7 +95,7 @@ async def test_invalid_tunnel_message_is_a_violation(lie: str) -> None:
 
 
 async def heard(tunnel: Tunnel) -> None:
-    """All that a guest says of one."""
+    """Return the bytes and events of a tunnel."""
     async for _ in tunnel:
         pass
     await tunnel.wait()

@@ -1,4 +1,4 @@
-"""The connection, case by case: greetings, ends, resets, rest, and everything a guest must not do."""
+"""The connection: handshakes, ends, resets, quiesce, and all violations by a guest."""
 
 from __future__ import annotations
 

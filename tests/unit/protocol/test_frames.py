@@ -1,4 +1,4 @@
-"""Frames: the exact bytes of generation 1, and a decoder that takes nothing else."""
+"""Frames: the exact bytes of generation 1, and a decoder that refuses all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HELLO and WELCOME are found in anything."""
+"""Finding HELLO and WELCOME in arbitrary bytes."""
 
 from __future__ import annotations
 

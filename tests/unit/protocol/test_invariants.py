@@ -1,6 +1,6 @@
-"""The laws of the link that hold without I/O, each for any input.
+"""The invariants of the protocol (``protocol/__init__.py``), each tested with any input.
 
-Law 3 (who keeps the pipes open) is the drivers', laws 6 and 8 (repeats and offsets) are tested where link and guest meet.
+Repeated calls and output offsets are tested with link and guest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GARBAGE = st.one_of(
 
 
 def do(ends: Ends, work: list[tuple[str, str, int]], tag: str) -> None:
-    """Ask both ends for things, without moving a byte."""
+    """Make requests at both ends, without moving bytes."""
     for what, side, size in work:
         end = ends.host if side == HOST else ends.guest
         if what == "open":
@@ -51,7 +51,7 @@ def do(ends: Ends, work: list[tuple[str, str, int]], tag: str) -> None:
 
 
 def tags(happened: list[events.Event]) -> set[str]:
-    """The tags of everything that was told."""
+    """Return the tags of all messages that arrived."""
     found = set()
     for event in happened:
         if isinstance(event, events.Opened):

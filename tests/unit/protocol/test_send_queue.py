@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The order and the limits of the send queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def known(id_: int) -> Stream:
 
 
 def taken(outbox: SendQueue) -> list[tuple[int, int, int]]:
-    """Type, stream and payload size of every frame that may be sent now."""
+    """Return type, stream and payload size of every frame that may be sent now."""
     found = []
     while (item := outbox.next()) is not None:
         _, type_, _, _, stream, size = frames.HEADER.unpack_from(item[0])

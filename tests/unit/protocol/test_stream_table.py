@@ -1,4 +1,4 @@
-"""Which streams are open, which were, and which may be opened."""
+"""The table of open streams, and the rules for opening them."""
 
 from __future__ import annotations
 

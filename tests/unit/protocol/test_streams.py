@@ -1,4 +1,4 @@
-"""Credit: what may begin, what it costs, when it is given back; and the one message in pieces."""
+"""Credit: when data may be sent, what it costs, and when it is returned; and the assembly of a message in pieces."""
 
 from __future__ import annotations
 

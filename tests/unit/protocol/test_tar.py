@@ -1,4 +1,4 @@
-"""The tar codec: what it writes it reads, wherever the bytes are cut, and nothing that it is fed breaks it otherwise than by its own error."""
+"""Reading and writing tar archives: round trips, pieces of any size, and hostile input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ paths = st.lists(names.filter(lambda name: name not in {".", ".."}), min_size=1,
 
 
 def read(raw: bytes, step: int) -> list[tuple[tar.Member, bytes]]:
-    """All members and their contents, fed in pieces of that size."""
+    """Return all members and their contents, read in pieces of ``step`` bytes."""
     reader, found = tar.Reader(), list[tuple[tar.Member, bytes]]()
     for at in range(0, len(raw), step):
         for event in reader.feed(raw[at : at + step]):

@@ -1,4 +1,4 @@
-"""Values on the wire: MessagePack's subset, held against the reference implementation, and bounded; messages of one value each."""
+"""Encoded values: comparison with the reference implementation of MessagePack, limits, and messages."""
 
 from __future__ import annotations
 

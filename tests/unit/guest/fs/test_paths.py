@@ -1,4 +1,4 @@
-"""Opening a folder and nothing else."""
+"""Opening folders: only folders are opened, and links are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree is removed however deep it is, and nothing that is not in it."""
+"""Removal of trees of any depth, and of nothing outside the tree."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_links_are_removed_and_their_targets_are_not(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_moved_meanwhile_stops_the_removal(tmp_path: Path) -> None:
-    """Up from where it was moved to lies what was never to be removed."""
+    """The parent at the new place of the folder must not be touched."""
     (tmp_path / "top" / "one" / "two").mkdir(parents=True)
     for number in range(3 * STEP_ENTRIES):
         (tmp_path / "top" / "one" / "two" / f"{number}").touch()

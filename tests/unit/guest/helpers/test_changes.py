@@ -1,4 +1,4 @@
-"""The helper that finds created and changed files, as a process of this machine."""
+"""The helper that finds created and changed files, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.programs import begin, decoded, next_message
 
 @contextmanager
 def between(*folders: Path) -> Iterator[dict[str, Any]]:
-    """Look before and after the body; in the end ``files`` (path -> whether it was created) and ``more`` are there."""
+    """Run the helper around the body. Afterwards, the yielded object has ``files`` (path -> True if created) and ``more``."""
     found: dict[str, Any] = {}
     with begin("changes") as process:
         assert process.stdin is not None
@@ -56,7 +56,7 @@ def test_created_and_changed_files_are_reported(tmp_path: Path) -> None:
 
 
 def test_second_write_within_one_clock_tick_is_reported(tmp_path: Path) -> None:
-    """The kernel's stamps tick every few milliseconds: written twice in one tick, with content of one length, it looks the same."""
+    """The kernel's clock for file times advances every few milliseconds. Two writes of the same length in one tick have the same times."""
     for _ in range(5):
         (tmp_path / "file").write_text("a")
         with between(tmp_path) as found:

@@ -1,4 +1,4 @@
-"""The helper that packs a folder, as a process of this machine."""
+"""The helper that packs a folder, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_special_files_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_incomplete_archive_contains_the_error(tmp_path: Path) -> None:
-    """A path that is longer than any that can be opened (PATH_MAX)."""
+    """The packing fails at a path that is too long to be opened (PATH_MAX)."""
     (tmp_path / "a").write_text("first")
     here = os.open(tmp_path, os.O_RDONLY)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The command line of our sudo."""
+"""The command line of ``sudo`` in a sandbox."""
 
 from __future__ import annotations
 

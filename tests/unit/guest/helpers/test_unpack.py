@@ -1,4 +1,4 @@
-"""The helper that unpacks an archive, as a process of this machine."""
+"""The helper that unpacks an archive, run as a process of this machine."""
 
 from __future__ import annotations
 

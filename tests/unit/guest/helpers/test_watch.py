@@ -1,4 +1,4 @@
-"""The helper that watches a folder, as a process of this machine."""
+"""The helper that watches a folder, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Happened = tuple[str, str, str | None]
 
 
 class Watcher:
-    """A watch of a folder, by one of the two ways."""
+    """A watch of a folder with inotify or by scanning."""
 
     def __init__(self, folder: Path, *, recursive: bool, by: str, folders: int = 1000) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ def test_too_many_folders_are_refused_or_reported_as_overflow(tmp_path: Path, wa
 
 
 def test_overflowing_queue_reports_overflow_and_continues(tmp_path: Path, watch: Begin) -> None:
-    """As many events as the kernel keeps for nobody who reads them: /proc/sys/fs/inotify/max_queued_events."""
+    """Creates as many unread events as the kernel keeps (/proc/sys/fs/inotify/max_queued_events)."""
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if most > 100_000:
         pytest.skip(f"this machine keeps {most} events")

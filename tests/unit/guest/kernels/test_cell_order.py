@@ -1,4 +1,4 @@
-"""Order of output and events for followers, however slowly they read and whatever they have received before."""
+"""Order of output and events for followers that read slowly or attach again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s":
 
 
 class BoundedCall:
-    """A call whose stream takes a bounded number of bytes and events."""
+    """A call whose stream accepts a limited number of bytes and events."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.left = room

@@ -1,4 +1,4 @@
-"""Bounds on what a cell keeps of its results and errors, and on all remembered cells."""
+"""Limits of the results and errors of a cell, and of all remembered cells."""
 
 from __future__ import annotations
 

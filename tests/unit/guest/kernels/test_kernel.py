@@ -21,7 +21,7 @@ SENT = 5 * MESSAGES_PER_TURN + 3
 
 
 class Listener(KernelEventHandler):
-    """Messages by the turn of the loop in which they were handled."""
+    """Records messages by the turn of the loop in which they were handled."""
 
     def __init__(self) -> None:
         self.turns: list[list[int]] = [[]]
@@ -135,7 +135,7 @@ def test_wake_sends_only_variables_that_changed(pipes: KernelPipes, monkeypatch:
 
 
 class OrderRecorder(KernelEventHandler):
-    """Records how much of the pipes had been read when a message came."""
+    """Records how many bytes of the pipes had been read when a message was handled."""
 
     def __init__(self) -> None:
         self.outputs = OutputLog((STDOUT, STDERR))
@@ -151,7 +151,7 @@ class OrderRecorder(KernelEventHandler):
 
 @pytest.fixture
 def piped(pipes: KernelPipes) -> Generator[Callable[[dict[str, Any]], OrderRecorder]]:
-    """Send a message, and write to a pipe so late that nothing reads it before the message is handled."""
+    """Return a function that sends a message, and writes to a pipe so late that only the message handling can read it."""
     loop, recorder = Loop(), OrderRecorder()
     kernel = new_kernel(pipes, loop)
     kernel.execute(SimpleNamespace(outputs=recorder.outputs, id="c", code="", env={}, silent=False, store_history=True))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``kernel.*`` calls: contexts, cells by the id of their call, and bounds."""
+"""The ``kernel.*`` calls: contexts, cells by the id of their call, and limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CELL: dict[str, Any] = {
 
 
 class NoKernels:
-    """A starter whose kernels never come."""
+    """A starter whose kernels never start."""
 
     def start(self, *_arguments: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""When spare kernels are made: not while a command runs, and without making a request wait longer than the fork server answers."""
+"""Spare kernels: when they are created, and how long a request waits for the fork server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks of kernels."""
+"""Marks of kernels: unique, and inherited by children."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ class Inside(JoinedLink):
         self.connection: ProxiedConnection = self.proxy.add(fast_socket.socket(fileno=accepted.detach()))
 
     def turn(self) -> list[events.Event]:
-        """Run the guest for a moment; return the events of the host."""
+        """Run a turn of the guest, and return the events of the host."""
         self.loop.call_later(0.01, lambda: None)
         self.loop.turn()
         return self.move()
 
     def request(self) -> int:
-        """Let the client send a request; return the stream that the host gets."""
+        """Let the client send a request, and return the stream that the host gets."""
         self.client.sendall(b"GET /")
         opened: list[int] = []
         while not opened:

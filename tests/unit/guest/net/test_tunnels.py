@@ -1,4 +1,4 @@
-"""The guest's tunnels against real sockets of this machine: who is connected to, how halves end, and what is cut off."""
+"""Tunnels of the guest to real sockets of this machine: addresses, ends of each direction, and resets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 20.0
 
 
 class Inside(JoinedLink):
-    """A guest with tunnels and nothing else, and its host; the programs are sockets of the test's own."""
+    """A guest that serves only tunnels, and its host. The programs are sockets of the test."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -42,7 +42,7 @@ class Inside(JoinedLink):
         return stream
 
     def send(self, stream: int, *pieces: bytes) -> None:
-        """Each piece comes by itself."""
+        """Send each piece as a separate frame."""
         for piece in pieces:
             self.host.send_bytes(stream, schema.BODY, piece)
             self.move()
@@ -69,7 +69,7 @@ class Inside(JoinedLink):
         assert self.said[stream] == [{"event": "connected", "address": HERE}]
 
     def answer(self, stream: int) -> object:
-        """How it ended."""
+        """Return the result or the error code of the tunnel."""
         self.until(lambda: self.said[stream] and (isinstance(self.said[stream][-1], str) or self.said[stream][-1] == {"result": {}}))
         return self.said[stream][-1]
 
@@ -94,7 +94,7 @@ class Inside(JoinedLink):
 
 
 class Selfish(lean.socket):
-    """A socket that happens to be given the port that it is to connect to."""
+    """A socket whose own port is the port that it connects to."""
 
     results: list[int] = []  # noqa: RUF012 - of the one test that has it
 
@@ -124,7 +124,7 @@ def listener() -> Generator[socket.socket]:
 
 
 def met(inside: Inside, listener: socket.socket) -> tuple[int, socket.socket]:
-    """A tunnel, and the program's end of it."""
+    """Return a connected tunnel and the program's end of it."""
     stream = inside.connect(listener.getsockname()[1])
     program, _ = listener.accept()
     program.settimeout(PATIENCE_S)

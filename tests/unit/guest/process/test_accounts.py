@@ -17,7 +17,7 @@ SIGNALLER = "while read line; do if kill -0 $PPID 2> /dev/null; then echo may; e
 
 @pytest.fixture
 def signaller() -> Generator[subprocess.Popen[str]]:
-    """A process of the user that tries to signal its parent, the test, for every line that it reads."""
+    """A process of ``user`` that tries to signal its parent, the test, for every line that it reads."""
     argv = ["/bin/sh", "-c", SIGNALLER]
     with subprocess.Popen(argv, user=NOBODY.uid, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
         yield made

@@ -1,4 +1,4 @@
-"""What becomes of a process's own limit when the sandbox's moves, and how processes are counted."""
+"""Soft limits of processes after a change of the sandbox's limit, and counting of processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_soft_limits_follow_the_limit_of_the_sandbox(soft: int, hard: int, befor
 
 @pytest.fixture
 def own_limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], tuple[int, int]]]:
-    """The process limit of the test's own process, the only one that the guest finds: it lists none."""
+    """The process limit of the test process, the only process that the guest changes, because /proc lists none."""
     monkeypatch.setattr(pid_limit, "all_pids", list)
     before = resource.getrlimit(resource.RLIMIT_NPROC)
     yield lambda: resource.getrlimit(resource.RLIMIT_NPROC)

@@ -1,4 +1,4 @@
-"""Families of processes: who belongs to a tree that has to die."""
+"""Trees of processes: which processes are killed together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tree_is_descendants_session_and_group_without_pid_1() -> None:
 
 
 def test_group_is_killed_if_proc_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root inside may put a folder of its own over /proc."""
+    """Root inside may mount another folder over /proc."""
     monkeypatch.setattr("sandlot.guest.process.procfs.live_processes", list)
     with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], start_new_session=True) as shell:
         kill_tree(shell.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Starting programs: the environment, the search path, and the reasons when it fails."""
+"""Starting programs: account, environment, search path and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bash kernel, run for real on this machine's bash."""
+"""The bash kernel, run on the bash of this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shell(tmp_path: Path) -> Generator[Piped]:
 
 
 def members(session: int) -> list[int]:
-    """Who belongs to a session."""
+    """Return the processes of a session."""
     found = []
     for pid in [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]:
         with suppress(OSError):

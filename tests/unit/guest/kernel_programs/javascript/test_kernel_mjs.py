@@ -1,4 +1,4 @@
-"""The JavaScript kernel, run for real on the node that the images have."""
+"""The JavaScript kernel, run on the version of node that the images have."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_long_text_is_cut_with_a_note(js: Piped) -> None:
 
 
 def test_no_message_exceeds_the_limits_even_if_cells_replace_functions(js: Piped, subtests: pytest.Subtests) -> None:
-    """Here nothing of an error is cut where it should be: the last check is all there is."""
+    """The cell replaces the functions that shorten errors, so only the last check is left."""
     for code in ["throw new Error('x'.repeat(9e6))", "throw new Error('a\\n'.repeat(2e5))"]:
         with subtests.test(code=code):
             js.run("Object.defineProperty(String.prototype, 'slice', { value() { return String(this) } }); Math.max = () => 0")

@@ -1,4 +1,4 @@
-"""The python kernel's program: what holds for every shell, and the server that kernels are forked from."""
+"""The Python kernel: behaviour of both shells, and the fork server."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class ForkServer(Peer):
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder of packages as pip fills it, with one that a server warms."""
+    """A folder of installed packages with one package that the fork server imports."""
     folder = tmp_path / "site-packages"
     (folder / "warmed").mkdir(parents=True)
     (folder / "warmed" / "__init__.py").write_text("import random\ndrawn = random.random()\n")

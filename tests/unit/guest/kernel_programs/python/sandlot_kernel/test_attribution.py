@@ -1,4 +1,4 @@
-"""Which cell output belongs to, where threads start threads."""
+"""Attribution of output to cells, for threads that start threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on a socket: whole, in order, and never more than the guest takes."""
+"""Messages on the socket to the guest: complete, in order, and within the limits of the guest."""
 
 from __future__ import annotations
 

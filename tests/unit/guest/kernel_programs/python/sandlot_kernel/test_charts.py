@@ -1,4 +1,4 @@
-"""Chart data that needs no Matplotlib: units, numbers, bounds. Figures are read in the tests of the images, which have it."""
+"""Chart data without Matplotlib: units, numbers and limits. The tests of the images read real figures."""
 
 from __future__ import annotations
 

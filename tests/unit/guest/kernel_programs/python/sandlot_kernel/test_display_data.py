@@ -1,4 +1,4 @@
-"""Bundles and tracebacks within their bounds; pure."""
+"""Limits of display bundles and tracebacks."""
 
 from __future__ import annotations
 

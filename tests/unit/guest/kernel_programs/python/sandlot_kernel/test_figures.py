@@ -1,4 +1,4 @@
-"""Selection of Matplotlib's backend: a package of its name stands for it here, figures themselves are drawn in the tests of the images."""
+"""Selection of Matplotlib's backend, with a fake package named matplotlib. The tests of the images draw real figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children of cells: a forked child is no second kernel, and output of children keeps its place."""
+"""Children of cells: a forked child does not act as a kernel, and the output of children keeps its order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STARTS = ("subprocess.call(['touch', {path!r}])", "os.system('touch ' + {path!r}
 
 @pytest.fixture
 def silent(kernel: Process) -> Iterator[Process]:
-    """A kernel whose guest does not say that it has taken in what was sent, until the test says so."""
+    """A kernel whose guest does not confirm a ``sync`` message. The test sends the confirmation."""
     kernel.answers = False
     yield kernel
     kernel.answers = True

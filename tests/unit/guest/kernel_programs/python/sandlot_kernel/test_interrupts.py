@@ -1,4 +1,4 @@
-"""Interrupts at every moment of a cell: one that is not ok has told one error, one that is ok none."""
+"""Interrupts at every moment of a cell: a failed cell has reported exactly one error, a successful cell none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BUDGET = 12
 
 
 def is_true_to_itself(told: list[dict[str, Any]]) -> bool:
-    """Whether what is told of a cell is true to how it ended."""
+    """Return True if the messages of a cell agree with its result."""
     return len(errors_of(told)) == (0 if told[-1]["ok"] else 1)
 
 
@@ -76,7 +76,7 @@ def test_second_error_of_a_cell_is_written_to_stderr(ipython: Process) -> None:
 
 
 def test_late_error_of_a_cell_is_not_attributed_to_the_next_cell(ipython: Process) -> None:
-    """It ended the one that ran by then as failed, and named the other: failed, and nobody told why."""
+    """The error must not make the running cell fail without an error of its own."""
     first = ipython.begin(
         "import asyncio\nasync def late():\n    await asyncio.sleep(0.05)\n    try: 1 / 0\n"
         "    except Exception: get_ipython().showtraceback()\ntask = asyncio.create_task(late())"

@@ -1,4 +1,4 @@
-"""IPython's own: magics, history, displays, formatters."""
+"""Features of IPython: magics, history, displays and formatters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restoring what cells have taken away."""
+"""Restoring parts of Python that cells have broken."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_socket_is_above_the_descriptors_that_daemons_close(kernel: Process) -> 
 
 
 def test_pth_file_that_is_installed_later_is_used(tmp_path: Path) -> None:
-    """In the user's folder of packages, which does not exist when the kernel starts. A virtual environment has none."""
+    """The file is in the user's folder of packages, which does not exist when the kernel starts. A virtual environment has no such folder."""
     kernel = Process(tmp_path, "--plain", python=sys._base_executable)  # type: ignore[attr-defined]  # noqa: SLF001
     user = kernel.value("import site, sys; site.getusersitepackages()")[1:-1]
     assert user.startswith(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Another life of a kernel: what everybody draws from is fresh, and cells are called that hold generators of their own."""
+"""Wakes of a kernel: common random number generators are reseeded, and the callbacks of cells are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of cells: its order, its cell, its bounds, and what libraries expect of a stream."""
+"""Output of cells: order, attribution, limits, and the interface of streams that libraries expect."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_removed_stream_is_restored_for_the_next_cell(kernel: Process, code: str
 
 
 def test_output_of_children_comes_after_earlier_output(kernel: Process) -> None:
-    """The descriptors are read at once here: what the wire has told by then was written before."""
+    """The test reads the pipes at once, so messages that have arrived by then were written earlier."""
     kernel.run("marks = []\nfor n in range(3):\n    print('before', n)\n    subprocess.run(['true'])")
     told = kernel.run(
         "print('first', end='')\nsubprocess.run(['true'])\nprint('second', end='')\nos.system('true')\n"
@@ -178,7 +178,7 @@ def test_cell_whose_output_is_not_read_can_be_interrupted(kernel: Process) -> No
 
 @pytest.fixture(scope="module")
 def unrung(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    """A kernel that is rung for by hand."""
+    """A kernel for which the test requests flushes."""
     running = Process(tmp_path_factory.mktemp("kernel"), rings_s=0)
     running.run("import os, time")
     yield running

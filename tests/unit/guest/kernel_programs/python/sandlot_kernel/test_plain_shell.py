@@ -1,4 +1,4 @@
-"""The shell without IPython: what an object offers, and what of a cell is shown and kept."""
+"""The shell without IPython: representations of objects, results and the history."""
 
 from __future__ import annotations
 
