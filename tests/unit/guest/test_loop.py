@@ -59,7 +59,7 @@ def test_time_stands_still_while_the_clock_is_held(machine: Machine) -> None:
     machine.after(60)
     machine.clock.now_s += 10
     machine.loop.hold_clock()
-    machine.clock.now_s += 3600  # a checkpoint, and what was restored from it an hour later
+    machine.clock.now_s += 3600  # a restore one hour after the checkpoint
     machine.loop.turn()
     assert machine.rung == []
     machine.loop.release_clock()
@@ -72,7 +72,7 @@ def test_time_stands_still_while_the_clock_is_held(machine: Machine) -> None:
 def test_held_clock_is_released_after_the_maximum_time(machine: Machine) -> None:
     machine.after(60)
     machine.loop.hold_clock()
-    machine.epoll.leap_s = 7200.0  # of which it lived none
+    machine.epoll.leap_s = 7200.0  # the sandbox was frozen for two hours
     for _ in range(int(module.MAX_HOLD_S / module.HOLD_TICK_S)):
         assert machine.rung == []
         machine.loop.turn()

@@ -49,7 +49,7 @@ def answer(told: list[events.Event]) -> object:
     "name,args,id_,code",
     [
         ("no.such.call", {}, None, "unsupported"),
-        ("guest.info", {}, None, "unsupported"),  # of the schema, but nobody here does it
+        ("guest.info", {}, None, "unsupported"),  # in the schema, but without a handler here
         ("guest.deadline", {"deadline_s": "soon"}, None, "invalid_request"),
         ("guest.deadline", {"else": 1}, None, "invalid_request"),
         ("guest.deadline", [], None, "invalid_request"),
@@ -105,7 +105,7 @@ def test_call_in_progress_responds_on_the_last_stream(pair: Pair) -> None:
 def test_response_of_an_earlier_connection_is_dropped(pair: Pair) -> None:
     pair.ask("process.signal", {"process": "x", "signal": 9})
     pair.greet()
-    pair.ask("process.signal", {"process": "y", "signal": 9})  # the stream has the number that the dead one had
+    pair.ask("process.signal", {"process": "y", "signal": 9})  # the stream has the id of the earlier one
     pair.waiting[0].result(running=False)
     assert not pair.move()
     pair.waiting[1].result(running=True)

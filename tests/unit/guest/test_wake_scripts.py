@@ -71,7 +71,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     folder.mkdir()
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_mode & 0o055 != 0o055:
-            parent.chmod(0o755)  # scripts of uid 1000 are below pytest's folders
+            parent.chmod(0o755)  # so that uid 1000 reaches its scripts in pytest's folders
     monkeypatch.setattr(module, "LOG", str(tmp_path / "log/wake.log"))
     monkeypatch.setattr(module, "find_scripts", lambda: find_scripts(str(folder)))
     return Machine(folder, monkeypatch)

@@ -147,7 +147,7 @@ async def test_memory_is_limited_with_a_slow_consumer() -> None:
                 at += len(item.data)
                 if at % 7 == 0:
                     await asyncio.sleep(0)
-            # Both ends are in this process: a window here, a queue there, a pipe's worth of frames between.
+            # Both ends are in this process: a window at one end, a queue at the other, and the frames in the pipe.
             assert tracemalloc.get_traced_memory()[1] < 4 * WINDOW_BYTES + MIB
         finally:
             tracemalloc.stop()

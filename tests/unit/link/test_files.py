@@ -74,7 +74,7 @@ async def test_memory_of_an_upload_is_limited() -> None:
         size = 0
         while not call.ended.is_set() or call.input:
             size += len(call.input)
-            # Never far ahead of what was taken: a queue, a pipe, a window.
+            # The unread bytes are at most those of a queue, a pipe and a window.
             assert made * len(block) - size < MIB
             call.input.clear()
             await asyncio.sleep(0)

@@ -66,7 +66,7 @@ async def test_violation_ends_the_link_and_all_its_calls(raw: bytes) -> None:
             asyncio.create_task(link.files.write("/f", b"x" * MIB)),
         ]
         await peer.call("file.write")
-        peer.answers = False  # what it would have said politely is not said any more
+        peer.answers = False  # the peer sends no regular responses from now on
         peer.raw(raw)
         lost = await link.wait_closed()
         assert lost.reason is LinkClosedReason.VIOLATION
@@ -308,7 +308,7 @@ async def test_pipe_that_is_never_empty_does_not_block_the_loop() -> None:
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.files.stat("/f")
-        # Opened anew, so that the flooder may block where the peer must not: O_NONBLOCK belongs to the open file, open(2).
+        # Open the pipe again, so that the flooder may block and the peer not: O_NONBLOCK belongs to the open file (open(2)).
         pipe = os.open(f"/proc/self/fd/{flooder.stream.write_fd}", os.O_WRONLY)
         program = f"import os\npast = bytes.fromhex({past.hex()!r})\nwhile True: os.write(1, past); os.write(2, b'.')"
         flood = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=pipe, stderr=asyncio.subprocess.PIPE)

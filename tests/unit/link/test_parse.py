@@ -37,7 +37,7 @@ PARSERS = [
 ]
 
 
-@settings(max_examples=40)  # tests/fuzz gives all parsers many more, out of true traffic
+@settings(max_examples=40)  # tests/fuzz runs all parsers on more inputs, derived from real traffic
 @given(WORDS, st.sampled_from(PARSERS))
 def test_any_message_is_a_value_or_a_violation(words: object, parser: Any) -> None:  # noqa: ANN401 - one of many
     try:

@@ -144,7 +144,7 @@ async def test_number_of_services_is_limited_if_a_guest_opens_and_resets() -> No
             await asyncio.Event().wait()
         finally:
             async with asyncio.timeout(60):
-                await may_end.wait()  # as one that has to clean up does
+                await may_end.wait()  # like a service with a slow clean-up
             running -= 1
 
     async with linked(services={"stubborn": stubborn}) as (link, peer):

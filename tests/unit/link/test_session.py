@@ -122,7 +122,7 @@ async def test_second_service_takes_over_the_guest_of_a_dead_service() -> None:
     await first.processes.start(ProcessSpec(("yes",)))
     pending = asyncio.create_task(first.files.stat("/f"))
     await until(lambda: peer.unsent)
-    await first.aclose()  # to the guest the same as a kill: nothing is said
+    await first.aclose()  # for the guest the same as a kill: no frame is sent
     with pytest.raises(UnavailableError):
         await pending
     assert os.read(to_host[0], 1000), "what nobody read lies in the pipe"
@@ -149,7 +149,7 @@ async def test_quiesce_resets_all_streams_and_only_wake_is_served() -> None:
         for cut in (pending, process.result()):
             with pytest.raises(ConflictError, match="was paused") as told:
                 await cut
-            assert not told.value.retryable  # what was begun goes on
+            assert not told.value.retryable  # the effect of the call may last
             assert (told.value.code, told.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
         assert link.asleep
         assert not link.closed
@@ -269,7 +269,7 @@ async def test_nothing_is_sent_while_a_checkpoint_is_taken() -> None:
         (await peer.call("process.start")).started()
         reading = await starting
         asking = []
-        for is_armed_already in (False, True):  # what is paused is armed, and again before it is written down
+        for is_armed_already in (False, True):  # a pause arms the guest, and a snapshot arms it again
             await link.checkpoint(armed=True)
             assert unread(peer) == 0
             before = peer.stream.reads

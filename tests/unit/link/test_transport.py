@@ -14,7 +14,7 @@ from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableErr
 from sandlot.protocol import events, frames
 from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, stat, until
 
-F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ, fcntl(2); the name came with Python 3.10 on some builds only
+F_SETPIPE_SZ = 1031  # fcntl(2); not every build of Python has fcntl.F_SETPIPE_SZ
 PAGE = 4096
 
 

@@ -77,7 +77,7 @@ LIES: Mapping[str, Sequence[object]] = {
     "a word that there is not": ({"event": "moved", "to": "10.0.0.1"},),
     "a result that there is not": (CONNECTED, {"result": {"bytes": 1}}),
 }
-"""What a guest says: messages, and channels of which it sends a byte."""
+"""Messages of the guest, and channels on which it sends one byte."""
 
 
 @pytest.mark.parametrize("lie", LIES)

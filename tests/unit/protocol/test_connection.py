@@ -147,7 +147,7 @@ def test_number_of_streams_is_limited() -> None:
     ends.settle()
     ends.host.reset(streams[0], "conflict", "no")
     with pytest.raises(TooMany, match="maximum number"):
-        ends.host.open({})  # the RESET is still here, so the guest still counts it
+        ends.host.open({})  # the RESET is not sent yet, so the guest still counts the stream
     ends.host_writes(1)
     ends.host.open({})
     ends.guest.reset(served[0], "conflict", "no")
@@ -169,7 +169,7 @@ def test_armed_guest_is_asleep_after_the_next_handshake() -> None:
     ends.settle()
     ends.arm(armed=True)
     ends.guest.send_bytes(stream, 1, b"undisturbed")
-    ends.host.hello(NONCE)  # said again: the same life
+    ends.host.hello(NONCE)  # repeated: the same connection
     ends.settle()
     assert not list(ends.of(events.Quiesced))
     assert [event.data for event in ends.of(events.Bytes) if isinstance(event, events.Bytes)] == [b"undisturbed"]
@@ -186,7 +186,7 @@ def test_guest_is_armed_for_one_handshake() -> None:
     ends.kill_host()
     ends.host.hello(OTHER)
     ends.settle()
-    ends.guest.asleep = False  # it was woken
+    ends.guest.asleep = False  # as after guest.wake
     ends.kill_host()
     ends.host.hello(b"a third service.")
     ends.settle()

@@ -65,7 +65,7 @@ def tags(happened: list[events.Event]) -> set[str]:
     return found
 
 
-# -- law 1 --------------------------------------------------------------------------------------------------------------
+# -- bounded writes ---------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -84,7 +84,7 @@ def test_host_frames_fit_into_one_atomic_write(work: list[tuple[str, str, int]])
     assert count >= 60_000 // 4096
 
 
-# -- law 2 --------------------------------------------------------------------------------------------------------------
+# -- handshake --------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -108,7 +108,7 @@ def test_new_host_sees_nothing_of_an_earlier_connection(
     read_by_dead_host: int,
     garbage: bytes,
 ) -> None:
-    """Law 1 leaves no half frame towards the guest; the greeting gets along with one, and with garbage, all the same."""
+    """The host never leaves a partial frame, but the handshake works even after one, and after any bytes."""
     ends = Ends.greeted()
     do(ends, before, "old")
     ends.host_writes(host_frames)
@@ -151,7 +151,7 @@ def test_guest_finds_a_hello_after_any_bytes(noise: list[bytes], cuts: list[int]
     assert guest.next_batch().endswith(handshake.welcome(b"0123456789abcdef", 1, asleep=True))
 
 
-# -- law 4 --------------------------------------------------------------------------------------------------------------
+# -- flow control ---------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -186,7 +186,7 @@ def test_streams_respect_their_credit_and_do_not_block_each_other(sent: list[tup
             ends.guest.send_bytes(stream, 1, b"x" * size)
         else:
             ends.guest.send(stream, b"x" * size)
-    ends.settle()  # a host that saw more than its credit would raise
+    ends.settle()  # the host raises if the guest exceeds its credit
     held = dict.fromkeys(streams, 0)
     for event in ends.host_events:
         assert isinstance(event, events.Bytes | events.Received)
@@ -224,7 +224,7 @@ def test_sender_that_respects_room_stays_within_the_queue(sizes: list[int]) -> N
         assert QUEUE_BYTES - ends.host.room(stream) <= QUEUE_BYTES
 
 
-# -- law 5 --------------------------------------------------------------------------------------------------------------
+# -- streams ----------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -242,7 +242,7 @@ def test_streams_opened_by_either_end_are_known_to_both(opened: list[tuple[str, 
         assert told == dict(wanted[side])
 
 
-# -- law 7 --------------------------------------------------------------------------------------------------------------
+# -- sleep ------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)

@@ -24,7 +24,7 @@ SIZES = st.one_of(st.integers(0, 300), st.integers(0, 300_000), st.sampled_from(
 SIDES = st.sampled_from([HOST, GUEST])
 RARELY = st.sampled_from([False] * 7 + [True])
 Key = tuple[str, int]
-"""Who sends, and on which stream."""
+"""Sender and stream."""
 
 
 class Both(RuleBasedStateMachine):

@@ -202,7 +202,7 @@ def test_unsupported_value_makes_no_message() -> None:
 
 
 def test_message_longer_than_its_length_can_say_is_refused() -> None:
-    piece = b"x" * (1 << 20)  # the same bytes again and again: 4 GiB are never made
+    piece = b"x" * (1 << 20)  # the same object many times, so that 4 GiB are never allocated
     with pytest.raises(values.EncodingError, match="4 GiB"):
         values.encode_message([piece] * (1 << 12))
 

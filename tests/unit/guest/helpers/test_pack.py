@@ -32,7 +32,7 @@ def test_packed_archive_is_unpacked_by_tarfile(tmp_path: Path, *, compress: bool
     assert said.result == {"files": 3, "folders": 31, "links": 1, "bytes": 700_016, "left_out": 0}
     with tarfile.open(fileobj=io.BytesIO(said.data), mode="r:gz" if compress else "r:") as archive:
         assert archive.getmember("link").linkname == "../" * 40 + "etc"
-        vars(archive)["extraction_filter"] = lambda member, _: None if member.issym() else member  # for pythons that have one
+        vars(archive)["extraction_filter"] = lambda member, _: None if member.issym() else member  # Python 3.12 and backports
         for member in archive:
             if not member.issym():
                 archive.extract(member, out)

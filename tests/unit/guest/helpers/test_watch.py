@@ -45,7 +45,7 @@ class Watcher:
         return None if path is None else path.removeprefix(f"{self.folder}/")
 
     def end(self) -> int:
-        self.process.communicate()  # ends its input
+        self.process.communicate()  # closes its input
         return self.process.returncode
 
 

@@ -21,7 +21,7 @@ ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s":
         ("died", True, False, "died"),
         ("killed", True, True, "did not react to an interrupt"),
         ("killed", True, False, "its context was restarted"),
-        # A restart before the first message tells nothing about the program of the language.
+        # A restart before the first message does not mean that the program of the language failed.
         ("killed", False, False, "its context was restarted"),
         ("died", False, False, "The node of the image did not start at all, so the code was not run"),
         ("died", False, True, "did not start in time"),

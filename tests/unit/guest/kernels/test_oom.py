@@ -51,9 +51,9 @@ def test_memory_of_a_process_is_measured() -> None:
     "limit, peak, others, expected",
     [
         (1024, 512, 0, True),
-        (1024, 340, 680, True),  # three of a third
-        (1024, 340, 100, False),  # there was room: something else has killed it
-        (1024, 100, 924, False),  # the kernel would have killed a larger one
+        (1024, 340, 680, True),  # three processes of a third each
+        (1024, 340, 100, False),  # memory was free, so the reason is another one
+        (1024, 100, 924, False),  # the OOM killer would have killed a larger process
         (0, 500, 500, False),
     ],
 )

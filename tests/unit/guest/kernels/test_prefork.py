@@ -133,7 +133,7 @@ class Spare:
         self.woken.append((env, entropy, cwd))
 
     def read_ahead(self) -> int:
-        return len(self.asked)  # it answers at once
+        return len(self.asked)  # the fork server responds at once
 
     def send(self, message: object) -> None:
         self.asked.append(message)

@@ -56,7 +56,7 @@ class Inside(JoinedLink):
         self.move()
 
     def turn(self) -> None:
-        self.loop.call_later(0.01, lambda: None)  # the longest that it sleeps
+        self.loop.call_later(0.01, lambda: None)  # maximum time of a turn
         self.loop.turn()
         self.move()
 
@@ -109,7 +109,7 @@ class Selfish(lean.socket):
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Generator[Inside]:
-    monkeypatch.setattr(tunnels, "lookup_account", lambda _name: lookup_account("root"))  # sockets as whoever runs the test
+    monkeypatch.setattr(tunnels, "lookup_account", lambda _name: lookup_account("root"))  # sockets as the user of the test
     made = Inside()
     yield made
     for tunnel in list(made.tunnels.open):
@@ -185,7 +185,7 @@ def test_output_of_a_program_that_reads_nothing_is_read_to_its_end(inside: Insid
     program, _ = listener.accept()
     program.sendall(b"last words")
     program.close()
-    inside.send(stream, *[b"x"] * (MAX_PIECES + 1))  # two writes of one turn: the second fails before anything is read
+    inside.send(stream, *[b"x"] * (MAX_PIECES + 1))  # two writes in one turn; the second fails before the socket is read
     assert inside.answer(stream) == {"result": {}}
     assert inside.said[stream][1:] == [b"last words", {"event": "end"}, {"result": {}}]
     assert not inside.tunnels.open

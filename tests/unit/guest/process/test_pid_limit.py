@@ -23,14 +23,14 @@ ENDLESS = resource.RLIM_INFINITY
 @pytest.mark.parametrize(
     "soft, hard, before, after, expected",
     [
-        (ENDLESS, ENDLESS, 0, 64, 64),  # the first one
+        (ENDLESS, ENDLESS, 0, 64, 64),  # no earlier limit
         (64, ENDLESS, 64, 200, 200),
         (64, ENDLESS, 64, 20, 20),
-        (30, ENDLESS, 64, 200, 30),  # it limited itself
+        (30, ENDLESS, 64, 200, 30),  # the process has lowered its limit
         (30, ENDLESS, 64, 20, 20),
-        (ENDLESS, ENDLESS, 64, 200, 200),  # it had raised its own
+        (ENDLESS, ENDLESS, 64, 200, 200),  # the process has raised its limit
         (5000, ENDLESS, 64, 20, 20),
-        (64, 100, 64, 200, 100),  # what was started so can have no more
+        (64, 100, 64, 200, 100),  # the hard limit is lower
         (0, 0, 64, 200, 0),
     ],
 )
@@ -96,7 +96,7 @@ def test_fast_count_includes_threads() -> None:
     (found,) = (task for task in live_processes() if task.pid == child.pid)
     assert found.threads == 401
     assert Path(f"/proc/{child.pid}/task").stat().st_nlink - 2 == found.threads
-    # Others come and go on this machine; these are many.
+    # Other processes start and end on this machine, but only few.
     assert count_tasks_fast() - before > 200
     child.kill()
     child.communicate()
@@ -111,10 +111,10 @@ def test_session_counts_its_threads_and_unreaped_zombies() -> None:
         task(1, 0, 1, threads=3),
         task(10, 1, 10, threads=5),
         task(11, 10, 10),
-        task(12, 10, 12, b"Z"),  # it left the session, and its parent does not wait for it
-        task(20, 1, 20, b"Z"),  # PID 1 is about to
+        task(12, 10, 12, b"Z"),  # a zombie in its own session, whose parent does not wait for it
+        task(20, 1, 20, b"Z"),  # a zombie that PID 1 is about to reap
         task(21, 20, 20, b"Z", threads=7),  # only its first thread is dead
-        task(30, 99, 30, b"Z"),  # its parent went while all were being looked at
+        task(30, 99, 30, b"Z"),  # its parent ended during the reading of /proc
     ]
     assert tasks_per_session(found) == {10: 7, 20: 7, 30: 1}
 

@@ -198,7 +198,7 @@ def test_shell_and_jobs_end_with_the_guest(tmp_path: Path) -> None:
     assert int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
     kernel.close()
     deadline = time.monotonic() + 30
-    while members(kernel.process.pid) and time.monotonic() < deadline:  # some end a moment after the others
+    while members(kernel.process.pid) and time.monotonic() < deadline:  # processes end one after the other
         time.sleep(0.02)
     assert members(kernel.process.pid) == []
 
@@ -226,6 +226,6 @@ def test_next_cell_runs_after_many_interrupts(shell: Piped) -> None:
 
 
 def test_interrupt_during_the_end_report_of_a_cell_loses_nothing(shell: Piped) -> None:
-    told = shell.run("x=5; printf() { unset -f printf; kill -INT $$; }")  # what tells it
+    told = shell.run("x=5; printf() { unset -f printf; kill -INT $$; }")  # printf sends the report
     assert told.errors in ([], [("KeyboardInterrupt", "")])
     assert shell.run("echo $x").stdout == "5\n"

@@ -31,7 +31,7 @@ def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as where the guest starts one by itself
+    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as when the guest starts a kernel directly
     yield running
     running.close()
 

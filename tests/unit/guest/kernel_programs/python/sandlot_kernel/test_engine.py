@@ -83,7 +83,7 @@ def test_rehearsal_sends_nothing_and_leaves_no_trace(tmp_path: Path) -> None:
         assert [message["event"] for message in told] == ["ready", "started", "display", "done"]
         assert told[1]["count"] == 1
         assert told[2]["data"]["text/plain"] == "(2, 0, '', '', '', '')"
-        kernel.send({"op": "rehearse"})  # it has served somebody by now: nothing is run
+        kernel.send({"op": "rehearse"})  # the kernel has run a cell, so nothing is run
         assert kernel.text("print([name for name in globals() if name not in before and not name.startswith('_')])") == "['before']\n"
     finally:
         kernel.close()

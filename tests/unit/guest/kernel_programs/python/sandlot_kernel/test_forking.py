@@ -95,7 +95,7 @@ def test_wait_for_the_guest_has_a_timeout(silent: Process) -> None:
     cell = silent.begin("print('before')\nsubprocess.call(['true'])")
     asked = silent.until_event("sync")[-1]
     assert silent.until(cell)[-1]["ok"]
-    silent.send({"op": "synced", "number": asked["number"]})  # too late: heard between cells, and for nobody
+    silent.send({"op": "synced", "number": asked["number"]})  # too late: received between cells and ignored
     assert silent.value("'on'") == "'on'"
 
 

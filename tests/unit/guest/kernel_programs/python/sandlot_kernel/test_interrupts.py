@@ -15,7 +15,7 @@ from tests.support.kernels import Process, errors_of, text_of
 STEPS = """
 import signal, sys, asyncio
 def arm(steps):
-    # SIGINT strikes where the profiled code is: calls and returns are where Python looks for signals.
+    # SIGINT is handled at the profiled call: Python checks for signals at calls and returns.
     left = [steps]
     def tell(frame, event, arg):
         left[0] -= 1
@@ -50,7 +50,7 @@ def test_interrupt_at_any_step_is_at_most_one_error(kernel: Process, code: str) 
         cell = kernel.begin(code)
         told = kernel.until(cell)
         interrupted += "KeyboardInterrupt" in errors_of(told)
-        kernel.until(kernel.begin("sys.setprofile(None)", stored=False))  # which may be interrupted itself, or not
+        kernel.until(kernel.begin("sys.setprofile(None)", stored=False))  # this cell may be interrupted too
         assert {message["cell"] for message in told} == {cell}
         assert is_true_to_itself(told), told
     assert interrupted

@@ -37,7 +37,7 @@ def test_delayed_output_is_sent_while_the_cell_runs(kernel: Process) -> None:
 
 
 HELD = "import ctypes\nos.mkfifo('gate')\nsys.stdout.flush()\n{}\nctypes.PyDLL(None).open(b'gate', os.O_RDONLY)\nos.remove('gate')"
-"""Ends in a call in C that keeps the interpreter for itself until somebody opens the other side."""
+"""The code ends with a C call that holds the interpreter lock until the other end is opened."""
 
 
 @pytest.mark.parametrize(
