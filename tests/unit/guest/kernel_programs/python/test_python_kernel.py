@@ -101,9 +101,9 @@ def test_wake_sets_the_environment_and_before_the_first_cell_the_directory(tmp_p
     ],
 )
 def test_no_message_exceeds_the_limits_of_the_guest(kernel: Process, code: str, events: list[str]) -> None:
-    told = kernel.run(f"{code};")
-    assert [message["event"] for message in told] == events
-    assert all(len(values.encode(message)) <= MESSAGE_MAX_BYTES for message in told)
+    outcome = kernel.run(f"{code};")
+    assert [message["event"] for message in outcome] == events
+    assert all(len(values.encode(message)) <= MESSAGE_MAX_BYTES for message in outcome)
 
 
 @pytest.mark.parametrize("shell", ["ipython", "plain"])
@@ -136,22 +136,22 @@ class ForkServer(Peer):
             )
         super().__init__(ours)
         self.kernels: list[Kernel] = []
-        self.bells: list[int] = []
+        self.flush_fds: list[int] = []
         assert self.receive() == {"event": "ready", "warm": False}
         assert self.receive() == {"event": "warm"}
 
     def fork(self) -> tuple[Kernel, int]:
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
-        bell, ours_of_it = os.pipe()
-        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write, bell])
-        told = self.receive()
+        flush_fd, flush_write = os.pipe()
+        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write, flush_fd])
+        outcome = self.receive()
         theirs.close()
         os.close(out_write)
-        os.close(bell)
-        self.bells.append(ours_of_it)
-        assert told["event"] == "forked"
-        self.kernels.append(Kernel(ours, told["pid"]))
+        os.close(flush_fd)
+        self.flush_fds.append(flush_write)
+        assert outcome["event"] == "forked"
+        self.kernels.append(Kernel(ours, outcome["pid"]))
         return self.kernels[-1], out_read
 
     def fresh(self) -> bool:
@@ -163,8 +163,8 @@ class ForkServer(Peer):
         self.process.wait(60)
         for kernel in self.kernels:
             kernel.ours.close()
-        for bell in self.bells:
-            os.close(bell)
+        for flush_fd in self.flush_fds:
+            os.close(flush_fd)
 
 
 @pytest.fixture

@@ -24,14 +24,14 @@ def kernel(request: pytest.FixtureRequest) -> Process:
 
 @pytest.fixture(scope="module")
 def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=FLUSH_REQUEST_S)
+    running = Process(tmp_path_factory.mktemp("kernel"), flush_after_s=FLUSH_REQUEST_S)
     yield running
     running.close()
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as when the guest starts a kernel directly
+    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", flush_after_s=None)  # as when the guest starts a kernel directly
     yield running
     running.close()
 

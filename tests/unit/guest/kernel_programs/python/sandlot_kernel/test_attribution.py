@@ -15,15 +15,15 @@ def test_nested_threads_and_tasks_belong_to_the_first_cell(kernel: Process) -> N
     )
     first = kernel.begin(code)
     kernel.until(first)
-    told = kernel.until(kernel.begin("go.set()\nouter.join()"))
-    assert [message["cell"] for message in told if message["event"] == "output"] == [first]
+    outcome = kernel.until(kernel.begin("go.set()\nouter.join()"))
+    assert [message["cell"] for message in outcome if message["event"] == "output"] == [first]
 
 
 def test_subclassed_thread_belongs_to_the_cell_that_starts_it(kernel: Process) -> None:
     kernel.run("class Own(threading.Thread):\n    def run(self): print('own')\nthread = Own()")
     cell = kernel.begin("thread.start()\nthread.join()")
-    told = kernel.until(cell)
-    assert {message["cell"] for message in told} == {cell}
+    outcome = kernel.until(cell)
+    assert {message["cell"] for message in outcome} == {cell}
 
 
 def test_thread_of_c_code_belongs_to_the_running_cell(kernel: Process) -> None:

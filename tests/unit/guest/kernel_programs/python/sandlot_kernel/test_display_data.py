@@ -14,7 +14,7 @@ from sandlot.protocol.schema import LIMITS
 
 
 @pytest.mark.parametrize(
-    "given,told",
+    "given,outcome",
     [
         ({"text/plain": "a"}, {"text/plain": "a"}),
         ({"text/plain": 5}, {"text/plain": "5"}),
@@ -30,11 +30,11 @@ from sandlot.protocol.schema import LIMITS
         ({"text/html": object()}, {"text/html": None}),
     ],
 )
-def test_representations_are_encoded_by_mime_type(given: dict[object, object], told: dict[str, object]) -> None:
+def test_representations_are_encoded_by_mime_type(given: dict[object, object], outcome: dict[str, object]) -> None:
     data, about = display_data.display_bundle(given)
     assert about == {}
-    assert set(data) == set(told)
-    assert all(told[mime] in {None, data[mime]} for mime in told)
+    assert set(data) == set(outcome)
+    assert all(outcome[mime] in {None, data[mime]} for mime in outcome)
 
 
 def test_long_text_is_cut_and_other_long_representations_are_left_out() -> None:
@@ -63,9 +63,9 @@ def _raised(depth: int) -> tuple[BaseException, TracebackType | None]:
 
 def test_size_of_an_error_is_limited() -> None:
     error, trace = _raised(3)
-    told = tracebacks.error_message(type(error), error, trace)
-    assert (told["name"], len(told["value"])) == ("ValueError", tracebacks.MAX_VALUE_CHARS)
-    assert any("in deeper" in line for line in told["traceback"])
+    outcome = tracebacks.error_message(type(error), error, trace)
+    assert (outcome["name"], len(outcome["value"])) == ("ValueError", tracebacks.MAX_VALUE_CHARS)
+    assert any("in deeper" in line for line in outcome["traceback"])
     many = BaseExceptionGroup("g", [_raised(1)[0] for _ in range(1000)])
     assert len(tracebacks.error_message(type(many), many, None)["traceback"]) <= tracebacks.MAX_LINES
 
@@ -90,12 +90,12 @@ def test_too_large_metadata_is_replaced_by_a_note_and_the_rest_is_kept(much: obj
 def test_metadata_and_representations_fit_into_one_message() -> None:
     about = {str(n): ["m" * 7999] * 60 for n in range(64)}
     given = {f"image/x-{n}": b"p" * 500_000 for n in range(64)} | {"text/plain": "ä" * 3_000_000}
-    data, told = display_data.display_bundle(given, about)
-    raw = values.encode({"event": "display", "cell": "c", "data": data, "main": True, "metadata": told})
+    data, outcome = display_data.display_bundle(given, about)
+    raw = values.encode({"event": "display", "cell": "c", "data": data, "main": True, "metadata": outcome})
     assert len(raw) <= MESSAGE_MAX_BYTES
-    assert parse_event(values.decode(raw))["metadata"] == told
-    assert told["0"] == about["0"]
-    assert told["63"] == display_data.NO_ROOM
+    assert parse_event(values.decode(raw))["metadata"] == outcome
+    assert outcome["0"] == about["0"]
+    assert outcome["63"] == display_data.NO_ROOM
 
 
 def test_length_and_number_of_mime_types_are_limited() -> None:

@@ -36,9 +36,9 @@ def test_every_message_contains_the_id_of_its_cell(kernel: Process) -> None:
     first = kernel.begin(
         "go = threading.Event()\nlate = threading.Thread(target=lambda: (go.wait(), display('late')))\nlate.start()\ndisplay('soon')"
     )
-    told = kernel.until(first)
-    assert [message["event"] for message in told] == ["started", "display", "done"]
-    assert {message["cell"] for message in told} == {first}
+    outcome = kernel.until(first)
+    assert [message["event"] for message in outcome] == ["started", "display", "done"]
+    assert {message["cell"] for message in outcome} == {first}
     second = kernel.begin("go.set(); late.join()")
     assert [(message["event"], message["cell"]) for message in kernel.until(second)] == [
         ("started", second),
@@ -57,8 +57,8 @@ def test_environment_of_a_cell_is_restored_after_the_cell(kernel: Process, code:
 
 def test_buffered_output_of_a_replaced_stream_belongs_to_the_cell(kernel: Process) -> None:
     cell = kernel.begin("import io\nkept = sys.stdout\nsys.stdout = io.TextIOWrapper(kept.buffer)\nprint('kept back')")
-    told = kernel.until(cell)
-    assert text_of(told) == "kept back\n"
+    outcome = kernel.until(cell)
+    assert text_of(outcome) == "kept back\n"
     kernel.run("sys.stdout.detach()\nsys.stdout = kept")
     assert kernel.text("print('again')") == "again\n"
 
@@ -75,14 +75,14 @@ def test_cell_that_cancels_itself_reports_a_cancellation(kernel: Process) -> Non
 
 
 def test_rehearsal_sends_nothing_and_leaves_no_trace(tmp_path: Path) -> None:
-    kernel = Process(tmp_path, rings_s=None)
+    kernel = Process(tmp_path, flush_after_s=None)
     try:
         kernel.send({"op": "rehearse"})
         first = kernel.begin("before = set(globals())\nlen(In), len(Out), _, __, ___, _i")
-        told = kernel.until(first)
-        assert [message["event"] for message in told] == ["ready", "started", "display", "done"]
-        assert told[1]["count"] == 1
-        assert told[2]["data"]["text/plain"] == "(2, 0, '', '', '', '')"
+        outcome = kernel.until(first)
+        assert [message["event"] for message in outcome] == ["ready", "started", "display", "done"]
+        assert outcome[1]["count"] == 1
+        assert outcome[2]["data"]["text/plain"] == "(2, 0, '', '', '', '')"
         kernel.send({"op": "rehearse"})  # the kernel has run a cell, so nothing is run
         assert kernel.text("print([name for name in globals() if name not in before and not name.startswith('_')])") == "['before']\n"
     finally:

@@ -33,10 +33,10 @@ NAP = "async def nap(value):\n    await asyncio.sleep(0.01)\n    return value\n"
     ],
 )
 def test_interrupt_ends_a_cell_in_every_situation(kernel: Process, code: str) -> None:
-    told = kernel.interrupt(code)
-    assert errors_of(told) == ["KeyboardInterrupt"]
-    assert not told[-1]["ok"]
-    assert "cleaned" not in code or text_of(told) == "cleaned\n"
+    outcome = kernel.interrupt(code)
+    assert errors_of(outcome) == ["KeyboardInterrupt"]
+    assert not outcome[-1]["ok"]
+    assert "cleaned" not in code or text_of(outcome) == "cleaned\n"
     assert kernel.value("'and the next one works'") == "'and the next one works'"
 
 
@@ -85,16 +85,16 @@ def test_asyncio_run_works_in_a_cell(kernel: Process, code: str) -> None:
 
 
 def test_cell_without_await_finds_the_event_loop(kernel: Process) -> None:
-    told = kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
-    assert errors_of(told) == [], told
+    outcome = kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
+    assert errors_of(outcome) == [], outcome
     assert kernel.value("await task") == "'done'"
     assert kernel.value("asyncio.get_running_loop() is asyncio.get_event_loop()") == "True"
 
 
 def test_nested_asyncio_run_is_refused(kernel: Process) -> None:
     kernel.run(NAP)
-    told = kernel.run("await nap(0)\nnested = nap(1)\ntry:\n    asyncio.run(nested)\nfinally:\n    nested.close()")
-    assert errors_of(told) == ["RuntimeError"]
+    outcome = kernel.run("await nap(0)\nnested = nap(1)\ntry:\n    asyncio.run(nested)\nfinally:\n    nested.close()")
+    assert errors_of(outcome) == ["RuntimeError"]
     assert kernel.value("asyncio.run(nap(2))") == "2"
 
 

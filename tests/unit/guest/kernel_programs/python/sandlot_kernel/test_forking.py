@@ -14,8 +14,8 @@ import pytest
 from tests.support.kernels import Process, errors_of, values_of
 
 
-def errors_in(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [message for message in told if message["event"] == "error"]
+def errors_in(outcome: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message for message in outcome if message["event"] == "error"]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def errors_in(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
 )
 def test_forked_child_ends_with_its_cell_and_sends_no_messages(kernel: Process, child: str, status: int) -> None:
-    told = kernel.run(
+    outcome = kernel.run(
         f"status = 0\npid = os.fork()\nif pid == 0:\n    {child}\nelse:\n    status = os.waitpid(pid, 0)[1]\nos.waitstatus_to_exitcode(status)"
     )
-    assert values_of(told) == [str(status)]
-    assert errors_of(told) == []
+    assert values_of(outcome) == [str(status)]
+    assert errors_of(outcome) == []
     assert kernel.value("'alone'") == "'alone'"
 
 
@@ -78,16 +78,16 @@ def test_program_starts_after_the_guest_has_read_earlier_output(silent: Process,
 
 def test_program_start_without_earlier_output_does_not_wait(silent: Process) -> None:
     cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]")
-    told = silent.until_event("sync")
-    assert [message["event"] for message in told] == ["started", "sync"], "for what the last cell told"
-    silent.send({"op": "synced", "number": told[-1]["number"]})
+    outcome = silent.until_event("sync")
+    assert [message["event"] for message in outcome] == ["started", "sync"], "for what the last cell outcome"
+    silent.send({"op": "synced", "number": outcome[-1]["number"]})
     assert [message["event"] for message in silent.until(cell)] == ["done"]
     cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]\nprint('x', end='')\n_ = [subprocess.call(['true']) for _ in range(3)]")
-    told = [*silent.until_event("sync")]
-    silent.send({"op": "synced", "number": told[-1]["number"]})
-    told += silent.until_event("sync")
-    assert [message["event"] for message in told] == ["started", "sync", "output", "sync"]
-    silent.send({"op": "synced", "number": told[-1]["number"]})
+    outcome = [*silent.until_event("sync")]
+    silent.send({"op": "synced", "number": outcome[-1]["number"]})
+    outcome += silent.until_event("sync")
+    assert [message["event"] for message in outcome] == ["started", "sync", "output", "sync"]
+    silent.send({"op": "synced", "number": outcome[-1]["number"]})
     assert [message["event"] for message in silent.until(cell)] == ["done"]
 
 
@@ -119,10 +119,10 @@ def test_message_that_arrives_during_the_wait_is_handled_later(silent: Process) 
 
 def test_threads_and_tasks_between_cells_do_not_wait(silent: Process) -> None:
     cell = silent.begin("t = threading.Thread(target=lambda: (print('x'), subprocess.call(['true'])))\nt.start(); t.join()")
-    told = silent.until(cell)
-    assert "sync" not in [message["event"] for message in told]
-    assert b"".join(message["data"] for message in told if message["event"] == "output") == b"x\n"
-    assert told[-1]["ok"]
+    outcome = silent.until(cell)
+    assert "sync" not in [message["event"] for message in outcome]
+    assert b"".join(message["data"] for message in outcome if message["event"] == "output") == b"x\n"
+    assert outcome[-1]["ok"]
 
 
 def test_missing_program_has_a_traceback_without_kernel_frames(kernel: Process) -> None:

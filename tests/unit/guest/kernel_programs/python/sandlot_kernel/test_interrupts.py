@@ -35,9 +35,9 @@ CELLS = (
 BUDGET = 12
 
 
-def is_true_to_itself(told: list[dict[str, Any]]) -> bool:
+def is_true_to_itself(outcome: list[dict[str, Any]]) -> bool:
     """Return True if the messages of a cell agree with its result."""
-    return len(errors_of(told)) == (0 if told[-1]["ok"] else 1)
+    return len(errors_of(outcome)) == (0 if outcome[-1]["ok"] else 1)
 
 
 @pytest.mark.parametrize("code", CELLS)
@@ -48,11 +48,11 @@ def test_interrupt_at_any_step_is_at_most_one_error(kernel: Process, code: str) 
     for _ in range(BUDGET):
         kernel.until(kernel.begin(f"arm({chance.randrange(900, 3000)})", stored=False))
         cell = kernel.begin(code)
-        told = kernel.until(cell)
-        interrupted += "KeyboardInterrupt" in errors_of(told)
+        outcome = kernel.until(cell)
+        interrupted += "KeyboardInterrupt" in errors_of(outcome)
         kernel.until(kernel.begin("sys.setprofile(None)", stored=False))  # this cell may be interrupted too
-        assert {message["cell"] for message in told} == {cell}
-        assert is_true_to_itself(told), told
+        assert {message["cell"] for message in outcome} == {cell}
+        assert is_true_to_itself(outcome), outcome
     assert interrupted
     assert kernel.text("print('whole')") == "whole\n"
 
@@ -65,14 +65,14 @@ def test_interrupt_soon_after_the_start_is_at_most_one_error(kernel: Process) ->
         kernel.until(cell, "started")
         time.sleep(chance.choice((0.03, 0.002)) * chance.random())
         os.kill(kernel.pid, signal.SIGINT)
-        told = kernel.until(cell)
-        assert is_true_to_itself(told), told
+        outcome = kernel.until(cell)
+        assert is_true_to_itself(outcome), outcome
 
 
 def test_second_error_of_a_cell_is_written_to_stderr(ipython: Process) -> None:
-    told = ipython.until(ipython.begin("for n in (0, 1):\n    try: 1 / 0\n    except Exception: get_ipython().showtraceback()"))
-    assert errors_of(told) == ["ZeroDivisionError"]
-    assert text_of(told, 2).endswith("ZeroDivisionError: division by zero\n")
+    outcome = ipython.until(ipython.begin("for n in (0, 1):\n    try: 1 / 0\n    except Exception: get_ipython().showtraceback()"))
+    assert errors_of(outcome) == ["ZeroDivisionError"]
+    assert text_of(outcome, 2).endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_late_error_of_a_cell_is_not_attributed_to_the_next_cell(ipython: Process) -> None:
@@ -82,6 +82,6 @@ def test_late_error_of_a_cell_is_not_attributed_to_the_next_cell(ipython: Proces
         "    except Exception: get_ipython().showtraceback()\ntask = asyncio.create_task(late())"
     )
     ipython.until(first)
-    told = ipython.until(ipython.begin("await task"))
-    assert (told[-1]["ok"], errors_of(told)) == (True, [])
-    assert {message["cell"] for message in told if message["event"] == "output" and b"ZeroDivisionError" in message["data"]} == {first}
+    outcome = ipython.until(ipython.begin("await task"))
+    assert (outcome[-1]["ok"], errors_of(outcome)) == (True, [])
+    assert {message["cell"] for message in outcome if message["event"] == "output" and b"ZeroDivisionError" in message["data"]} == {first}

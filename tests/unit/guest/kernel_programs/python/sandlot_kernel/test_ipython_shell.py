@@ -42,9 +42,9 @@ def test_cell_reports_its_result(ipython: Process, code: str, shown: list[str]) 
     ],
 )
 def test_magics_work(ipython: Process, code: str, text: str | None) -> None:
-    told = ipython.run(code)
-    assert errors_of(told) == []
-    assert text is None or text_of(told) == text
+    outcome = ipython.run(code)
+    assert errors_of(outcome) == []
+    assert text is None or text_of(outcome) == text
 
 
 def test_unknown_magic_is_a_usage_error(ipython: Process) -> None:
@@ -69,10 +69,10 @@ def test_help_is_displayed_without_a_pager(ipython: Process) -> None:
 
 def test_displays_of_all_kinds_are_reported(ipython: Process) -> None:
     ipython.run("from IPython.display import HTML, JSON, SVG, Image, Javascript, Latex, Markdown, clear_output, display")
-    told = ipython.run(
+    outcome = ipython.run(
         "display(HTML('<b>'), Markdown('*m*'), Latex('$x$'), Javascript('1'), JSON({'a': [1.5, float('nan')]}), Image(b'\\x89PNG\\r\\n\\x1a\\n0'))"
     )
-    data = [{mime: item for mime, item in message["data"].items() if mime != "text/plain"} for message in told]
+    data = [{mime: item for mime, item in message["data"].items() if mime != "text/plain"} for message in outcome]
     assert data == [
         {"text/html": "<b>"},
         {"text/markdown": "*m*"},

@@ -18,9 +18,9 @@ def test_changed_builtin_applies_to_cells_and_not_to_the_kernel(kernel: Process)
     )
     assert errors_of(kernel.run("len([])")) == ["ZeroDivisionError"]
     assert kernel.value("[1, 'two']") == "[1, 'two']", "results are shown"
-    told = kernel.run("undefined_name")
-    assert errors_of(told) == ["NameError"]
-    assert told[0]["traceback"][-1] == "NameError: name 'undefined_name' is not defined"
+    outcome = kernel.run("undefined_name")
+    assert errors_of(outcome) == ["NameError"]
+    assert outcome[0]["traceback"][-1] == "NameError: name 'undefined_name' is not defined"
     kernel.run("builtins.len, builtins.isinstance, builtins.repr = kept")
     assert kernel.value("len([1])") == "1"
 

@@ -67,11 +67,11 @@ def test_failed_callback_is_reported_by_the_next_cell_only(kernel: Process) -> N
     kernel.run("import sandlot_kernel\ndef broken(entropy): raise ValueError('no seed')\ndef leaves(entropy): raise SystemExit")
     kernel.run("for each in (broken, leaves): sandlot_kernel.on_wake(each)")
     wake(kernel)
-    told = kernel.run("print('on')")
-    assert errors_of(told) == []
-    assert text_of(told, 1) == "on\n"
-    assert "sandlot_kernel.on_wake: broken failed: ValueError: no seed" in text_of(told, 2)
-    assert "leaves failed: SystemExit" in text_of(told, 2)
+    outcome = kernel.run("print('on')")
+    assert errors_of(outcome) == []
+    assert text_of(outcome, 1) == "on\n"
+    assert "sandlot_kernel.on_wake: broken failed: ValueError: no seed" in text_of(outcome, 2)
+    assert "leaves failed: SystemExit" in text_of(outcome, 2)
     assert text_of(kernel.run("print('on')"), 2) == ""
     kernel.run(
         "broken = leaves = None\ndef broken(entropy): pass\nsandlot_kernel.on_wake(broken)\ndef leaves(entropy): pass\nsandlot_kernel.on_wake(leaves)"
@@ -81,9 +81,9 @@ def test_failed_callback_is_reported_by_the_next_cell_only(kernel: Process) -> N
 def test_callback_that_does_not_end_is_interrupted(kernel: Process) -> None:
     kernel.run("import sandlot_kernel, time\ndef endless(entropy):\n    while True: time.sleep(0.01)\nsandlot_kernel.on_wake(endless)")
     wake(kernel)
-    told = kernel.run("print('on')")
-    assert re.search(r"endless took longer than 2 s and was interrupted", text_of(told, 2))
-    assert text_of(told, 1) == "on\n"
+    outcome = kernel.run("print('on')")
+    assert re.search(r"endless took longer than 2 s and was interrupted", text_of(outcome, 2))
+    assert text_of(outcome, 1) == "on\n"
     kernel.run("def endless(entropy): pass\nsandlot_kernel.on_wake(endless)")
 
 
