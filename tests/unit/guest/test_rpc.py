@@ -37,11 +37,11 @@ def pair() -> Pair:
     return Pair()
 
 
-def answer(told: list[events.Event]) -> object:
+def answer(received: list[events.Event]) -> object:
     """Return the result of the only response, or its error code."""
-    answers = [event.message["result"] for event in told if isinstance(event, events.Received)]
-    answers += [event.reason["code"] for event in told if isinstance(event, events.WasReset)]
-    assert len(answers) == 1, told
+    answers = [event.message["result"] for event in received if isinstance(event, events.Received)]
+    answers += [event.reason["code"] for event in received if isinstance(event, events.WasReset)]
+    assert len(answers) == 1, received
     return answers[0]
 
 
@@ -93,13 +93,13 @@ def test_call_in_progress_responds_on_the_last_stream(pair: Pair) -> None:
     pair.ask("process.signal", args, id_)
     pair.greet()
     assert not pair.waiting[0].stream.is_open
-    stream, told = pair.ask("process.signal", args, id_)
-    assert not told
+    stream, received = pair.ask("process.signal", args, id_)
+    assert not received
     assert len(pair.waiting) == 1, "it was not begun again"
     pair.waiting[0].result(running=True)
-    told = pair.move()
-    assert answer(told) == {"running": True}
-    assert {event.stream for event in told if isinstance(event, events.StreamEvent)} == {stream}
+    received = pair.move()
+    assert answer(received) == {"running": True}
+    assert {event.stream for event in received if isinstance(event, events.StreamEvent)} == {stream}
 
 
 def test_response_of_an_earlier_connection_is_dropped(pair: Pair) -> None:
@@ -142,20 +142,20 @@ def test_only_starts_wait_until_they_are_released() -> None:
     start: dict[str, Any] = {"argv": ["true"], "env": {}, "cwd": None, "user": "user", "stdin": False, "timeout_s": None, "attach": False}
     pair.rpc.hold_starts()
     pair.rpc.hold_starts()
-    stream, told = pair.ask("process.start", start)
+    stream, received = pair.ask("process.start", start)
     given_up, _ = pair.ask("process.start", start)
     context: dict[str, Any] = {"kernel": "a", "language": "python", "cwd": None, "env": {}}
     lost, _ = pair.ask("kernel.create", context, b"k" * 16)
-    assert (begun, told) == ([], [])
-    _, told = pair.ask("guest.deadline", {"deadline_s": None})
+    assert (begun, received) == ([], [])
+    _, received = pair.ask("guest.deadline", {"deadline_s": None})
     assert len(pair.done) == 1
     for each in (given_up, lost):
         pair.host.reset(each, "conflict", "Nobody waits.")
     pair.move()
     pair.rpc.release_starts()
-    told = pair.move()
+    received = pair.move()
     assert [call.stream.id for call in begun] == [stream]
-    assert any(isinstance(event, events.Received) and event.stream == stream for event in told)
+    assert any(isinstance(event, events.Received) and event.stream == stream for event in received)
     pair.ask("kernel.create", context, b"k" * 16)
     assert len(begun) == 2, "asked again it is done"
     pair.rpc.release_starts()

@@ -43,8 +43,8 @@ async def test_guest_is_woken_after_the_handshake() -> None:
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
         limits = {"memory_bytes": None, "deadline_s": 9.5, "workspace": "/workspace"}
         assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, **limits}
-        told = await link.info()
-        assert (told.identity, told.uptime_s, told.processes, told.tasks, told.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
+        info = await link.info()
+        assert (info.identity, info.uptime_s, info.processes, info.tasks, info.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):
             await wake(link)
 
@@ -147,10 +147,10 @@ async def test_quiesce_resets_all_streams_and_only_wake_is_served() -> None:
         await peer.call("file.stat")
         await link.quiesce()
         for cut in (pending, process.result()):
-            with pytest.raises(ConflictError, match="was paused") as told:
+            with pytest.raises(ConflictError, match="was paused") as raised:
                 await cut
-            assert not told.value.retryable  # the effect of the call may last
-            assert (told.value.code, told.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
+            assert not raised.value.retryable  # the effect of the call may last
+            assert (raised.value.code, raised.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
         assert link.asleep
         assert not link.closed
         assert peer.connection.asleep

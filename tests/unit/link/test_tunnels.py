@@ -82,14 +82,14 @@ LIES: Mapping[str, Sequence[object]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_invalid_tunnel_message_is_a_violation(lie: str) -> None:
-    async def told(call: PeerCall) -> None:
+    async def send_invalid(call: PeerCall) -> None:
         for said in LIES[lie]:
             if isinstance(said, int):
                 call.put(said, b"x")
             else:
                 call.say(said)
 
-    async with linked({"port.connect": told}) as (link, _):
+    async with linked({"port.connect": send_invalid}) as (link, _):
         with pytest.raises(SandboxEndedError, match="protocol"):
             await heard(await link.connect_port(1))
 

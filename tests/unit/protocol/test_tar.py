@@ -46,9 +46,9 @@ def test_written_archive_is_read_from_pieces_of_any_size(files: list[tuple[str, 
 def test_tarfile_reads_the_headers(path: str, size: int, kind: str) -> None:
     member = tar.Member(path, kind, size=size if kind == tar.FILE else 0, target="../" + path if kind == tar.SYMLINK else "")
     with tarfile.open(fileobj=io.BytesIO(tar.header(member) + tar.END)) as opened:
-        told = opened.next()
-    assert told is not None
-    assert (told.name, told.size, told.linkname) == (path.rstrip("/"), member.size, member.target)
+        found = opened.next()
+    assert found is not None
+    assert (found.name, found.size, found.linkname) == (path.rstrip("/"), member.size, member.target)
 
 
 @settings(max_examples=25)

@@ -33,13 +33,13 @@ class Watcher:
 
     def until(self, *wanted: Happened) -> list[Happened]:
         """Return the events until all expected ones have arrived."""
-        told: list[Happened] = []
-        while not set(wanted) <= set(told):
+        found: list[Happened] = []
+        while not set(wanted) <= set(found):
             message = self.next()
             if "events" not in message:
-                raise AssertionError((message, told))
-            told += [(event["kind"], self._short(event["path"]), self._short(event["from"])) for event in message["events"]]
-        return told
+                raise AssertionError((message, found))
+            found += [(event["kind"], self._short(event["path"]), self._short(event["from"])) for event in message["events"]]
+        return found
 
     def _short(self, path: str | None) -> Any:  # noqa: ANN401 - as it comes
         return None if path is None else path.removeprefix(f"{self.folder}/")
@@ -81,8 +81,8 @@ def test_changes_of_files_are_reported(tmp_path: Path, watch: Begin, by: str) ->
     watcher.until(("removed", "sub/moved", None))
     (tmp_path / "deep/er").mkdir(parents=True)
     (tmp_path / "deep/er/file").write_text("x")
-    told = watcher.until(("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None))
-    assert len(told) == len(set(told)), "nothing twice"
+    found = watcher.until(("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None))
+    assert len(found) == len(set(found)), "nothing twice"
 
 
 @pytest.mark.parametrize("by", ["inotify", "scan"])

@@ -50,7 +50,7 @@ def call(id_: str = "call", **args: Any) -> Any:  # noqa: ANN401 - a Call
 def contexts(manager: KernelManager) -> list[str]:
     listing = call()
     manager.list_all(listing)
-    return [context["kernel"] for context in listing.told[-1]["kernels"]]
+    return [context["kernel"] for context in listing.sent[-1]["kernels"]]
 
 
 def test_default_context_is_created_at_its_first_use(manager: KernelManager) -> None:
@@ -116,5 +116,5 @@ def test_interrupted_cell_in_the_queue_is_aborted(manager: KernelManager) -> Non
     interrupt = call(execution="waiting", kernel=None)
     manager.interrupt(interrupt)
 
-    assert interrupt.told == [{"running": True}]
-    assert waiting.told[-1]["status"] == "aborted"
+    assert interrupt.sent == [{"running": True}]
+    assert waiting.sent[-1]["status"] == "aborted"
