@@ -115,7 +115,7 @@ class Loop:
         self._watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        """Stop to watch a descriptor. Call this before the descriptor is closed. Idempotent."""
+        """Stop watching a descriptor. Called before the descriptor is closed. Idempotent."""
         if self._watched.pop(fd, None) is not None:
             del self._masks[fd]
             self._epoll.unregister(fd)

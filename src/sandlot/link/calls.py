@@ -179,7 +179,7 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         self.abandon()
 
     async def _wait_first_message(self, event: asyncio.Event) -> None:
-        """Wait for an event of the guest's first message. If the caller is cancelled meanwhile, abandon the call."""
+        """Wait until the guest's first message has set ``event``. If the caller is cancelled meanwhile, abandon the call."""
         try:
             await event.wait()
         except BaseException:
@@ -188,20 +188,20 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
 
 
 class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
-    """A call with standard output and standard error, each byte at an offset."""
+    """A call with standard output and standard error, whose bytes have offsets."""
 
     _offsets: dict[int, int]
     """The next offset of each channel."""
 
     def _on_bytes(self, event: events.Bytes) -> None:
         if event.channel not in _OUTPUT_CHANNELS:
-            raise ProtocolError(f"{self._name} sent bytes on channel {event.channel}")
+            raise ProtocolError(f"{self._name} sent bytes on channel {event.channel}; only 1 and 2 are allowed")
         self._stream.put(Output(event.channel, self._advance(event.channel, len(event.data)), event.data), event.credit)
 
     def _on_gap(self, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         channel, size = fields["channel"], fields["bytes"]
         if channel not in _OUTPUT_CHANNELS or size <= 0:
-            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}")
+            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}, which is impossible")
         self._stream.put(OutputGap(channel, size, self._advance(channel, size)), credit)
 
     def _advance(self, channel: int, size: int) -> int:

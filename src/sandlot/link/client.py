@@ -31,7 +31,7 @@ _ENTROPY_BYTES = 64
 
 
 class Link:
-    """The host's end of the link to one guest; made by :meth:`open`.
+    """The host's end of the link to one guest, created by :meth:`open`.
 
     Calls about processes, kernels and files are methods of ``link.processes``, ``link.kernels`` and ``link.files``.
 
@@ -90,7 +90,7 @@ class Link:
         return self._session.transport.closed.done()
 
     async def wait_closed(self) -> LinkClosed:
-        """Wait until the link has ended, and return why. Any number of callers may wait."""
+        """Wait until the link has ended, and return the reason. Any number of callers may wait."""
         return await asyncio.shield(self._session.transport.closed)
 
     def set_services(self, services: Mapping[str, Service]) -> None:
@@ -153,12 +153,11 @@ class Link:
         Streams, processes and cells continue. A guest that is restored from the checkpoint is asleep: it serves only :meth:`wake`. If this
         link ends between the two calls, the guest itself is asleep on the next link.
 
-        In between, nothing is sent; calls made meanwhile are sent afterwards. Reason: if a byte reaches gVisor (20240729) while it saves
-        its own state, the image can contain an epoll that counts the link as ready but does not report it. A guest restored from such an
-        image never reads again.
+        Between the two calls, nothing is sent, and other calls wait. Reason: if a byte arrives while gVisor (20240729) saves its own state,
+        the saved epoll may count the link as ready without reporting it. A guest that is restored from such an image never reads again.
 
         Args:
-            armed: True before the checkpoint; False after it, also if it failed.
+            armed: True before the checkpoint; False after it, even if it failed.
 
         Raises:
             SandlotError: The guest is asleep, or the link has ended.
@@ -178,7 +177,7 @@ class Link:
 
         Args:
             timeout_s: Maximum time to wait in seconds. After a timeout, the guest continues its preparation.
-            lean: Keep only the first kernel, which takes half the memory (97 MiB instead of 160 with numpy, pandas and Matplotlib in
+            lean: True to keep only the first kernel, which takes half the memory (97 MiB instead of 160 with numpy, pandas and Matplotlib in
                 gVisor, measured). The fork server is then started again, in about a second, when another kernel is needed.
 
         Raises:
@@ -188,7 +187,7 @@ class Link:
         await self._session.request("guest.warm", {"lean": lean}, parse.nothing, timeout_s=timeout_s)
 
     async def info(self) -> GuestInfo:
-        """Return facts about the guest."""
+        """Return the state and the resource use of the guest."""
         return await self._session.request("guest.info", {}, parse.guest_info)
 
     async def set_deadline(self, seconds: float | None) -> None:
@@ -235,5 +234,5 @@ class Link:
         return await Tunnel(self._session.transport, port, call_id=new_call_id()).opened()
 
     async def aclose(self) -> None:
-        """Close this end. The sandbox lives on, and a new link can be opened to it. Idempotent."""
+        """Close this end. The sandbox keeps running, and a new link can be opened to it. Idempotent."""
         await self._session.aclose()

@@ -139,8 +139,8 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
     """Parse the result of ``process.start`` and ``process.attach``.
 
     Args:
-        expected: Id of the process that the call was about.
-        given: The value that the guest sent.
+        expected: Id of the process of the call.
+        given: The received value.
 
     Raises:
         ProtocolError: The value is invalid, or is the result of another process.
@@ -168,15 +168,15 @@ def process_end(expected: ProcessId, given: object) -> ProcessResult:
     """Parse the result of ``process.wait``.
 
     Args:
-        expected: Id of the process that the call was about.
-        given: The value that the guest sent.
+        expected: Id of the process of the call.
+        given: The received value.
 
     Raises:
         ProtocolError: The value is invalid, is the result of another process, or says that the process still runs.
     """
     result = process_result(expected, given)
     if result.reason is None:
-        raise ProtocolError("the result of process.wait has no reason for the end of the process")
+        raise ProtocolError("process.wait has a result, but the process has not ended")
     return result
 
 

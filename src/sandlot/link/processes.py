@@ -99,7 +99,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
     def _parse_result(self, given: object) -> ProcessResult:
         result = parse.process_result(self.id, given)
         if self._waits and result.reason is None:
-            raise ProtocolError("the result of a process has no reason for its end")
+            raise ProtocolError("a process has a result, but has not ended")
         if self._pid not in {0, result.pid} or (self._waits and not self._pid):
             raise ProtocolError("the result of a process has another pid than its start")
         self._pid = result.pid
@@ -159,7 +159,7 @@ class ProcessRequests:
             stderr_from: Offset for standard error, likewise.
 
         Raises:
-            NotFoundError: The guest knows no such process.
+            NotFoundError: The guest does not remember the process.
         """
         self._session.check_usable()
         args = {"process": id, "stdout_from": stdout_from, "stderr_from": stderr_from}
@@ -173,7 +173,7 @@ class ProcessRequests:
             id: Id of the process.
 
         Raises:
-            NotFoundError: The guest knows no such process.
+            NotFoundError: The guest does not remember the process.
             SandlotError: The link has ended.
         """
         self._session.check_usable()
@@ -184,7 +184,7 @@ class ProcessRequests:
             call.abandon()
 
     async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the field is called id
-        """Send a signal to the process group of a process. Return True if the process was running."""
+        """Send a signal to a process, its session and its descendants. Return True if the process was running."""
         return await self._session.request("process.signal", {"process": id, "signal": signal}, parse.running)
 
     async def resize(self, id: ProcessId, rows: int, cols: int) -> bool:  # noqa: A002 - the field is called id
@@ -199,7 +199,7 @@ class ProcessRequests:
         """Return the state of one process.
 
         Raises:
-            NotFoundError: The guest knows no such process.
+            NotFoundError: The guest does not remember the process.
         """
         return await self._session.request("process.get", {"process": id}, partial(parse.process_known, id))
 

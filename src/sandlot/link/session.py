@@ -140,7 +140,7 @@ class LinkSession:
             raise UnavailableError("The sandbox is suspended or is being suspended.", code=ErrorCode.BUSY, hint="Retry when it has been resumed.")
 
     async def aclose(self) -> None:
-        """Close this end. The sandbox lives on, and a new link can be opened to it. Idempotent."""
+        """Close this end. The sandbox keeps running, and a new link can be opened to it. Idempotent."""
         await self.services.aclose()
         await self.transport.aclose()
 

@@ -140,7 +140,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
     # armed: true before a checkpoint that this guest survives, false after it. An armed guest is asleep after the next HELLO: it may be a copy.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
-    # Starts the fork server for kernels and the first kernel. The result comes when they are ready, so that a snapshot contains them.
+    # Starts the fork server for kernels and the first kernel. The result follows when they are ready, so that a snapshot contains them.
     # lean: keep only the first kernel, which takes half the memory; the fork server is started again when another kernel is needed.
     "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
@@ -154,10 +154,10 @@ CALLS: dict[str, dict[str, Any]] = {
             "stdin": "bool",
             "timeout_s": "float?",
             "attach": "bool",
-            # Both set: the process leads a session on a terminal of that size. All output is on channel 1, and it always takes input.
+            # rows, cols: if both are set, the process runs on a terminal of this size. All output is on channel 1, and the input is open.
             "rows": "int?",
             "cols": "int?",
-            # Left out of process.list: a process of the service itself.
+            # True for a process of the service itself, which process.list leaves out.
             "hidden": "bool?",
         },
         # lost: number of bytes of a channel (1 or 2) that are no longer kept.
@@ -177,7 +177,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "result": _ENDED,
     },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
-    # For processes on a terminal only.
+    # Only for processes on a terminal.
     "process.resize": {"args": {"process": "str", "rows": "int", "cols": "int"}, "events": {}, "result": {"running": "bool"}},
     "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
@@ -197,7 +197,7 @@ CALLS: dict[str, dict[str, Any]] = {
             "timeout_s": "float?",
             "silent": "bool?",
             "store_history": "bool?",
-            # If the cell fails, the cells that wait behind it are aborted.
+            # True to abort the waiting cells of the kernel if this cell fails.
             "stop_on_error": "bool?",
         },
         "events": _CELL_EVENTS,
@@ -218,7 +218,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"stat": _ENTRY},
         "result": {"bytes": "int"},
     },
-    # The guest writes a temporary file and renames it at the END, so that a broken transfer leaves the old file.
+    # The guest writes a temporary file and renames it at the END, so that an incomplete transfer leaves the old file.
     "file.write": {
         "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool"},
         "events": {},
@@ -235,7 +235,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
     # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. The host's END and the event
-    # "end" of the program are ends of file. The result comes when both have ended, or the program has ended and takes nothing more.
+    # "end" of the program are ends of file. The result follows when both have ended, or when the program has ended and reads no more.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 

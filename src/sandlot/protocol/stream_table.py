@@ -80,9 +80,9 @@ class StreamTable:
         """
         id_ = frame.stream
         if id_ <= self._last_remote or self._is_ours(id_):
-            raise ProtocolError(f"the other end cannot open stream {id_}: the id is its own end's or not higher than the last one")
+            raise ProtocolError(f"the other end opened stream {id_}, whose id is not a new id of that end")
         if self._is_host and frame.more:
-            raise ProtocolError("an OPEN of the guest is in pieces")
+            raise ProtocolError("the guest sent an OPEN in pieces, which only the host may do")
         if self._theirs + self._resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
             raise ProtocolError("the other end opened more streams than are allowed")
         self._last_remote = id_

@@ -131,11 +131,11 @@ class Stream:
         """Add credit that the other end granted.
 
         Raises:
-            ProtocolError: The grant is 0, or more than the other end was sent.
+            ProtocolError: The credit is 0, or more than the bytes that were sent.
         """
         self.credit_out += size
         if not size or self.credit_out > WINDOW_BYTES:
-            raise ProtocolError(f"stream {self.id} got {size} bytes of credit, which is 0 or more than was sent")
+            raise ProtocolError(f"a CREDIT of {size} bytes on stream {self.id} is 0, or more than the bytes that were sent")
 
     # -- receiving --------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ def decode(raw: bytes) -> Any:
     reader = _Reader(bytes(raw))
     value = reader.value(0)
     if reader.at != len(reader.raw):
-        raise EncodingError(f"{len(reader.raw) - reader.at} bytes follow the value")
+        raise EncodingError(f"the value is followed by {len(reader.raw) - reader.at} more bytes")
     return value
 
 

@@ -116,7 +116,7 @@ class _Removal:
             return
         self._open("..")
         if self._identity() != self._identities[-1]:
-            raise OSError(errno.EBUSY, "moved")
+            raise OSError(errno.EBUSY, "the folder was moved")
         os.rmdir(name, dir_fd=self._fd)
 
     def _open(self, name: str) -> None:

@@ -143,7 +143,7 @@ class FileService:
         except OSError as error:
             raise path_error(error, target if error.errno in {errno.EEXIST, errno.ENOTEMPTY} else source) from None
         if taken:
-            raise path_error(OSError(errno.EEXIST, "exists"), target)
+            raise path_error(OSError(errno.EEXIST, "the target exists"), target)
         call.result(**stat_path(target, account, follow=False))
 
     def remove(self, call: Call) -> None:

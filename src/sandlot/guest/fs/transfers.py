@@ -119,11 +119,11 @@ class Upload:
                 self._path = os.path.realpath(self._path)
             return None
         if stat.S_ISDIR(found.st_mode):
-            raise OSError(errno.EISDIR, "folder")
+            raise OSError(errno.EISDIR, "the path is a folder")
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.ENXIO, "special")
+            raise OSError(errno.ENXIO, "the path is a special file")
         if not os.access(self._path, os.W_OK, effective_ids=True):
-            raise OSError(errno.EACCES, "not writable")
+            raise OSError(errno.EACCES, "the user may not write the file")
         if os.path.islink(self._path):
             self._path = os.path.realpath(self._path)
         return found

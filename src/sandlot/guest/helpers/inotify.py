@@ -50,7 +50,7 @@ class Inotify:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._libc, "inotify_init1"):
-            raise OSError(errno.ENOSYS, "no inotify")
+            raise OSError(errno.ENOSYS, "the C library has no inotify functions")
         self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, path: str) -> int:

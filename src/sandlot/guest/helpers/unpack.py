@@ -321,7 +321,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         _unpack(extractor)
         extractor.set_folder_modes()
     except tar.TarError as error:
-        raise RpcError("invalid_request", error.message, "Entries before it were unpacked.") from None
+        raise RpcError("invalid_request", error.message, "Repair the archive. The entries before the error were unpacked.") from None
     finally:
         extractor.close()
     return {"files": extractor.files, "folders": extractor.folders, "links": extractor.links, "bytes": extractor.bytes}

@@ -128,7 +128,7 @@ class KernelChannel:
         self._watch()
 
     def when_readable(self, callback: Callable[[], object]) -> None:
-        """Call back once when there is something to receive. To be called before :meth:`serve`."""
+        """Call ``callback`` once when there is something to receive. Used before :meth:`serve`."""
         fd = self._socket.fileno()
 
         def on_ready(_mask: int) -> None:
@@ -138,7 +138,7 @@ class KernelChannel:
         self._loop.watch(fd, READ, on_ready)
 
     def set_reading(self, reading: bool) -> None:  # noqa: FBT001 - the name says what the value is
-        """Stop or continue to call back for messages to receive."""
+        """Pause or resume the calls of ``on_readable``."""
         self._is_reading = reading
         self._watch()
 
@@ -181,7 +181,7 @@ class KernelChannel:
         self.end_input()
 
     def stop(self) -> None:
-        """Send nothing more, and call back no more. :meth:`receive` and :meth:`take` still work."""
+        """Send nothing more, and make no further callbacks. :meth:`receive` and :meth:`take` still work."""
         self._is_stopped = True
         self._loop.unwatch(self._socket.fileno())
 

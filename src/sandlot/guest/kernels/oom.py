@@ -208,7 +208,8 @@ def pause_s(room: int, rate: float) -> float:
         room: Bytes that can still be used until a process must be killed.
         rate: Bytes per second by which the room shrinks.
     """
-    # Measure four times until the room is used up at the highest possible rate; near the limit, at the measured rate or half the highest.
+    # At least four measurements follow before the room is used up at the highest possible rate. Near the limit, the measured rate is used
+    # instead, or half of the highest rate if that is more.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 

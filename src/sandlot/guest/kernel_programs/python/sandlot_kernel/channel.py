@@ -54,7 +54,7 @@ def encode(message: dict[str, Any]) -> bytes:
     except (values.EncodingError, RecursionError):
         return bytes(values.encode_message(shortened(message)))
     size = len(raw) - values.HEAD_BYTES
-    # A value takes at least a byte: few bytes are few values.
+    # A value takes at least one byte, so a short message has few values.
     is_too_large = size > MESSAGE_MAX_BYTES or (size > values.MAX_ITEMS and _items(message) > values.MAX_ITEMS)
     return bytes(values.encode_message(shortened(message))) if is_too_large else raw
 

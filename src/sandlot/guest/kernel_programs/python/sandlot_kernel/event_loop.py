@@ -72,7 +72,7 @@ class EventLoop:
             self._is_paused = False
             self._set_running(None)
         coroutine.close()
-        raise RuntimeError("a cell without a top-level await has awaited")
+        raise RuntimeError("the code has awaited something, although it has no top-level await")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell in the loop."""

@@ -285,7 +285,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
     def _format_exception_for_storage(self, exception: BaseException, *_how: Any, **_more: Any) -> dict[str, Any]:
-        """Return nothing: IPython 9 would store the text of every error for notebooks."""
+        """Return a record without the text of the error, which IPython 9 would store for notebooks."""
         return {"ename": tracebacks.name_of(type(exception)), "evalue": "", "traceback": []}
 
     def ask_exit(self) -> None:
