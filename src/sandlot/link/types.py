@@ -11,7 +11,7 @@ from sandlot.model.ids import ProcessId
 
 
 class LinkClosedReason(StrEnum):
-    """Why a link has ended."""
+    """Reason of the end of a link."""
 
     EOF = "eof"
     """The sandbox closed its end, because it has ended or is about to end."""

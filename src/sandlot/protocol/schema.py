@@ -301,7 +301,7 @@ def most_pids(limit: int) -> int:
 
 
 def validate_fields(fields: Mapping[str, str], given: Any) -> str:
-    """Return why a received value does not match the fields of a schema, or "" if it matches.
+    """Return the reason why a received value does not match the fields of a schema, or "" if it matches.
 
     Unknown fields do not match. An absent field counts as None.
 

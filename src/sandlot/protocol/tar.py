@@ -119,7 +119,7 @@ def parts(name: str) -> list[str]:
 def check_target(member: Member, depth: int) -> None:
     """Check that a symbolic link stays inside the target folder. Pure.
 
-    Its ``..`` may lead up to the target folder at most, and must stand at the beginning of the path. Reason: a name before ``..`` may be
+    ``..`` is allowed only at the beginning of its target, and may not lead out of the target folder. Reason: a name before ``..`` may be
     another link, and ``..`` is then relative to the target of that link.
 
     Args:

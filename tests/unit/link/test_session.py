@@ -43,8 +43,8 @@ async def test_guest_is_woken_after_the_handshake() -> None:
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
         limits = {"memory_bytes": None, "deadline_s": 9.5, "workspace": "/workspace"}
         assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, **limits}
-        info = await link.info()
-        assert (info.identity, info.uptime_s, info.processes, info.tasks, info.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
+        facts = await link.info()
+        assert (facts.identity, facts.uptime_s, facts.processes, facts.tasks, facts.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):
             await wake(link)
 

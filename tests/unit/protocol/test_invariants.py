@@ -238,8 +238,8 @@ def test_streams_opened_by_either_end_are_known_to_both(opened: list[tuple[str, 
     ends.settle()
     for side, happened in ((HOST, ends.guest_events), (GUEST, ends.host_events)):
         assert [(event.stream, len(event.head)) for event in happened if isinstance(event, events.Opened)] or not wanted[side]
-        opened = {event.stream: len(event.head) for event in happened if isinstance(event, events.Opened)}
-        assert opened == dict(wanted[side])
+        heads = {event.stream: len(event.head) for event in happened if isinstance(event, events.Opened)}
+        assert heads == dict(wanted[side])
 
 
 # -- sleep ------------------------------------------------------------------------------------------------------------------
