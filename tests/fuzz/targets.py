@@ -36,7 +36,7 @@ def value(data: bytes) -> None:
     """The value decoder: what it takes it gives back, and encoding that again changes nothing."""
     try:
         decoded = values.decode(data)
-    except values.BadValue:
+    except values.EncodingError:
         return
     raw = values.encode(decoded)
     assert values.encode(values.decode(raw)) == raw
@@ -96,7 +96,7 @@ def reply(data: bytes) -> None:
     """Everything that is made of a guest's words."""
     try:
         words = values.decode(data)
-    except values.BadValue:
+    except values.EncodingError:
         return
     for make in (
         parse.entry,
@@ -117,7 +117,7 @@ def reply(data: bytes) -> None:
         except ProtocolError:
             continue
     for call in schema.CALLS.values():
-        schema.mismatch(call["args"], words)
+        schema.validate_fields(call["args"], words)
     if type(words) is dict and type(words.get("code")) is str and type(words.get("message")) is str:
         assert len(parse.reset_error(words).message) <= schema.LIMITS["text"]
 

@@ -202,7 +202,7 @@ def test_command_line_has_all_file_operations(
     assert (tmp_path / "back/data").read_bytes() == b"\x00data\xff"
     assert b"not empty" in said("fs", "rm", at, status=1)
     said("fs", "rm", "-r", at)
-    assert b"There is no" in said("fs", "stat", at, status=1)
+    assert b"does not exist" in said("fs", "stat", at, status=1)
     assert b"ID:PATH" in said("fs", "ls", "here", status=2)
 
 

@@ -59,15 +59,15 @@ class RecordingCall:
     """A call whose client reads everything at once.
 
     Attributes:
-        id: Its id.
-        args: Its arguments.
-        told: Events by name, output as ``(channel, bytes)`` and results as dictionaries, in order.
+        id: Id of the call.
+        args: Arguments of the call.
+        sent: Events by name, output as ``(channel, bytes)`` and results as dictionaries, in order.
     """
 
     def __init__(self, args: dict[str, Any] | None = None, *, room: int = 1 << 30) -> None:
         self.id = "call"
         self.args = args or {}
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
         self._room = room
         self.is_patient = False
         self.on_bytes: Any = None
@@ -79,19 +79,19 @@ class RecordingCall:
         return self._room
 
     def data(self, channel: int, piece: bytes) -> None:
-        self.told.append((channel, piece))
+        self.sent.append((channel, piece))
 
     def lost(self, channel: int, size: int) -> None:
-        self.told.append(("lost", channel, size))
+        self.sent.append(("lost", channel, size))
 
     def respond(self, outcome: Any) -> None:  # noqa: ANN401 - any result or error
-        self.told.append(outcome)
+        self.sent.append(outcome)
 
     def event(self, event: str, /, **_fields: object) -> None:
-        self.told.append(event)
+        self.sent.append(event)
 
     def result(self, **fields: Any) -> None:  # noqa: ANN401 - any field
-        self.told.append(fields)
+        self.sent.append(fields)
 
 
 class JoinedLink:

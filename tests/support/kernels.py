@@ -1,6 +1,6 @@
-"""Kernel programs at the ends of their wires, driven over a socket pair as the guest drives them.
+"""Kernel programs as processes of this machine, driven over a socket as by the guest.
 
-:class:`Process` is the python kernel on this machine's python, :class:`Piped` one of any language with what its children write.
+:class:`Process` is the Python kernel on the Python of this machine. :class:`Piped` is a kernel of any language, with its output pipes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sandlot.protocol import values
 
 PATIENCE_S = 150.0
 AGAIN_S = 1.0
-"""When the guest says an interrupt again."""
+"""Seconds until the guest repeats an interrupt."""
 
 
 def ship(folder: Path) -> Path:
-    """The programs as they lie in a sandbox."""
+    """Write the kernel programs into a folder as in a sandbox, and return the path of the Python kernel."""
     for name, text in payload.programs().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text)
@@ -43,7 +43,7 @@ class Peer:
         self.ours = ours
         self.ours.settimeout(PATIENCE_S)
         self.answers = True
-        """Whether it says, as the guest does, that what was sent was taken in."""
+        """True to confirm ``sync`` messages, as the guest does."""
 
     def send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         data = values.encode_message(message)
@@ -72,7 +72,7 @@ class Peer:
 
 
 class Kernel(Peer):
-    """A kernel; ``pid`` is its own."""
+    """The guest's end of a kernel with the given pid."""
 
     def __init__(self, ours: socket.socket, pid: int) -> None:
         super().__init__(ours)
@@ -87,29 +87,29 @@ class Kernel(Peer):
         return cell
 
     def until(self, cell: str, event: str = "done") -> list[dict[str, Any]]:
-        told = []
+        outcome = []
         while True:
-            told.append(self.receive())
-            if (told[-1]["event"], told[-1].get("cell")) == (event, cell):
-                return told
+            outcome.append(self.receive())
+            if (outcome[-1]["event"], outcome[-1].get("cell")) == (event, cell):
+                return outcome
 
     def until_event(self, event: str) -> list[dict[str, Any]]:
-        told = [self.receive()]
-        while told[-1]["event"] != event:
-            told.append(self.receive())
-        return told
+        outcome = [self.receive()]
+        while outcome[-1]["event"] != event:
+            outcome.append(self.receive())
+        return outcome
 
     def run(self, code: str, *, env: dict[str, str] | None = None, silent: bool = False, stored: bool = True) -> list[dict[str, Any]]:
-        """What is told of a cell, between its start and its end."""
-        told = self.until(self.begin(code, env=env, silent=silent, stored=stored))
-        assert told[-1]["ok"] == all(message["event"] != "error" for message in told), told
-        return [message for message in told if message["event"] not in {"started", "done"}]
+        """Run a cell, and return its messages between start and end."""
+        outcome = self.until(self.begin(code, env=env, silent=silent, stored=stored))
+        assert outcome[-1]["ok"] == all(message["event"] != "error" for message in outcome), outcome
+        return [message for message in outcome if message["event"] not in {"started", "done"}]
 
     def interrupt(self, code: str, ready: str = "print('started', flush=True)\n") -> list[dict[str, Any]]:
-        """Interrupt a cell once its own code runs; what is told after that."""
+        """Interrupt a cell when its own code runs, and return the later messages."""
         cell = self.begin(ready + code)
         self.until(cell, "output")
-        time.sleep(0.2)  # so that it is in the middle of it; an interrupt that comes earlier does the same
+        time.sleep(0.2)  # so that the code is running; an earlier interrupt has the same effect
         os.kill(self.pid, signal.SIGINT)
         return self.until(cell)
 
@@ -121,15 +121,15 @@ class Kernel(Peer):
 
 
 class Process(Kernel):
-    """A kernel that was started by itself. What it and its children write to descriptors 1 and 2 is read at its end.
+    """A Python kernel that is started directly. Its output on descriptors 1 and 2 is read at its end.
 
     Args:
-        folder: Where it runs.
-        flags: Of the program.
-        env: Added to the environment.
-        program: That; shipped into the folder by default.
-        python: That.
-        rings_s: How long after the begin of a cell it is rung for, 0 is never; None gives it no bell.
+        folder: Working directory.
+        flags: Options of the program.
+        env: Additional variables of the environment.
+        program: Path of the program; by default, it is written into the folder.
+        python: Path of the Python interpreter.
+        flush_after_s: Seconds from the start of a cell to a flush request; 0 for none. None to start the kernel without a flush pipe.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ class Process(Kernel):
         env: dict[str, str] | None = None,
         program: Path | None = None,
         python: str = sys.executable,
-        rings_s: float | None = None,
+        flush_after_s: float | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
-        self._rings_s = rings_s
-        bell, self._bell = os.pipe()
-        with theirs, open(bell, "rb"):  # noqa: PTH123 - a descriptor
-            given = [theirs.fileno(), *([] if rings_s is None else [bell])]
+        self._flush_after_s = flush_after_s
+        flush_fd, self._flush_fd = os.pipe()
+        with theirs, open(flush_fd, "rb"):  # noqa: PTH123 - a descriptor
+            given = [theirs.fileno(), *([] if flush_after_s is None else [flush_fd])]
             argv = [python, "-W", "error", str(program or ship(folder)), *flags, *map(str, given)]
             self.process = subprocess.Popen(
                 argv,
@@ -161,17 +161,17 @@ class Process(Kernel):
 
     def begin(self, code: str, *, env: dict[str, str] | None = None, silent: bool = False, stored: bool = True) -> str:
         cell = super().begin(code, env=env, silent=silent, stored=stored)
-        if self._rings_s:
-            threading.Timer(self._rings_s, self.ring).start()
+        if self._flush_after_s:
+            threading.Timer(self._flush_after_s, self.request_flush).start()
         return cell
 
-    def ring(self) -> None:
-        """As the guest does when a cell takes its time."""
+    def request_flush(self) -> None:
+        """Request a flush, as the guest does for a long cell."""
         with suppress(OSError):
-            os.write(self._bell, b"\0")
+            os.write(self._flush_fd, b"\0")
 
     def stop(self) -> bytes:
-        """End it as the guest does; what came by the descriptors."""
+        """End the kernel as the guest does, and return its output on the descriptors."""
         self.ours.close()
         assert self.process.stdout is not None
         text = self.process.stdout.read()
@@ -188,8 +188,8 @@ class Process(Kernel):
 
 
 @dataclass(slots=True)
-class Told:
-    """What came of a cell: texts by channel, and every message but output in order."""
+class CellOutcome:
+    """The output and the messages of a cell."""
 
     stdout: str = ""
     stderr: str = ""
@@ -223,12 +223,12 @@ class Told:
 
 
 class Piped(Peer):
-    """One running kernel program of any language, started as the guest starts it: its own session, two pipes, a socket.
+    """A kernel program of any language, started as by the guest: in its own session, with two pipes and a socket.
 
     Args:
-        argv: How it is started; the socket's number comes behind it.
-        cwd: Where.
-        env: Added to the environment.
+        argv: Command, to which the descriptor of the socket is appended.
+        cwd: Working directory.
+        env: Additional variables of the environment.
     """
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> None:
@@ -254,51 +254,51 @@ class Piped(Peer):
             )
         for end in ends:
             os.close(end)
-        self._told: dict[str, Told] = {}
+        self._outcomes: dict[str, CellOutcome] = {}
         self._last = ""
         self._number = 0
         assert self.receive() == {"event": "ready"}
         self.send({"op": "wake", "entropy": bytes(32), "env": dict(env or {}), "cwd": str(cwd)})
 
     def begin(self, code: str, env: Mapping[str, str] | None = None, **more: bool) -> str:
-        """Send a cell; its id."""
+        """Send a cell, and return its id."""
         self._number += 1
         cell = self._last = f"cell-{self._number}"
-        self._told[cell] = Told()
+        self._outcomes[cell] = CellOutcome()
         self.send({"op": "execute", "cell": cell, "code": code, "env": dict(env or {}), "silent": False, "store_history": True, **more})
         return cell
 
-    def finish(self, cell: str) -> Told:
-        """Wait for a cell's end."""
-        return self.until(cell, lambda told: bool(told.messages) and told.messages[-1]["event"] == "done")
+    def finish(self, cell: str) -> CellOutcome:
+        """Wait for the end of a cell."""
+        return self.until(cell, lambda outcome: bool(outcome.messages) and outcome.messages[-1]["event"] == "done")
 
-    def run(self, code: str, env: Mapping[str, str] | None = None, **more: bool) -> Told:
-        """Run a cell."""
+    def run(self, code: str, env: Mapping[str, str] | None = None, **more: bool) -> CellOutcome:
+        """Run a cell, and return its outcome."""
         return self.finish(self.begin(code, env, **more))
 
-    def told(self, cell: str) -> Told:
-        """What came of a cell so far."""
-        return self._told[cell]
+    def outcome(self, cell: str) -> CellOutcome:
+        """Return the outcome of a cell so far."""
+        return self._outcomes[cell]
 
-    def until(self, cell: str, is_there: Callable[[Told], bool]) -> Told:
-        """Listen until a cell has told something."""
+    def until(self, cell: str, is_there: Callable[[CellOutcome], bool]) -> CellOutcome:
+        """Receive messages and output until a condition holds for the outcome of a cell."""
         deadline = time.monotonic() + PATIENCE_S
-        while not is_there(self._told[cell]):
-            self._hear(deadline)
-        return self._told[cell]
+        while not is_there(self._outcomes[cell]):
+            self._receive_once(deadline)
+        return self._outcomes[cell]
 
     def interrupt(self) -> None:
-        """As the guest does it: a message, for kernels that hear no signal while they are busy, and SIGINT for the group."""
+        """Interrupt the last cell as the guest does: a message, for kernels that do not handle signals while busy, and SIGINT to the group."""
         self.send({"op": "interrupt", "cell": self._last})
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def stop(self, cell: str) -> Told:
+    def stop(self, cell: str) -> CellOutcome:
         """Interrupt a cell as the guest does, once a second until it ends."""
         again_monotonic_s = 0.0
 
-        def is_over(told: Told) -> bool:
+        def is_over(outcome: CellOutcome) -> bool:
             nonlocal again_monotonic_s
-            if told.order[-1:] == ["done"]:
+            if outcome.order[-1:] == ["done"]:
                 return True
             if time.monotonic() > again_monotonic_s:
                 self.interrupt()
@@ -308,7 +308,7 @@ class Piped(Peer):
         return self.until(cell, is_over)
 
     def close(self) -> int:
-        """The guest goes away; the program's exit status."""
+        """Close the socket, as if the guest had ended, and return the exit status of the kernel."""
         self.ours.close()
         try:
             return self.process.wait(PATIENCE_S)
@@ -319,21 +319,21 @@ class Piped(Peer):
                 os.close(pipe)
             self._pipes = {}
 
-    def _hear(self, deadline: float) -> None:
+    def _receive_once(self, deadline: float) -> None:
         left = deadline - time.monotonic()
-        assert left > 0, f"nothing more came: {self._told}"
+        assert left > 0, f"no further message arrived: {self._outcomes}"
         ready, _, _ = select.select([self.ours.fileno(), *self._pipes], [], [], min(left, AGAIN_S))
-        # The guest's order: what is in the pipes was written before the message that is there now.
+        # As in the guest: the content of the pipes was written before the present message.
         self._drain()
         if self.ours.fileno() in ready:
             message = self.receive()
             self._drain()
-            told = self._told[message.get("cell") or self._last]
+            outcome = self._outcomes[message.get("cell") or self._last]
             if message["event"] == "output":
-                self._add(told, message["channel"], message["data"])
+                self._add(outcome, message["channel"], message["data"])
             else:
-                told.order.append(message["event"])
-                told.messages.append(message)
+                outcome.order.append(message["event"])
+                outcome.messages.append(message)
 
     def _drain(self) -> None:
         for pipe, channel in list(self._pipes.items()):
@@ -347,25 +347,25 @@ class Piped(Peer):
                     del self._pipes[pipe]
                     break
                 if self._last:
-                    self._add(self._told[self._last], channel, data)
+                    self._add(self._outcomes[self._last], channel, data)
 
     @staticmethod
-    def _add(told: Told, channel: int, data: bytes) -> None:
+    def _add(outcome: CellOutcome, channel: int, data: bytes) -> None:
         text = data.decode("utf-8", "replace")
         if channel == 1:
-            told.stdout += text
+            outcome.stdout += text
         else:
-            told.stderr += text
-        told.order.append(f"{channel}:{text}")
+            outcome.stderr += text
+        outcome.order.append(f"{channel}:{text}")
 
 
-def values_of(told: list[dict[str, Any]]) -> list[str]:
-    return [message["data"]["text/plain"] for message in told if message["event"] == "display"]
+def values_of(outcome: list[dict[str, Any]]) -> list[str]:
+    return [message["data"]["text/plain"] for message in outcome if message["event"] == "display"]
 
 
-def text_of(told: list[dict[str, Any]], channel: int | None = None) -> str:
-    return b"".join(m["data"] for m in told if m["event"] == "output" and channel in {None, m["channel"]}).decode()
+def text_of(outcome: list[dict[str, Any]], channel: int | None = None) -> str:
+    return b"".join(m["data"] for m in outcome if m["event"] == "output" and channel in {None, m["channel"]}).decode()
 
 
-def errors_of(told: list[dict[str, Any]]) -> list[str]:
-    return [message["name"] for message in told if message["event"] == "error"]
+def errors_of(outcome: list[dict[str, Any]]) -> list[str]:
+    return [message["name"] for message in outcome if message["event"] == "error"]

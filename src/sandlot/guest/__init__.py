@@ -3,15 +3,15 @@
 The guest runs as uid 0 on its own interpreter (Debian bookworm's Python 3.11, shipped at ``/.sandlot``). It uses the standard
 library and ``sandlot.protocol``, has one thread, and never blocks in a read or a write.
 
-The guest is no security boundary. Root inside the sandbox can replace it; the host treats all its bytes as hostile.
+The guest is not a security boundary. Root inside the sandbox can replace it, so the host treats all its bytes as hostile.
 
 Modules import downwards only: ``main``, ``lifecycle``, then the services (``wake_scripts``, ``kernels``, ``process``, ``fs``,
 ``net``), then ``identity``, ``rpc``, ``streams``, ``connection`` and ``loop``, then ``sandlot.protocol``.
 
 Constraints of gVisor and of checkpoints, and the files that enforce them:
 
-- Imports make up most of the start: no asyncio, dataclasses, enum, typing or subprocess. ``protocol/fast_imports.py``; a test
-  compares the imports with the modules of the interpreter.
+- Imports make up most of the start-up time: no asyncio, dataclasses, enum, typing or subprocess. ``protocol/fast_imports.py``;
+  a test compares the imports with the modules of the interpreter.
 - Waking another process takes 150 µs: writes are batched, and the end of a short cell is sent with its output.
   ``connection.py``, ``kernels/cell.py``.
 - A read into fresh memory takes 465 µs: all reads share one buffer. ``loop.py`` (``ReadBuffer``).

@@ -1,7 +1,7 @@
 """The guest's end of the link: two descriptors, one protocol connection, and batched writes.
 
-Waking the host's process takes 150 µs, longer than most of what the guest does. So frames are written once per turn of the
-loop, several in one write, and messages that may wait are written together with those that follow.
+Waking the host's process takes 150 µs, longer than most work of the guest. So frames are written once per turn of the loop,
+several in one write, and messages that may wait are written together with later messages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop
 
 WRITE_BYTES = 256 * 1024
-"""Limit of the frames of one write."""
+"""Maximum size of one write."""
 FLUSH_LATER_S = 0.001
+"""Time that :meth:`LinkConnection.flush_later` waits for further frames."""
 
 
 class LinkConnection:
@@ -60,17 +61,17 @@ class LinkConnection:
         self._loop.watch(self._fd_in, READ, self._on_readable)
 
     def is_asleep(self) -> bool:
-        """Return whether the guest waits for ``guest.wake`` and serves nothing else."""
+        """Return True while the guest serves only ``guest.wake``."""
         return self.protocol.asleep
 
     def flush_soon(self) -> None:
-        """Write what is queued at the end of this turn of the loop."""
+        """Write the queued frames at the end of this turn of the loop."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
     def flush_later(self) -> None:
-        """Write the queued frames in a moment, together with frames that are queued until then."""
+        """Write the queued frames after ``FLUSH_LATER_S``, together with frames that are queued until then."""
         if not self._is_flush_due and not self._is_flush_timed:
             self._is_flush_timed = True
             self._loop.call_later(FLUSH_LATER_S, self._on_flush_timer)
@@ -85,16 +86,16 @@ class LinkConnection:
         except BlockingIOError:
             return
         if not data:
-            # No process has the other end open, and none ever will: without a host, the guest ends. Drivers whose service
-            # may come back keep the pipe open themselves (a FIFO that is opened for reading and writing).
+            # No process has the other end open, and none can open it again, so the guest ends. Drivers that support a restart
+            # of the service keep a FIFO open for reading and writing.
             if mask & GONE:
                 log("the link was closed")
                 self._loop.stop()
             return
         for event in self.protocol.receive(data):
             if isinstance(event, events.Greeted):
-                self._unwritten = memoryview(b"")  # the rest of a frame of the connection before
-                self._loop.rearm()  # this sandbox may have been restored, and its epoll may never report room for the output
+                self._unwritten = memoryview(b"")  # the rest of a frame of the earlier connection
+                self._loop.rearm()  # after a restore, epoll may never report that the link is writable
             self._on_event(event)
         self.flush_soon()
 
@@ -110,7 +111,7 @@ class LinkConnection:
             except BlockingIOError:
                 written = 0
             except BrokenPipeError:
-                # No service is running. The handshake of the next one begins a new connection.
+                # No service is running. The handshake of the next service begins a new connection.
                 self._unwritten = memoryview(b"")
                 return
             self._unwritten = self._unwritten[written:]
@@ -131,4 +132,4 @@ class LinkConnection:
 
 
 def _drop(_event: events.Event) -> None:
-    """Ignore an event: nothing is read before ``start``."""
+    """Ignore an event. Before ``start`` there are none, because the link is not read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RpcError(Exception):
-    """A call cannot be carried out; the host receives the error.
+    """A call has failed. The error is sent to the host.
 
     Args:
         code: Text of the model's ``ErrorCode``.

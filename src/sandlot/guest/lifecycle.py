@@ -1,14 +1,14 @@
-"""Lifecycle of the guest: wake, checkpoint, rest, deadline and end.
+"""Lifecycle of the guest: wake, checkpoint, quiesce, deadline and shutdown.
 
 Invariants:
-- An asleep guest serves only ``guest.wake``. Processes inside continue; timers stand still.
-- A guest that is woken with the id that it had is the same sandbox, after hibernation or a restart of the service: calls,
-  processes and cells are remembered, and clients may attach to them.
-- A guest that is woken with another id is a copy: finished calls, processes and cells are forgotten, and queued cells do not
-  run, because their clients wait for the original. Everything that runs belongs to the copy and continues.
+- After boot, restore and quiesce, the guest serves only ``guest.wake``. Processes inside continue; timers stand still.
+- If a wake has the same sandbox id as before, the sandbox was hibernated or its service was restarted: calls, processes and cells
+  are remembered, and clients may attach to them.
+- If a wake has another id, this sandbox is a copy: finished calls, processes and cells are forgotten, and queued cells do not run,
+  because their clients wait for the original. Running processes and cells belong to the copy and continue.
 - Order of a wake: clock, reset of a copy, environment and entropy, limits; then the guest is awake; then kernels; then wake
   scripts, but not at the first wake.
-- The guest ends by itself when its deadline passes, whatever became of the service.
+- The guest ends by itself when its deadline passes, even if no service is running.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from sandlot.guest.wake_scripts import WakeScripts
 
 SHUTDOWN_DELAY_S = 0.05
-"""Time for the response of ``guest.shutdown`` to be written."""
+"""Time that is left to write the response of ``guest.shutdown``."""
 
 
 class GuestLifecycle:
     """The calls that change the state of the whole guest.
 
     Args:
-        loop: Its clock is held while the guest is asleep or about to be saved.
-        link: Says whether the guest is asleep, and whether a checkpoint is about to be taken.
-        router: Its streams are over when the guest comes to rest.
-        rpc: Forgets its results in a copy.
-        identity: Receives what a wake brings.
-        pid_limit: Receives the process limit.
-        processes: Forgets finished processes in a copy.
-        kernels: Is woken after everything that kernels depend on.
-        oom: Receives a changed memory limit.
-        wake_scripts: Run after every wake but the first.
+        loop: The guest's loop, whose clock is held until a wake and during a checkpoint.
+        link: The guest's end of the link.
+        router: Streams of the link, which end with a quiesce.
+        rpc: Results of calls, which a copy forgets.
+        identity: Id, environment, workspace and entropy, which a wake sets.
+        pid_limit: Process limit, which a wake sets.
+        processes: Processes; a copy forgets those that have finished.
+        kernels: Contexts and kernels, which are woken last.
+        oom: Memory limit, which ``guest.limit`` may change.
+        wake_scripts: Scripts that run after every wake except the first.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class GuestLifecycle:
         self._python = PythonFinder(identity)
 
     def wake(self, call: Call) -> None:
-        """Handle ``guest.wake``: begin to run as the sandbox that the host names."""
+        """Handle ``guest.wake``: run as the sandbox that the host names from now on."""
         connection, args = self._link.protocol, call.args
         if not connection.asleep:
             raise RpcError("conflict", "The guest is awake already.")
@@ -107,7 +107,7 @@ class GuestLifecycle:
         self._loop.release_clock()
         if earlier_id and earlier_id != args["identity"]:
             self._reset_as_copy()
-        # The clock itself needs no setting: gVisor and containers read the host's, also after a restore.
+        # The system clock need not be set: gVisor and containers use that of the host, even after a restore.
         _set_hostname(args["hostname"])
         self._identity.become(args["identity"], args["env"], args["workspace"], args["entropy"])
         self._pid_limit.set(args["pids"])
@@ -121,7 +121,7 @@ class GuestLifecycle:
         call.result(python=python)
 
     def checkpoint(self, call: Call) -> None:
-        """Handle ``guest.checkpoint``: a checkpoint is about to be taken, or the guest continues after it."""
+        """Handle ``guest.checkpoint``, which is called before and after a checkpoint."""
         armed = call.args["armed"]
         self._link.protocol.armed = armed
         if armed:
@@ -131,7 +131,7 @@ class GuestLifecycle:
         call.result()
 
     def quiesced(self) -> None:
-        """Come to rest, because the host has asked for it: all streams are over, and the guest is asleep."""
+        """Handle a request to quiesce: end all streams, and serve only ``guest.wake`` from now on."""
         if self._link.protocol.quiesced():
             self._router.drop_all()
             self._loop.hold_clock()
@@ -178,10 +178,10 @@ class GuestLifecycle:
 
 
 class PythonFinder:
-    """Finds the environment of ``user`` and the image's python, and remembers both.
+    """Finds the environment of ``user`` and the Python interpreter of the image, and caches both.
 
-    The search examines some twenty files and folders, 5 ms in gVisor. As long as none of them has changed, the next wake uses
-    what was found before.
+    The search examines about twenty files and folders, which takes 5 ms in gVisor. As long as none of them has changed, the
+    next wake uses the cached result.
 
     Args:
         identity: Environment of the sandbox.
@@ -195,10 +195,10 @@ class PythonFinder:
         self._python: str | None = None
         self._path: str | None = None
         self._versions: dict[str, int] = {}
-        """Files and folders that were examined -> time of their last change."""
+        """Examined file or folder -> time of its last change."""
 
     def find(self) -> tuple[dict[str, str], str | None]:
-        """Return the whole environment of ``user``, and the path of the image's python if it has one."""
+        """Return the complete environment of ``user``, and the path of the image's Python interpreter; None if there is none."""
         path = self._identity.env.get("PATH")
         if self._account is not None and self._path == path and modified_times(self._versions) == self._versions:
             return self._identity.environment(self._account), self._python
@@ -220,9 +220,9 @@ def _make_tmp() -> None:
 
 
 def _set_hostname(name: str) -> None:
-    if socket.gethostname() == name:  # in a container, which gets its name at the start and may not change it
+    if socket.gethostname() == name:  # in a container: its name is set at the start, and setting it again would fail
         return
     try:
         socket.sethostname(name)
     except OSError as error:
-        log(f"hostname: {error}")
+        log(f"cannot set the host name: {error}")

@@ -1,11 +1,11 @@
-"""Event loop of the guest: readiness of file descriptors, timers, and generators that run step by step.
+"""Event loop of the guest: it watches descriptors, calls timers, and runs generators step by step.
 
 Invariants:
-- Nothing on the loop blocks. Long work is a generator that yields every few milliseconds.
-- With nothing to do, the loop sleeps in epoll without a timeout: an idle guest takes no CPU time.
+- No callback blocks. Long work is a generator that yields every few milliseconds.
+- An idle loop sleeps in epoll without a timeout, so an idle guest takes no CPU time.
 - An exception in a callback is a defect of the guest: it is logged and the loop continues, because PID 1 must not end.
-- Timers follow the time that the sandbox has been running. While it is hibernated, paused or held for a checkpoint, no timer
-  comes nearer. gVisor's monotonic clock does not stop for that: after an hour on disk, it has advanced by an hour (measured).
+- Timers measure the run time of the sandbox. They stand still while the sandbox is hibernated, paused or held for a checkpoint.
+  gVisor's monotonic clock does not: after an hour on disk, it has advanced by an hour (measured).
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 READ_BYTES = 262144
-"""Limit of one read."""
+"""Maximum size of one read."""
 GONE = select.EPOLLHUP | select.EPOLLERR
 FROZEN_AFTER_S = 5.0
-"""A wait that lasts so much longer than its timeout means that the sandbox was frozen, or restored, meanwhile."""
+"""If a wait takes this much longer than its timeout, the sandbox was frozen or restored meanwhile."""
 MAX_HOLD_S = 300.0
-"""The clock is held no longer than this, so that a guest that is never woken still ends at its deadline."""
+"""Maximum time for which the clock is held, so that a guest that is never woken still ends at its deadline."""
 HOLD_TICK_S = 5.0
+"""Interval at which a held clock is checked."""
 
 
 class ReadBuffer:
-    """Memory that reads go through.
+    """Memory that all reads share.
 
-    ``os.read`` of a large size allocates memory each time and gives most of it back. With glibc that is an mmap, page faults
-    and an munmap for every read, which take 465 µs in gVisor (measured).
+    ``os.read`` with a large size allocates memory for every call and frees most of it. With glibc, this causes an mmap, page faults
+    and an munmap, which take 465 µs in gVisor (measured).
     """
 
     __slots__ = ("_memory", "_view")
@@ -48,7 +49,7 @@ class ReadBuffer:
         self._view = memoryview(self._memory)
 
     def read(self, fd: int) -> bytes:
-        """Return the bytes of one read. Raises what ``os.read`` raises."""
+        """Return the bytes of one read. Errors are those of ``os.read``."""
         return bytes(self._view[: os.readv(fd, [self._memory])])
 
 
@@ -62,7 +63,7 @@ class Timer:
         self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        """Prevent the call. Idempotent."""
+        """Cancel the timer. Idempotent."""
         self.callback = None
 
     def __lt__(self, other: Timer) -> bool:
@@ -70,7 +71,7 @@ class Timer:
 
 
 class Loop:
-    """The event loop; the guest has one."""
+    """The event loop. The guest has exactly one."""
 
     __slots__ = ("_epoll", "_held_left_s", "_held_since_s", "_lost_s", "_masks", "_running", "_soon", "_tasks", "_timers", "_watched", "read_buffer")
 
@@ -88,23 +89,23 @@ class Loop:
         self._running = True
 
     def time(self) -> float:
-        """Return the seconds for which the sandbox has run since an arbitrary moment: a monotonic clock without the held times."""
+        """Return the time of the sandbox's clock in seconds: a monotonic clock that stands still while it is held."""
         return (time.monotonic() if self._held_since_s is None else self._held_since_s) - self._lost_s
 
     def hold_clock(self) -> None:
-        """Stop the clock: a checkpoint is about to be taken. Idempotent."""
+        """Stop the clock, because a checkpoint is about to be taken. Idempotent."""
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
             self._held_left_s = MAX_HOLD_S
 
     def release_clock(self) -> None:
-        """Let the clock continue, in this sandbox or in a copy. Idempotent."""
+        """Continue the clock, in this sandbox or in a copy of it. Idempotent."""
         if self._held_since_s is not None:
             self._lost_s += time.monotonic() - self._held_since_s
             self._held_since_s = None
 
     def watch(self, fd: int, mask: int, callback: Callable[[int], object]) -> None:
-        """Call back with the ready mask whenever the descriptor is ready. Replaces an earlier watch."""
+        """Call ``callback`` with the ready mask whenever the descriptor is ready. Replaces an earlier watch of the descriptor."""
         before = self._masks.get(fd)
         if before is None:
             self._epoll.register(fd, mask)
@@ -114,41 +115,41 @@ class Loop:
         self._watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; to be called before the descriptor is closed. Idempotent."""
+        """Stop watching a descriptor. Called before the descriptor is closed. Idempotent."""
         if self._watched.pop(fd, None) is not None:
             del self._masks[fd]
             self._epoll.unregister(fd)
 
     def rearm(self) -> None:
-        """Register all watched descriptors in a new epoll instance. Without a free descriptor, the old one stays.
+        """Register all watched descriptors in a new epoll instance. If no descriptor is free for it, the old instance stays.
 
         A descriptor that becomes ready while gVisor saves itself may never be reported again by a restored epoll (measured).
         """
         try:
             before, self._epoll = self._epoll, select.epoll()
-        except OSError as error:  # not raised: the caller still has to answer the handshake
-            log(f"epoll is not rearmed: {error}")
+        except OSError as error:  # not raised, because the caller must still respond to the handshake
+            log(f"cannot create a new epoll instance: {error}")
             return
         for fd, mask in list(self._masks.items()):
             try:
                 self._epoll.register(fd, mask)
             except OSError as error:
                 del self._masks[fd], self._watched[fd]
-                log(f"descriptor {fd} is no longer watched: {error}")
+                log(f"cannot watch descriptor {fd} any more: {error}")
         before.close()
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Call back once after a delay of the sandbox's clock."""
+        """Call ``callback`` once after a delay on the sandbox's clock."""
         timer = Timer(self.time() + delay_s, callback)
         heapq.heappush(self._timers, timer)
         return timer
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call back in the next turn."""
+        """Call ``callback`` in the next turn of the loop."""
         self._soon.append(callback)
 
     def add_task(self, work: Generator[None, None, None]) -> None:
-        """Run a generator step by step, in turn with everything else."""
+        """Run a generator, one step in each turn of the loop."""
         self._tasks.append(work)
 
     def stop(self) -> None:
@@ -161,7 +162,7 @@ class Loop:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for the next event, then run everything that is due."""
+        """Wait for the next event, then call everything that is due."""
         for fd, mask in self._wait():
             callback = self._watched.get(fd)
             if callback is not None:
@@ -222,7 +223,7 @@ class Loop:
 
 
 def log(text: str) -> None:
-    """Write one line to the guest's log, which the driver keeps or drops. Never fails."""
+    """Write one line to the guest's log (standard error). Never fails. The driver decides whether the log is kept."""
     try:
         os.write(2, f"sandlot-guest: {text}\n".encode("utf-8", "replace")[:2000])
     except OSError:
@@ -230,7 +231,7 @@ def log(text: str) -> None:
 
 
 def log_exception() -> None:
-    """Log the exception that is being handled, with its innermost position."""
+    """Log the exception that is being handled, with the file and line that raised it."""
     kind, error, trace = sys.exc_info()
     place = ""
     while trace is not None:

@@ -1,4 +1,4 @@
-"""PID 1: its own set-up, the services and their connections, the handlers of all calls, and the routing of events."""
+"""PID 1: process set-up, creation of the services, the table of call handlers, and routing of link events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LinkEventDispatcher:
     Args:
         router: Handles events of streams.
         rpc: Handles streams that the host opens: calls.
-        lifecycle: Handles the request to come to rest.
+        lifecycle: Handles the request to quiesce.
     """
 
     __slots__ = ("_lifecycle", "_router", "_rpc")
@@ -81,10 +81,10 @@ class LinkEventDispatcher:
 
 
 def start(loop: Loop, fd_in: int, fd_out: int) -> None:
-    """Create the services, connect them, and begin to read the link.
+    """Create the services, connect them to each other, and begin to read the link.
 
     Args:
-        loop: Loop that runs them.
+        loop: Loop that runs the services.
         fd_in: Descriptor with the bytes of the host.
         fd_out: Descriptor for the bytes of the guest.
     """
@@ -142,7 +142,7 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
 
 
 def _reap_on_sigchld(loop: Loop, children: ChildTable) -> None:
-    """Reap children whenever a signal arrives: each writes a byte into a pipe that the loop watches."""
+    """Reap children whenever a signal arrives. Each signal writes a byte into a pipe that the loop watches (signal.set_wakeup_fd)."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def reap(_mask: int) -> None:
@@ -180,11 +180,11 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    # No core files. A limit of 0 would still pass cores to a program that the kernel is configured with; 1 does not (core(5)).
+    # No core files. With a limit of 0, the kernel would still pass cores to a configured program; with 1 it does not (core(5)).
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     cores = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
     resource.setrlimit(resource.RLIMIT_CORE, (cores, cores))
-    # The link leaves the standard descriptors, so that neither a child nor stray output can reach it.
+    # Move the link away from the standard descriptors, so that neither a child nor stray output can reach it.
     fd_in, fd_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

@@ -1,9 +1,9 @@
-"""Output of processes and cells in bounded buffers, addressed by byte offset, and the readers that follow it.
+"""Output of processes and cells: bounded buffers that are addressed by byte offset, and the readers that follow them.
 
 Invariants:
-- A reader that comes back with its offset loses nothing that is still kept, and learns how many bytes are not.
-- While a client reads, nothing is dropped: a full buffer stops the process instead (backpressure). The same holds for 30 s
-  after a reader has lost its link, so that a service that restarts misses nothing.
+- A reader that attaches again with its offset gets all bytes that are still kept, and the number of those that are not.
+- While a client reads, nothing is dropped: a full buffer stops the process instead (backpressure). This also holds for 30 s
+  after a reader has lost its link, so that no output is lost during a restart of the service.
 - Without a reader, the oldest bytes are dropped, and the process never blocks.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
             """Send bytes of a channel."""
 
         def lost(self, channel: int, size: int) -> None:
-            """Send the event that bytes of a channel are no longer kept."""
+            """Send the event that ``size`` bytes of a channel are no longer kept."""
 
 
 CHUNK_BYTES = 65536
@@ -39,7 +39,7 @@ class Buffer:
     """The last bytes of one channel.
 
     Args:
-        limit: Number of bytes that are kept at least, once so many have arrived.
+        limit: Minimum number of bytes that are kept. Older bytes may be dropped.
 
     Attributes:
         start: Offset of the oldest byte that is kept.
@@ -55,7 +55,7 @@ class Buffer:
         self.limit = limit
 
     def append(self, data: bytes) -> None:
-        """Add bytes; drop the oldest beyond the limit."""
+        """Add bytes, and drop the oldest bytes beyond the limit."""
         chunks = self._chunks
         if chunks and len(chunks[-1]) + len(data) <= CHUNK_BYTES:
             chunks[-1] += data
@@ -68,7 +68,7 @@ class Buffer:
             self.start += len(chunks.popleft())
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from an offset that is kept, at most ``size`` and at most one chunk."""
+        """Return bytes from an offset on, at most ``size`` of them and at most one chunk. The offset must still be kept."""
         at = self.start
         for chunk in self._chunks:
             if offset < at + len(chunk):
@@ -99,11 +99,11 @@ class Reader:
             self.at[channel] = start
 
     def pump(self, buffers: dict[int, Buffer]) -> bool:
-        """Send as much as the stream takes; return whether everything was sent."""
+        """Send as much as the stream accepts. Return True if everything was sent."""
         return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - a full channel does not stop the others
 
     def send(self, buffer: Buffer, channel: int, end: int) -> bool:
-        """Send a channel up to an offset, as far as the stream takes it; return whether all of it was sent."""
+        """Send a channel up to the offset ``end``, as far as the stream accepts it. Return True if all of it was sent."""
         if self.at[channel] < buffer.start:
             self.port.lost(channel, buffer.start - self.at[channel])
             self.at[channel] = buffer.start
@@ -121,7 +121,7 @@ class OutputLog:
     """Output of one process or cell: a buffer for each channel, and the readers.
 
     Attributes:
-        held: If true, a full buffer stops the process although there is no reader.
+        held: True if a full buffer stops the process even without a reader.
     """
 
     __slots__ = ("buffers", "held", "readers")
@@ -132,7 +132,7 @@ class OutputLog:
         self.held = False
 
     def has(self, wanted: dict[int, int | None]) -> bool:
-        """Return whether offsets lie within what has arrived so far."""
+        """Return True if no offset is beyond the end of its channel."""
         return all(0 <= (wanted.get(channel) or 0) <= buffer.end for channel, buffer in self.buffers.items())
 
     def attach(self, port: OutputSink, wanted: dict[int, int | None]) -> Reader:
@@ -140,7 +140,7 @@ class OutputLog:
 
         Args:
             port: Receiver of the output.
-            wanted: Channel -> offset to begin at; None is the oldest byte that is kept.
+            wanted: Channel -> offset to begin at; None for the oldest byte that is kept.
         """
         reader = Reader(port, self.buffers, wanted)
         self.readers.append(reader)
@@ -153,7 +153,7 @@ class OutputLog:
             self.readers.remove(reader)
 
     def may_read(self, channel: int) -> bool:
-        """Return whether the next read of a channel's pipe cannot make the buffer drop what a reader still has to get."""
+        """Return True if the next read of a channel's pipe cannot make the buffer drop bytes that a reader still needs."""
         buffer = self.buffers[channel]
         if self.readers:
             slowest = min(reader.at[channel] for reader in self.readers)

@@ -1,4 +1,4 @@
-"""Pipes of a child process: output into bounded buffers, input from the host."""
+"""Pipes of a child process: its output into bounded buffers, and input of the host to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sandlot.guest.output import OutputLog
 
 DRAIN_READS = 64
-"""Limit of the reads that drain a pipe: far more than any pipe holds."""
+"""Maximum number of reads that drain a pipe, enough for any pipe."""
 PIPE_BYTES = 262144
 """Size of an output pipe, for fewer and larger reads (F_SETPIPE_SZ, fcntl(2))."""
 
@@ -25,7 +25,7 @@ def open_pipe(*, roomy: bool = False) -> tuple[int, int]:
     """Open a close-on-exec pipe.
 
     Args:
-        roomy: If true, the pipe gets ``PIPE_BYTES``, as far as the sandbox's limits allow it.
+        roomy: True to enlarge the pipe to ``PIPE_BYTES``, if the limits of the sandbox allow it.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     if roomy:
@@ -37,7 +37,7 @@ def open_pipe(*, roomy: bool = False) -> tuple[int, int]:
 
 
 class OutputPipe:
-    """Reads the pipe of one channel into its buffer, as long as the buffer has room."""
+    """The pipe of one channel, which is read into the buffer of the channel as long as the buffer has room."""
 
     __slots__ = ("_changed", "_channel", "_loop", "_outputs", "_watching", "fd")
 
@@ -57,12 +57,12 @@ class OutputPipe:
         return self.fd >= 0
 
     def redirect(self, outputs: OutputLog) -> None:
-        """Read into another log from now on: that of the next cell."""
+        """Read into another log from now on, for the next cell."""
         self._outputs = outputs
         self.refresh()
 
     def refresh(self) -> None:
-        """Watch the pipe, or stop while the buffer is full and its reader is slow."""
+        """Watch the pipe, unless the buffer is full and has a slow reader."""
         wanted = self.is_open and self._outputs.may_read(self._channel)
         if wanted and not self._watching:
             self._loop.watch(self.fd, READ, self._readable)
@@ -71,7 +71,7 @@ class OutputPipe:
         self._watching = wanted
 
     def drain(self) -> bool:
-        """Read what the pipe holds now, within bounds; return False if the buffer has no room for all of it."""
+        """Read all bytes that the pipe holds now. Return False if the buffer has no room for all of them."""
         for _ in range(DRAIN_READS):
             if self.is_open and not self._outputs.may_read(self._channel):
                 return False
@@ -80,7 +80,7 @@ class OutputPipe:
         return True
 
     def settle(self) -> None:
-        """Note that the process has ended; its children may hold the pipe open and continue to write."""
+        """Handle the end of the process. A pipe needs nothing: children may keep it open and continue to write."""
 
     def close(self) -> None:
         """Close the pipe. Idempotent."""
@@ -113,12 +113,12 @@ class OutputPipe:
         return True
 
     def _failed(self) -> None:
-        """Handle a failed read: for a pipe, it is the end."""
+        """Handle a failed read, which is the end of a pipe."""
         self.close()
 
 
 class InputPipe:
-    """Writes bytes of the host to the standard input of a child, as fast as the child reads.
+    """The standard input of a child. Bytes of the host are written as fast as the child reads.
 
     Attributes:
         accepted: Number of bytes that were queued so far.
@@ -140,7 +140,7 @@ class InputPipe:
         return self._fd >= 0 and not self._closing
 
     def write(self, data: bytes, taken: Callable[[], object]) -> None:
-        """Queue bytes; ``taken`` is called once they are dealt with, also if the child is gone and they are dropped."""
+        """Queue bytes. ``taken`` is called when they were written, or dropped because the child is gone."""
         self.accepted += len(data)
         if self._fd < 0:
             taken()
@@ -149,12 +149,12 @@ class InputPipe:
         self._flush()
 
     def finish(self) -> None:
-        """Close the pipe after what is queued. Idempotent."""
+        """Close the pipe after the queued bytes. Idempotent."""
         self._closing = True
         self._flush()
 
     def close(self) -> None:
-        """Close the pipe now; what is queued is dropped. Idempotent."""
+        """Close the pipe now, and drop the queued bytes. Idempotent."""
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
             os.close(self._fd)

@@ -1,10 +1,10 @@
-"""Calls from the host: validated against the schema, carried out once per id, answered on their stream.
+"""Calls of the host: each is validated against the schema and executed once per id; the response is sent on its stream.
 
 Invariants:
 - The arguments of a call are validated before its handler sees them. An invalid call has no effect.
-- A call is carried out once per id. If an id is repeated, the outcome of the first call is sent again, or the call that is in
-  progress moves to the new stream. Ids are forgotten when the guest is woken as a copy of another sandbox.
-- A handler that fails responds with ``internal``, and the guest continues.
+- A call is executed once per id. If an id is repeated, the outcome of the first call is sent again, or the call in progress
+  moves to the new stream. The ids are forgotten when the guest is woken as a copy of another sandbox.
+- If a handler fails, the response is the error ``internal``, and the guest continues.
 - The outcomes of at most :data:`MAX_OUTCOMES` calls are kept.
 """
 
@@ -45,26 +45,26 @@ NOT_MEMOIZED = frozenset(
         "port.connect",
     }
 )
-"""Calls that may be repeated without harm, or whose service remembers their ids itself."""
+"""Calls whose outcomes are not kept: they may be executed again, or their service remembers the ids itself."""
 
 HELD_UNTIL_WAKE_SCRIPTS = frozenset({"process.start", "kernel.create", "kernel.execute"})
-"""Calls that start something: they wait between ``RpcServer.hold_starts`` and ``RpcServer.release_starts``."""
+"""Calls that start a process or a cell. They wait between ``RpcServer.hold_starts`` and ``RpcServer.release_starts``."""
 
 
 class Call:
     """One call in progress.
 
-    A handler that does not respond at once sets the callbacks that it needs. None of them is called after the response.
+    A handler that responds later sets the callbacks that it needs. They are not called after the response.
 
     Attributes:
         name: Name of the call.
         id: Id of the call, in hexadecimal.
-        args: Validated arguments; absent ones are None.
+        args: Validated arguments. An absent argument is None.
         outcome: Result or error that was sent; None while the call is in progress.
-        is_patient: If true, events and bytes may wait for a moment, because the response is about to follow.
+        is_patient: True if events and bytes may wait about a millisecond, because the response is about to follow.
         on_bytes: Called with channel, bytes and credit when bytes arrive. The handler passes the credit to :meth:`consumed`.
         on_end: Called when the host sends no more bytes.
-        on_writable: Called when there is room again after :meth:`room` was 0.
+        on_writable: Called when more can be sent after :meth:`room` was 0.
         on_gone: Called once when the stream is over before the response.
     """
 
@@ -93,7 +93,7 @@ class Call:
         self.stream.send_bytes(channel, piece, later=self.is_patient)
 
     def lost(self, channel: int, size: int) -> None:
-        """Send the event that bytes of a channel are no longer kept."""
+        """Send the event that ``size`` bytes of a channel are no longer kept."""
         self.event("lost", channel=channel, bytes=size)
 
     def result(self, **fields: Any) -> None:
@@ -105,7 +105,7 @@ class Call:
         self.respond(RpcError(code, message, hint))
 
     def respond(self, outcome: dict[str, Any] | RpcError) -> None:
-        """Send the outcome, which ends the call. Only the first outcome counts."""
+        """Send the outcome, which ends the call. Further outcomes are ignored."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -117,15 +117,15 @@ class Call:
         self._on_outcome(self)
 
     def room(self) -> int:
-        """Return the number of bytes that may be sent now; after 0, ``on_writable`` is called."""
+        """Return the number of bytes that may be sent now. After 0, ``on_writable`` is called later."""
         return self.stream.room()
 
     def consumed(self, credit: int) -> None:
-        """Allow the host to send more, after its bytes were dealt with."""
+        """Return the credit of handled bytes, so that the host may send more."""
         self.stream.consumed(credit)
 
     def move_to(self, stream: Stream) -> None:
-        """Continue on another stream: the host has repeated the call."""
+        """Continue on another stream, because the host has repeated the call."""
         self.stream.handler = None
         stream.handler = CallStream(self)
         self.stream = stream
@@ -140,7 +140,7 @@ class CallStream:
         self._call = call
 
     def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-        """Pass bytes on; drop them if the handler takes none."""
+        """Pass bytes on, or drop them if the handler expects none."""
         call = self._call
         if call.on_bytes is not None and call.outcome is None:
             call.on_bytes(channel, data, credit)
@@ -153,7 +153,7 @@ class CallStream:
             self._call.on_end()
 
     def on_writable(self) -> None:
-        """Pass new room on, also after the response."""
+        """Report that more can be sent, even after the response."""
         if self._call.on_writable is not None:
             self._call.on_writable()
 
@@ -169,7 +169,7 @@ class RpcServer:
 
     Args:
         router: Streams of the link.
-        is_asleep: Returns whether the guest waits for ``guest.wake``.
+        is_asleep: Returns True while only ``guest.wake`` is served.
     """
 
     __slots__ = ("_handlers", "_held", "_is_asleep", "_outcomes", "_router", "_running")
@@ -191,7 +191,7 @@ class RpcServer:
         self._handlers.update(handlers)
 
     def on_opened(self, event: events.Opened) -> None:
-        """Handle a call: carry it out once per id, and respond with an error if its handler fails."""
+        """Handle the stream of a call: execute the call, or respond as to an earlier call with the same id."""
         stream = self._router.stream(event.stream)
         try:
             name, id_, args = parse_request(event.head, self._handlers, asleep=self._is_asleep())
@@ -201,7 +201,7 @@ class RpcServer:
         running = self._running.get(id_)
         if id_ in self._outcomes:
             earlier, outcome = self._outcomes[id_]
-            conflict = RpcError("conflict", f"The id was used for {earlier} before.", "Use a fresh id.")
+            conflict = RpcError("conflict", f"The id was used for an earlier call of {earlier}.", "Use a new id.")
             Call(stream, name, id_, args, self._on_outcome).respond(outcome if earlier == name else conflict)
         elif running is not None and running.name == name:
             running.move_to(stream)
@@ -209,12 +209,12 @@ class RpcServer:
             self._begin(Call(stream, name, id_, args, self._on_outcome))
 
     def hold_starts(self) -> None:
-        """Make calls that start something wait until :meth:`release_starts`. Idempotent."""
+        """Delay calls that start a process or a cell until :meth:`release_starts`. Idempotent."""
         if self._held is None:
             self._held = []
 
     def release_starts(self) -> None:
-        """Carry out the calls that have waited, except those whose stream is over. Idempotent."""
+        """Execute the delayed calls, except those whose stream is over. Idempotent."""
         held, self._held = self._held or [], None
         for call in held:
             if call.stream.is_open:
@@ -223,7 +223,7 @@ class RpcServer:
                 self.abandon(call)
 
     def forget_all_results(self) -> None:
-        """Forget all outcomes: the guest is another sandbox from now on."""
+        """Forget all outcomes, because the guest runs as another sandbox from now on."""
         self._outcomes.clear()
 
     def forget_result(self, id_: str, name: str) -> None:
@@ -233,10 +233,10 @@ class RpcServer:
             id_: Id of the call.
             name: Name of the call.
         """
-        self._keep(id_, name, RpcError("process_not_found", "That was done before, and its result is no longer kept.", "Use a fresh id."))
+        self._keep(id_, name, RpcError("process_not_found", "A call with this id has ended, and its result is no longer kept.", "Use a new id."))
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that ended without an outcome, so that a repetition of its id begins again."""
+        """Forget a call that ended without an outcome, so that a repeated call with its id is executed."""
         self._running.pop(call.id, None)
 
     def _begin(self, call: Call) -> None:
@@ -252,7 +252,7 @@ class RpcServer:
             self._handlers[call.name](call)
         except RpcError as error:
             call.respond(error)
-        except Exception as error:  # noqa: BLE001 - the host receives a response whatever happens
+        except Exception as error:  # noqa: BLE001 - the host receives a response to every call
             log_exception()
             call.fail("internal", f"The guest failed: {type(error).__name__}: {error}")
 
@@ -277,20 +277,20 @@ def parse_request(head: Any, served: Container[str], *, asleep: bool) -> tuple[s
         asleep: True while only ``guest.wake`` is served.
 
     Raises:
-        RpcError: The call is malformed, unknown, or not served now.
+        RpcError: The call is malformed or unknown, or the guest must be woken first.
     """
     if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
-        raise RpcError("invalid_request", "A call needs a name and arguments.")
+        raise RpcError("invalid_request", "The call has no name or no arguments.")
     id_ = head.get("id")
     if type(id_) is not bytes or len(id_) != schema.CALL_ID_BYTES:
-        raise RpcError("invalid_request", "A call needs an id of 16 bytes.")
+        raise RpcError("invalid_request", "The id of the call is not 16 bytes.")
     name, args = head["call"], head["args"]
     if name not in schema.CALLS or name not in served:
-        raise RpcError("unsupported", f"This guest has no call {name[:50]!r}.")
+        raise RpcError("unsupported", f"The call {name[:50]!r} is unknown to this guest.")
     if asleep and name != "guest.wake":
-        raise RpcError("conflict", "The guest is asleep.", "Wake it first.")
+        raise RpcError("conflict", "The sandbox is suspended.", "Resume the sandbox first.")
     fields = schema.CALLS[name]["args"]
-    wrong = schema.mismatch(fields, args)
+    wrong = schema.validate_fields(fields, args)
     if wrong:
-        raise RpcError("invalid_request", f"{name}: {wrong}.")
+        raise RpcError("invalid_request", f"The arguments of {name} are invalid: {wrong}.")
     return name, id_.hex(), {**dict.fromkeys(fields), **args}

@@ -3,8 +3,8 @@
 Invariants:
 - An event of a stream reaches the handler of that stream and nothing else.
 - Every send schedules the flush of the link.
-- A stream that is over (reset, or ended by both sides) is not in the table, and sending on it does nothing. When the host
-  connects again, all streams are over, because their ids may be used again.
+- A stream that is over (reset, or ended by both sides) is not in the table, and sending on it has no effect. When the host
+  connects again, all streams are over, because their ids may be reused.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
         """Receiver of the events of one stream."""
 
         def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-            """Handle bytes of the host. Return the credit by ``Stream.consumed`` once they are dealt with."""
+            """Handle bytes of the host. After that, return the credit by ``Stream.consumed``."""
 
         def on_end(self) -> None:
             """Handle the end of the host's bytes."""
 
         def on_writable(self) -> None:
-            """Handle new room after ``Stream.room`` was 0."""
+            """Handle that more can be sent, after ``Stream.room`` was 0."""
 
         def on_gone(self) -> None:
             """Handle the end of the stream by a reset of the host or a new connection. Called once, as the last event."""
 
 
 class Stream:
-    """One open stream. Made by :class:`StreamRouter`.
+    """One stream. Created by :class:`StreamRouter`.
 
     Attributes:
-        handler: Receiver of the events; None drops them and returns their credit.
+        handler: Receiver of the events. Without a handler, bytes of the host are dropped.
         id: Id on the link.
-        is_open: False once the stream is over: sending does nothing then.
+        is_open: False once the stream is over. Sending has no effect then.
     """
 
     __slots__ = ("_link", "_router", "_sent_end", "_was_ended", "handler", "id", "is_open")
@@ -72,11 +72,11 @@ class Stream:
             self._flush(later=later)
 
     def room(self) -> int:
-        """Return the number of bytes that may be queued now; after 0, ``on_writable`` of the handler follows."""
+        """Return the number of bytes that may be queued now. After 0, the handler's ``on_writable`` is called later."""
         return self._link.protocol.room(self.id) if self.is_open else 0
 
     def consumed(self, credit: int) -> None:
-        """Allow the host to send as much more as an event said that it cost."""
+        """Return the credit of an event, so that the host may send more."""
         if self.is_open:
             self._link.protocol.consumed(self.id, credit)
             self._link.flush_soon()
@@ -91,7 +91,7 @@ class Stream:
                 self._close()
 
     def reset(self, code: str, message: str, hint: str = "") -> None:
-        """End the stream for both sides at once; what is queued on it is dropped. Idempotent."""
+        """End both directions of the stream at once, and drop what is queued on it. Idempotent."""
         if self.is_open:
             self._link.protocol.reset(self.id, code, message, hint=hint)
             self._link.flush_soon()
@@ -140,7 +140,7 @@ class StreamRouter:
     """The open streams of the link.
 
     Args:
-        link: Link whose streams these are.
+        link: Link of the streams.
     """
 
     __slots__ = ("_link", "_streams")
@@ -154,7 +154,7 @@ class StreamRouter:
 
     @property
     def is_full(self) -> bool:
-        """True while no further stream can be opened, because as many are open as the guest may have."""
+        """True while the guest has its maximum number of open streams."""
         return self._link.protocol.is_full
 
     def open(self, head: dict[str, Any], handler: LinkStreamHandler | None = None) -> Stream:
@@ -162,33 +162,33 @@ class StreamRouter:
 
         Args:
             head: First message.
-            handler: Receiver of the stream's events; None if the caller sets it before it returns to the loop.
+            handler: Receiver of the stream's events. None if the caller sets the handler before it returns to the loop.
 
         Raises:
-            ProtocolError: No host is connected, the guest is asleep, or too many streams are open.
+            ProtocolError: No host is connected, ``guest.wake`` has not been called, or too many streams are open.
         """
         if self._link.is_asleep():
-            raise ProtocolError("an asleep guest opens no stream")
+            raise ProtocolError("a guest cannot open a stream before guest.wake")
         stream = Stream(self, self._link, self._link.protocol.open(head), handler)
         self._streams[stream.id] = stream
         self._link.flush_soon()
         return stream
 
     def stream(self, id_: int) -> Stream:
-        """Return a stream that the host has opened, without a handler the first time."""
+        """Return a stream that the host has opened. A new stream has no handler."""
         stream = self._streams.get(id_)
         if stream is None:
             stream = self._streams[id_] = Stream(self, self._link, id_, None)
         return stream
 
     def dispatch(self, event: events.StreamEvent) -> None:
-        """Pass an event to the handler of its stream; events of streams that are over are dropped."""
+        """Pass an event to the handler of its stream. Events of streams that are over are dropped."""
         stream = self._streams.get(event.stream)
         if stream is not None:
             stream.dispatch(event)
 
     def drop_all(self) -> None:
-        """Report all streams as gone: the host has connected again, or the guest has come to rest."""
+        """Report all streams as gone, because the host has connected again or the guest was quiesced."""
         for stream in list(self._streams.values()):
             stream.drop()
 

@@ -1,13 +1,13 @@
 """Wake scripts: executables in ``/etc/sandlot/wake.d`` that run after the sandbox was woken.
 
-A copy of a sandbox contains long-running programs whose random generators are in the state of the original. A wake script can
-tell such a program to reseed its generator, or restart it.
+In a copy of a sandbox, the random number generators of running programs have the same state as in the original. A wake script
+can make such a program reseed its generator, or restart the program.
 
 Invariants:
-- The scripts run after every wake but the first, which is the boot, one after the other in the order of their names. Calls of
-  the host that start something wait until they have ended; nothing else waits.
-- Each script has ``TIMEOUT_S``, and is then killed with all that it has started. At most ``MAX_SCRIPTS`` run, so the wait is
-  bounded.
+- The scripts run after every wake except the first, which follows the boot. They run one after the other, in the order of
+  their names. Calls that start a process or a cell wait until the scripts have ended; other calls do not wait.
+- A script is killed after ``TIMEOUT_S``, with all processes that it has started. At most ``MAX_SCRIPTS`` run, so the wait is
+  limited.
 - A script runs as root if it belongs to root and only root may write it. Every other script runs as ``user``.
 - ``LOG`` contains the first ``MAX_LOG_BYTES`` of their output until the next wake.
 """
@@ -40,9 +40,9 @@ MAX_LOG_BYTES = 64 * 1024
 TIMEOUT_S = 2.0
 MAX_SCRIPTS = 16
 MAX_READS = 4
-"""Limit of the reads in one turn of the loop, so that a script with much output does not take the guest's time."""
+"""Maximum number of reads in one turn of the loop, so that a script with much output does not delay other work."""
 MAX_NAMES = 1000
-"""Limit of the names of the folder that are examined."""
+"""Maximum number of entries of the folder that are examined."""
 
 
 class WakeScripts:
@@ -52,7 +52,7 @@ class WakeScripts:
         loop: The guest's loop.
         spawner: Starts the scripts.
         identity: Sandbox id and entropy for the scripts.
-        rpc: Holds calls that start something until the scripts have ended.
+        rpc: Delays calls that start a process or a cell until the scripts have ended.
     """
 
     __slots__ = ("_identity", "_log", "_loop", "_rpc", "_running", "_spawner", "_waiting")
@@ -112,7 +112,7 @@ class WakeScripts:
 
 
 class RunningScript:
-    """One script that runs.
+    """One running script.
 
     Args:
         loop: The guest's loop.
@@ -135,7 +135,7 @@ class RunningScript:
         self._timer = loop.call_later(TIMEOUT_S, self._on_timeout)
 
     def on_exit(self, status: int, _usage: struct_rusage) -> None:
-        """Log the rest of the output and a status other than 0."""
+        """Log the rest of the output, and the exit status or signal unless the status is 0."""
         if self._is_abandoned:
             return
         self._read()
@@ -149,7 +149,7 @@ class RunningScript:
         """Ignore the reason: the log contains the signal."""
 
     def abandon(self) -> None:
-        """Kill the script; its end is not reported."""
+        """Kill the script without reporting its end."""
         self._is_abandoned = True
         kill_tree(self.pid, signal.SIGKILL)
         self.close()
@@ -167,7 +167,7 @@ class RunningScript:
         kill_tree(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
-        """Read some of the output, also what does not fit the log, so that the script does not block."""
+        """Read a part of the output, even if the log is full, so that the script does not block."""
         for _ in range(MAX_READS):
             if self._fd < 0:
                 return
@@ -184,7 +184,7 @@ class RunningScript:
 
 
 def find_scripts(folder: str = FOLDER) -> list[tuple[str, str]]:
-    """Return path and user of each wake script, in the order in which they run.
+    """Return the path and the user of each wake script, in the order in which the scripts run.
 
     Args:
         folder: Folder with the scripts.
@@ -207,7 +207,7 @@ def find_scripts(folder: str = FOLDER) -> list[tuple[str, str]]:
 
 
 def _write_log(text: bytearray) -> None:
-    """Write the log as a new file: a link or a special file that lies at its path is removed, not written to."""
+    """Write the log as a new file. An existing file, link or special file at its path is removed, not written to."""
     try:
         os.makedirs(os.path.dirname(LOG), 0o755, exist_ok=True)
         if os.path.lexists(LOG):

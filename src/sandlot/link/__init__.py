@@ -1,1 +1,1 @@
-"""The host's end of the guest protocol: one multiplexed connection with typed calls, and the guest shipped as data."""
+"""The host's end of the guest protocol: a multiplexed connection with typed calls, and the files of the guest as data."""

@@ -1,6 +1,6 @@
-"""Calls in progress: what the host asked of a guest, until the result, an error or the end of the link.
+"""Calls in progress: each from its request until its result, its error or the end of the link.
 
-A call ends exactly once. Everything that a guest sends is checked when it arrives, before a caller sees it.
+A call ends exactly once. All messages of a guest are checked when they arrive, before a caller sees them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OUTPUT_CHANNELS = frozenset((schema.STDOUT, schema.STDERR))
 
 
 class Call(Generic[ResultT]):
-    """One call, from its first frame on.
+    """One call. The constructor sends the request.
 
     Args:
         transport: Sends and receives the frames.
@@ -32,8 +32,8 @@ class Call(Generic[ResultT]):
         args: Arguments of the call.
         parse: Converts the result that the guest sends, or raises ProtocolError.
         call_id: 16 bytes that the guest remembers, so that a call repeated on a new link is executed once.
-        keeps_sending: Bytes follow, and :meth:`end_sending`. Otherwise the END is sent at once.
-        is_last: Send nothing after this call until ``FrameTransport.resume_sending``.
+        keeps_sending: True if bytes follow. Otherwise the END is sent at once.
+        is_last: True to send nothing after this call until ``FrameTransport.resume_sending``.
 
     Raises:
         SandlotError: The call cannot be sent; see :meth:`FrameTransport.open`.
@@ -95,7 +95,7 @@ class Call(Generic[ResultT]):
     def _on_message(self, event: events.Received) -> None:
         message = event.message
         if self._has_result or type(message) is not dict:
-            raise ProtocolError(f"{self._name} sent a message that is not a map, or one after its result")
+            raise ProtocolError(f"{self._name} sent a message that is not a map, or a message after its result")
         if "result" in message:
             if len(message) != 1:
                 raise ProtocolError(f"{self._name} sent a result with other fields beside it")
@@ -107,11 +107,11 @@ class Call(Generic[ResultT]):
         name = message.pop("event", None)
         fields = self._event_fields.get(name) if type(name) is str else None
         if fields is None:
-            raise ProtocolError(f"{self._name} sent an event that the call does not have")
+            raise ProtocolError(f"{self._name} sent an event that is not in the schema of the call")
         self._on_event_message(name, parse.fields_of(f"{self._name} {name}", fields, message), event.credit)
 
     def _on_bytes(self, event: events.Bytes) -> None:
-        raise ProtocolError(f"{self._name} sent bytes on channel {event.channel}, which the call does not have")
+        raise ProtocolError(f"{self._name} sent bytes on channel {event.channel}; the call has no channels")
 
     def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         raise NotImplementedError
@@ -129,8 +129,8 @@ class Call(Generic[ResultT]):
     def abandon(self, error: SandlotError | None = None) -> None:
         """Reset the stream if the call is not over."""
         if not self._is_over:
-            self._transport.reset(self._stream.id, "cancelled", "the caller has given the call up")
-            self._finish(error or ConflictError("The call was given up.", code=ErrorCode.CONFLICT))
+            self._transport.reset(self._stream.id, "cancelled", "the caller no longer waits for the result")
+            self._finish(error or ConflictError("The call was cancelled.", code=ErrorCode.CONFLICT))
 
     def _finish(self, error: SandlotError | None) -> None:
         self._is_over = True
@@ -144,7 +144,7 @@ class Call(Generic[ResultT]):
 
 
 class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
-    """A call that sends items before its result: iterate, then ask for the result. One consumer at a time."""
+    """A call with items before its result. Iterate over the items, then await :meth:`result`. One consumer at a time."""
 
     _is_iterated = False
 
@@ -153,7 +153,7 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         return self
 
     async def __anext__(self) -> ItemT:
-        return await self._stream.next()  # type: ignore[no-any-return]  # the items are those of _put
+        return await self._stream.next()  # type: ignore[no-any-return]  # every item that was put is an ItemT
 
     async def __aenter__(self) -> Self:
         return self
@@ -174,12 +174,12 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
         return await self.wait()
 
     async def aclose(self) -> None:
-        """Stop following. A process or cell goes on and can be attached to; a file is not read further. Idempotent."""
+        """Stop following. A process or cell continues and can be attached to; a file is not read further. Idempotent."""
         self._stream.discard()
         self.abandon()
 
     async def _wait_first_message(self, event: asyncio.Event) -> None:
-        """Wait for the guest's first message; a caller that is cancelled here abandons the call."""
+        """Wait until the guest's first message has set ``event``. If the caller is cancelled meanwhile, abandon the call."""
         try:
             await event.wait()
         except BaseException:
@@ -188,20 +188,20 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
 
 
 class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
-    """A call with standard output and standard error, each byte at an offset."""
+    """A call with standard output and standard error, whose bytes have offsets."""
 
     _offsets: dict[int, int]
     """The next offset of each channel."""
 
     def _on_bytes(self, event: events.Bytes) -> None:
         if event.channel not in _OUTPUT_CHANNELS:
-            raise ProtocolError(f"{self._name} sent bytes on channel {event.channel}")
+            raise ProtocolError(f"{self._name} sent bytes on channel {event.channel}; only 1 and 2 are allowed")
         self._stream.put(Output(event.channel, self._advance(event.channel, len(event.data)), event.data), event.credit)
 
     def _on_gap(self, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         channel, size = fields["channel"], fields["bytes"]
         if channel not in _OUTPUT_CHANNELS or size <= 0:
-            raise ProtocolError(f"{self._name} lost {size} bytes of channel {channel}")
+            raise ProtocolError(f"{self._name} reports {size} lost bytes of channel {channel}, which is impossible")
         self._stream.put(OutputGap(channel, size, self._advance(channel, size)), credit)
 
     def _advance(self, channel: int, size: int) -> int:
@@ -211,6 +211,6 @@ class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
 
 
 def _retrieve_exception(outcome: asyncio.Future[Any]) -> None:
-    """Prevent the warning of asyncio about an exception that was never retrieved."""
+    """Prevent asyncio's warning about an exception that was never retrieved."""
     if not outcome.cancelled():
         outcome.exception()

@@ -1,7 +1,7 @@
 """One multiplexed connection to one guest, with typed calls.
 
 - Each call has an id of 16 bytes that the host chooses, so that a call repeated on a new link is executed once.
-- Cancelling a caller resets the stream of its call. Processes and cells go on and can be attached to; a file that is half written is dropped.
+- Cancelling a caller resets the stream of its call. Processes and cells continue and can be attached to; a partly written file is dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ENTROPY_BYTES = 64
 
 
 class Link:
-    """The host's end of the link to one guest; made by :meth:`open`.
+    """The host's end of the link to one guest, created by :meth:`open`.
 
-    The calls are grouped: ``link.processes``, ``link.kernels``, ``link.files``, and those about the guest itself here.
+    Calls about processes, kernels and files are methods of ``link.processes``, ``link.kernels`` and ``link.files``.
 
     Args:
         session: The link.
@@ -54,16 +54,16 @@ class Link:
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Link:
-        """Open a link to a guest, whatever bytes of an earlier link are in the pipes.
+        """Open a link to a guest. Bytes of an earlier link that are still in the pipes are discarded.
 
         Args:
-            stream: The bytes of the link. The link owns the stream from now on, also if this call raises.
-            services: Services that the guest may ask for, by name.
-            timeout_s: Seconds that the handshake may take.
-            request_timeout_s: Seconds that a later request with a short response may take.
+            stream: The bytes of the link. The link owns the stream from now on, even if this call raises.
+            services: Services that the guest may use, by name.
+            timeout_s: Maximum duration of the handshake in seconds.
+            request_timeout_s: Maximum duration of a later request with a short response, in seconds.
 
         Raises:
-            TimeoutExceededError: The guest did not answer in time.
+            TimeoutExceededError: The guest did not respond in time.
             SandboxEndedError: The guest ended, or speaks another generation of the protocol.
         """
         session = LinkSession(stream, services=services or {}, request_timeout_s=request_timeout_s)
@@ -90,14 +90,14 @@ class Link:
         return self._session.transport.closed.done()
 
     async def wait_closed(self) -> LinkClosed:
-        """Wait until the link has ended, and return why. Any number of callers may wait."""
+        """Wait until the link has ended, and return the reason. Any number of callers may wait."""
         return await asyncio.shield(self._session.transport.closed)
 
     def set_services(self, services: Mapping[str, Service]) -> None:
-        """Replace the services that the guest may ask for.
+        """Replace the services that the guest may use.
 
         Args:
-            services: Services by name. A warm sandbox gets them when its owner is known.
+            services: Services by name. For a warm sandbox, they are set when its owner is known.
         """
         self._session.services.replace(services)
 
@@ -116,15 +116,15 @@ class Link:
 
         Args:
             identity: Id of the sandbox.
-            hostname: Its host name.
-            env: Environment of every program in it.
-            pids: Largest number of processes and threads.
+            hostname: Host name of the sandbox.
+            env: Environment of every program in the sandbox.
+            pids: Maximum number of processes and threads.
             deadline_s: Seconds from now until the guest ends by itself, unless a later deadline is set; None sets no deadline.
             workspace: Default working folder.
-            memory_bytes: Memory limit; the guest kills the largest program before the whole sandbox is killed. None if unknown.
+            memory_bytes: Memory limit. Near it, the guest kills the largest program, so that the sandbox is not killed. None if unknown.
 
         Returns:
-            Path of the image's python; None if it has none.
+            Path of the Python interpreter of the image; None if there is none.
 
         Raises:
             ConflictError: The guest is awake.
@@ -148,17 +148,16 @@ class Link:
         return python
 
     async def checkpoint(self, *, armed: bool) -> None:
-        """Tell the guest that a checkpoint which it survives is about to be taken, and afterwards that it has been taken.
+        """Inform the guest before and after a checkpoint that it survives.
 
-        Streams, processes and cells go on. A guest restored from a checkpoint taken in between is asleep and serves nothing until
-        :meth:`wake`. The same happens to the guest itself if this link ends in between.
+        Streams, processes and cells continue. A guest that is restored from the checkpoint is asleep: it serves only :meth:`wake`. If this
+        link ends between the two calls, the guest itself is asleep on the next link.
 
-        In between, nothing is sent; calls made meanwhile are sent afterwards. Reason: if a byte reaches gVisor (20240729) while it saves
-        its own state, the image can contain an epoll that counts the link as ready but does not report it. A guest restored from such an
-        image never reads again.
+        Between the two calls, nothing is sent, and other calls wait. Reason: if a byte arrives while gVisor (20240729) saves its own state,
+        the saved epoll may count the link as ready without reporting it. A guest that is restored from such an image never reads again.
 
         Args:
-            armed: True before the checkpoint; False after it, also if it failed.
+            armed: True before the checkpoint; False after it, even if it failed.
 
         Raises:
             SandlotError: The guest is asleep, or the link has ended.
@@ -171,23 +170,24 @@ class Link:
             raise
 
     async def warm(self, timeout_s: float = WARM_TIMEOUT_S, *, lean: bool = False) -> None:
-        """Let the guest prepare what a first cell needs: the fork server for kernels, and the first kernel.
+        """Start the fork server for Python kernels and the first kernel, so that the first cell need not wait for them.
 
-        Returns when both are ready, or at once if the image has no python kernel. Meant for templates: no other process is left over.
+        Returns when both are ready, or at once if the image cannot run Python kernels. Used before the snapshot of a template is taken: no
+        other process keeps running.
 
         Args:
-            timeout_s: Seconds; the guest goes on preparing after a timeout.
-            lean: Keep only the first kernel, which takes half the memory (97 MiB instead of 160 with numpy, pandas and Matplotlib in
+            timeout_s: Maximum time to wait in seconds. After a timeout, the guest continues its preparation.
+            lean: True to keep only the first kernel, which takes half the memory (97 MiB instead of 160 with numpy, pandas and Matplotlib in
                 gVisor, measured). The fork server is then started again, in about a second, when another kernel is needed.
 
         Raises:
-            TimeoutExceededError: It was not ready in time.
-            SandlotError: The guest failed, is asleep, or the link has ended.
+            TimeoutExceededError: The kernel was not ready in time.
+            SandlotError: The guest failed or is asleep, or the link has ended.
         """
         await self._session.request("guest.warm", {"lean": lean}, parse.nothing, timeout_s=timeout_s)
 
     async def info(self) -> GuestInfo:
-        """Return facts about the guest."""
+        """Return the state and the resource use of the guest."""
         return await self._session.request("guest.info", {}, parse.guest_info)
 
     async def set_deadline(self, seconds: float | None) -> None:
@@ -198,20 +198,20 @@ class Link:
         """Change the limits that the guest itself enforces.
 
         Args:
-            pids: Largest number of processes and threads, running ones included.
-            memory_bytes: Memory limit; None leaves it as it is.
+            pids: Maximum number of processes and threads, including those that run already.
+            memory_bytes: Memory limit; None keeps the present limit.
 
         Raises:
-            ConflictError: More processes run now; nothing was changed.
+            ConflictError: More processes than ``pids`` run now; nothing was changed.
         """
         await self._session.request("guest.limit", {"pids": pids, "memory_bytes": memory_bytes}, parse.nothing)
 
     async def quiesce(self, timeout_s: float = QUIESCE_TIMEOUT_S) -> None:
-        """Bring the guest to rest; see :meth:`LinkSession.quiesce`."""
+        """Quiesce the guest; see :meth:`LinkSession.quiesce`."""
         await self._session.quiesce(timeout_s)
 
     async def shutdown(self) -> None:
-        """Ask the guest to end. The driver reports when it is gone."""
+        """Request the end of the guest. The driver reports when the sandbox has ended."""
         try:
             await self._session.request("guest.shutdown", {}, parse.nothing)
         except SandboxEndedError:
@@ -234,5 +234,5 @@ class Link:
         return await Tunnel(self._session.transport, port, call_id=new_call_id()).opened()
 
     async def aclose(self) -> None:
-        """Close this end. The sandbox lives on, and a new link can be opened to it. Idempotent."""
+        """Close this end. The sandbox keeps running, and a new link can be opened to it. Idempotent."""
         await self._session.aclose()

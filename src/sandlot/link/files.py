@@ -1,4 +1,4 @@
-"""The calls ``file.*``. Contents are streamed: neither end holds more than one window of a file."""
+"""The calls ``file.*``. Contents are streamed: each end buffers at most one window of a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class FileReader(StreamedCall[int, bytes]):
-    """The bytes of a file as they arrive. Iterate; close it if not all bytes are wanted.
+    """A stream of the bytes of a file. Iterate over it; close it if the rest is not needed.
 
     Args:
         transport: Sends and receives the frames.
@@ -35,16 +35,16 @@ class FileReader(StreamedCall[int, bytes]):
 
     @property
     def entry(self) -> Entry:
-        """The file as it was when it was opened; it may have changed since."""
+        """The file at the time when it was opened. It may have changed since."""
         if self._entry is None:
-            raise RuntimeError("not opened yet")
+            raise RuntimeError("the file is not opened yet: await opened() first")
         return self._entry
 
     async def opened(self) -> Self:
         """Wait until the guest has opened the file.
 
         Raises:
-            SandlotError: The guest could not open it.
+            SandlotError: The guest could not open the file.
         """
         await self._wait_first_message(self._opened)
         if self._entry is None:
@@ -76,7 +76,7 @@ class FileReader(StreamedCall[int, bytes]):
 
 
 class Upload(Call[Entry]):
-    """The contents of a file on their way into the sandbox.
+    """One upload of a file into the sandbox.
 
     Args:
         transport: Sends and receives the frames.
@@ -89,14 +89,14 @@ class Upload(Call[Entry]):
         super().__init__(transport, "file.write", args, self._parse_result, call_id=call_id, keeps_sending=True)
 
     async def run(self, chunks: AsyncIterable[bytes] | bytes) -> Entry:
-        """Send the contents and wait for the result. An error of the guest stops the sending at once.
+        """Send the content and wait for the result. An error of the guest stops the sending at once.
 
         Args:
-            chunks: The contents. An iterable is read as fast as the guest takes its chunks.
+            chunks: The content. The iterable is read as fast as the guest accepts chunks.
 
         Raises:
             SandlotError: The guest's error, or the end of the link.
-            Exception: An exception of ``chunks``; the guest then drops what it has received.
+            Exception: Raised by ``chunks``. The guest drops the bytes that it has received.
         """
         sending = asyncio.ensure_future(self._send_all(chunks))
         try:
@@ -120,12 +120,12 @@ class Upload(Call[Entry]):
 
     def _parse_result(self, given: object) -> Entry:
         if not self._is_sent:
-            raise ProtocolError("file.write has a result before all contents were sent")
+            raise ProtocolError("file.write sent a result before all content was received")
         return parse.entry(given)
 
 
 class FileRequests:
-    """``link.files``. Paths are absolute, inside the sandbox.
+    """The methods of ``link.files``. Paths are absolute paths inside the sandbox.
 
     Args:
         session: The link.
@@ -138,13 +138,13 @@ class FileRequests:
         """Open a file and stream its bytes.
 
         Args:
-            path: The file.
-            user: The account that reads.
-            offset: Bytes to skip.
-            length: Largest number of bytes to read; None reads to the end.
+            path: Path of the file.
+            user: Account that reads the file.
+            offset: Number of bytes to skip.
+            length: Maximum number of bytes to read; None reads to the end.
 
         Raises:
-            NotFoundError: There is no such file.
+            NotFoundError: The file does not exist.
             ForbiddenError: The account may not read the file.
         """
         self._session.check_usable()
@@ -161,42 +161,42 @@ class FileRequests:
         parents: bool = True,
         append: bool = False,
     ) -> Entry:
-        """Write a file. The guest writes a temporary file and renames it at the end, so that a broken transfer leaves the old file.
+        """Write a file. The guest writes a temporary file and renames it at the end, so that an incomplete transfer leaves the old file.
 
         Args:
-            path: The file.
-            chunks: The contents. An iterable is read as fast as the guest takes its chunks.
-            user: The account that writes.
-            mode: Permission bits. None keeps those of the old file; a new file gets 0644 less the umask.
-            parents: Create missing folders.
-            append: Add to the old file in place.
+            path: Path of the file.
+            chunks: The content. The iterable is read as fast as the guest accepts chunks.
+            user: Account that writes the file.
+            mode: Permission bits. None keeps the bits of an existing file; a new file gets 0644.
+            parents: True to create missing folders.
+            append: True to append to the existing file in place.
 
         Raises:
             SandlotError: The guest's error (disk full, no permission), or the end of the link.
-            Exception: An exception of ``chunks``.
+            Exception: Raised by ``chunks``.
         """
         self._session.check_usable()
         args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append}
         return await Upload(self._session.transport, args, call_id=new_call_id()).run(chunks)
 
     async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:
-        """Describe the file, folder or link at a path. With ``follow``, a symbolic link at the end of the path is followed."""
+        """Return the properties of the file, folder or link at a path. With ``follow``, the properties of the target of a link."""
         return await self._session.request("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
 
     async def list(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0) -> Listing:
         """List the entries of a folder, sorted by name.
 
         Args:
-            path: The folder.
-            user: The account that lists.
-            limit: Largest number of entries; one call returns at most 1,000.
-            offset: Entries to skip. The next page begins at ``offset + limit``, also if entries were removed meanwhile.
+            path: Path of the folder.
+            user: Account that reads the folder.
+            limit: Maximum number of entries. One call returns at most 1,000.
+            offset: Number of entries to skip. The next page begins at ``offset + limit``, even if entries were removed meanwhile.
         """
         limit = min(limit, schema.LIMITS["entries"])
         return await self._session.request("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
 
     async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
-        """Create a folder."""
+        """Create a folder, with ``parents`` also the missing folders above it."""
         return await self._session.request("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
 
     async def move(self, path: str, to: str, *, user: User = User.USER, overwrite: bool = False) -> Entry:
@@ -204,5 +204,5 @@ class FileRequests:
         return await self._session.request("file.move", {"path": path, "to": to, "user": user.value, "overwrite": overwrite}, parse.entry)
 
     async def remove(self, path: str, *, user: User = User.USER, recursive: bool = False) -> int:
-        """Remove a file or folder; return how many entries were removed."""
+        """Remove a file or folder, and return the number of removed entries."""
         return await self._session.request("file.remove", {"path": path, "user": user.value, "recursive": recursive}, parse.removed)

@@ -1,4 +1,4 @@
-"""The calls ``kernel.*``: contexts, each a language with a kernel that keeps its state, and the cells that run in them."""
+"""The calls ``kernel.*``: contexts and their cells. A context is a language with a kernel that keeps state from cell to cell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted |
 
 
 class KernelRequests:
-    """``link.kernels``.
+    """The methods of ``link.kernels``.
 
     Args:
         session: The link.
@@ -55,28 +55,28 @@ class KernelRequests:
         self._session = session
 
     async def create(self, id: str, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> KernelInfo:  # noqa: A002 - the field is called id
-        """Create a context, or return the one that has the id already.
+        """Create a context. If a context with this id exists, return that context.
 
         Args:
             id: Id of the context.
             language: python, bash or javascript.
-            cwd: Absolute folder in which its kernel starts; None is the workspace.
-            env: Variables added to the environment of the sandbox.
+            cwd: Absolute path of the kernel's first working directory; None for the workspace.
+            env: Variables in addition to the environment of the sandbox.
 
         Raises:
-            SandlotError: There are too many contexts, or the image has no program that runs the language.
+            SandlotError: There are too many contexts, or the image cannot run the language.
         """
         return await self._session.request("kernel.create", {"kernel": id, "language": language, "cwd": cwd, "env": dict(env or {})}, parse.kernel)
 
     async def list(self) -> tuple[KernelInfo, ...]:
-        """Return every context."""
+        """Return all contexts."""
         return await self._session.request("kernel.list", {}, parse.kernels)
 
     async def remove(self, id: str) -> None:  # noqa: A002 - the field is called id
-        """End a context; its waiting cells are aborted.
+        """Remove a context and end its kernel. Cells that wait are aborted.
 
         Raises:
-            NotFoundError: There is no such context.
+            NotFoundError: The context does not exist.
         """
         await self._session.request("kernel.remove", {"kernel": id}, parse.nothing)
 
@@ -98,13 +98,13 @@ class KernelRequests:
         Args:
             code: Source code in the language of the kernel.
             kernel: Id of the context.
-            language: Creates the context if it does not exist. None requires an existing context, or the default one.
+            language: Language of a new context, which is created if it does not exist. None requires an existing context or the default context.
             env: Variables for this cell.
             timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.
-            silent: Show no result of the last expression, and do not count the cell.
-            store_history: Count the cell.
-            stop_on_error: Abort the cells that wait behind this one if it fails.
-            id: Id of the execution; None draws one.
+            silent: True to display no result of the last expression and not to count the cell.
+            store_history: True to count the cell.
+            stop_on_error: True to abort the waiting cells of the kernel if this cell fails.
+            id: Id of the execution; None creates an id.
         """
         self._session.check_usable()
         execution = id or new_process_id()
@@ -129,25 +129,26 @@ class KernelRequests:
         stderr_from: int | None = 0,
         wait: bool = True,
     ) -> CellCall:
-        """Follow a cell that was sent earlier, whether it has ended or not.
+        """Follow a cell that was sent earlier, even if it has ended.
 
         Args:
             id: Id of the execution.
-            events_from: Number of events that the caller has seen: started, displays, clears and errors.
-            stdout_from: Offset in bytes of the first byte wanted; None begins with the oldest byte that is kept.
-            stderr_from: The same for standard error.
-            wait: Follow until the cell ends. Otherwise the call sends what there is now, with status ``running`` if the cell has not ended.
+            events_from: Number of events to skip: started, displays, clears and errors.
+            stdout_from: Offset of the first byte of standard output to send; None begins with the oldest byte that is kept.
+            stderr_from: Offset for standard error, likewise.
+            wait: True to follow the cell until it ends. False to get only the output and events so far; the status is ``running`` if the cell
+                has not ended.
         """
         self._session.check_usable()
         args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from, "wait": wait}
         return CellCall(self._session.transport, "kernel.attach", args, execution=id, call_id=new_call_id())
 
     async def interrupt(self, kernel: str = "default", execution: ProcessId | None = None) -> bool:
-        """Interrupt the running cell of a kernel, as Ctrl-C does; return whether there was one.
+        """Interrupt the running cell of a kernel, as Ctrl-C does. Return True if there was a cell to interrupt.
 
         Args:
             kernel: Id of the context. Ignored if ``execution`` is given.
-            execution: Interrupt only this execution. If it waits for its turn, it is aborted.
+            execution: Id of the only execution to interrupt. If this execution has not started, it is aborted.
         """
         return await self._session.request("kernel.interrupt", {"kernel": kernel, "execution": execution}, parse.running)
 

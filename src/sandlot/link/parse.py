@@ -1,8 +1,8 @@
-"""Converts the guest's messages into values, after checking every field.
+"""Converts messages of a guest into values, and checks every field.
 
 - Root inside a sandbox can forge any byte of the link. A value is made only from a map that matches its schema and whose numbers, texts and
   lists are within ``schema.LIMITS``. Anything else raises :class:`ProtocolError`, which ends the sandbox.
-- Texts come from the guest: they are shown, but nothing depends on them. An error code that a guest may not send becomes ``internal``.
+- Texts of the guest are shown to users, but no decision depends on them. An error code that a guest may not send becomes ``internal``.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _MIME_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+;= -]{1,
 
 
 def fields_of(what: str, fields: Mapping[str, str], given: object) -> Mapping[str, Any]:
-    """Check that a value is a map with the given fields, and return it.
+    """Check that a received value is a map with the given fields, and return the map.
 
     Args:
-        what: Name for the error.
-        fields: Type of each field, as in ``schema``.
-        given: The value.
+        what: Name of the value, for the text of the error.
+        fields: Types of the fields by name, as in ``schema``.
+        given: The received value.
 
     Raises:
         ProtocolError: The value does not match.
     """
-    why = schema.mismatch(fields, given)
+    why = schema.validate_fields(fields, given)
     if why or not isinstance(given, dict):
-        raise ProtocolError(f"{what}: {why}")
+        raise ProtocolError(f"the {what} is invalid: {why}")
     return given
 
 
@@ -56,7 +56,7 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
     """Check that an integer is from ``low`` to ``high``, both included, and return it.
 
     Raises:
-        ProtocolError: The value is not.
+        ProtocolError: The integer is lower or higher.
     """
     if not low <= value <= high:
         raise ProtocolError(f"{what} is {value}; it must be from {low} to {high}")
@@ -64,7 +64,7 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
 
 
 def count(what: str, value: int) -> int:
-    """Check a counter or a size in bytes.
+    """Check a counter or a size in bytes, and return it.
 
     Raises:
         ProtocolError: The number is negative, or above ``schema.LIMITS["count"]``.
@@ -77,7 +77,7 @@ def _maybe(what: str, value: int | None, high: int) -> int | None:
 
 
 def text(what: str, value: str, limit: str) -> str:
-    """Check the length of a text.
+    """Check the length of a text, and return it.
 
     Raises:
         ProtocolError: The text is longer than ``schema.LIMITS[limit]``.
@@ -88,7 +88,7 @@ def text(what: str, value: str, limit: str) -> str:
 
 
 def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
-    """Check the length of a list of texts.
+    """Check the length of a list of texts, and return it as a tuple.
 
     Raises:
         ProtocolError: The list has more than ``schema.LIMITS[limit]`` items.
@@ -99,35 +99,35 @@ def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
 
 
 def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
-    """Check that a value is one of the allowed ones.
+    """Check that a text is one of the allowed texts, and return it.
 
     Raises:
-        ProtocolError: The value is not.
+        ProtocolError: The text is not allowed.
     """
     if value not in allowed:
-        raise ProtocolError(f"{what} is {value[:50]!r}, which is none of {', '.join(allowed)}")
+        raise ProtocolError(f"{what} is {value[:50]!r}; allowed are {', '.join(allowed)}")
     return value
 
 
 def seconds(what: str, value: float) -> float:
-    """Check a duration in seconds.
+    """Check a duration in seconds, and return it.
 
     Raises:
-        ProtocolError: The duration is negative, not a number, or more than three centuries.
+        ProtocolError: The duration is negative, not a number, or longer than 317 years.
     """
     if not 0 <= value <= _DURATION_MAX_S:  # false for a NaN too
-        raise ProtocolError(f"{what} is {value}")
+        raise ProtocolError(f"{what} is {value}, which is not a valid number of seconds")
     return float(value)
 
 
 def _process_id(value: str) -> ProcessId:
     if not PROCESS_ID.fullmatch(value):
-        raise ProtocolError("an invalid process id")
+        raise ProtocolError("a process id is invalid")
     return ProcessId(value)
 
 
 def pid(value: int) -> int:
-    """Check a pid inside a sandbox.
+    """Check a pid inside a sandbox, and return it.
 
     Raises:
         ProtocolError: The pid is out of range.
@@ -139,15 +139,15 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
     """Parse the result of ``process.start`` and ``process.attach``.
 
     Args:
-        expected: Id of the process that the call was about.
-        given: The value that the guest sent.
+        expected: Id of the process of the call.
+        given: The received value.
 
     Raises:
         ProtocolError: The value is invalid, or is the result of another process.
     """
     fields = fields_of("process result", schema.CALLS["process.start"]["result"], given)
     if fields["process"] != expected:
-        raise ProtocolError("the result of another process")
+        raise ProtocolError("the result is that of another process")
     reason = fields.get("reason")
     result = ProcessResult(
         process=expected,
@@ -160,7 +160,7 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
         peak_bytes=_maybe("peak", fields.get("peak_bytes"), schema.LIMITS["count"]),
     )
     if reason is not None and (result.exit_code is None) == (result.signal is None):
-        raise ProtocolError("a process that ended has either an exit code or a signal")
+        raise ProtocolError("a process that has ended must have either an exit code or a signal")
     return result
 
 
@@ -168,15 +168,15 @@ def process_end(expected: ProcessId, given: object) -> ProcessResult:
     """Parse the result of ``process.wait``.
 
     Args:
-        expected: Id of the process that the call was about.
-        given: The value that the guest sent.
+        expected: Id of the process of the call.
+        given: The received value.
 
     Raises:
         ProtocolError: The value is invalid, is the result of another process, or says that the process still runs.
     """
     result = process_result(expected, given)
     if result.reason is None:
-        raise ProtocolError("a process that has not ended has a result")
+        raise ProtocolError("process.wait has a result, but the process has not ended")
     return result
 
 
@@ -213,7 +213,7 @@ def process_known(expected: ProcessId, given: object) -> ProcessInfo:
     """
     info = process_info(given)
     if info.process != expected:
-        raise ProtocolError("the record of another process")
+        raise ProtocolError("the record is that of another process")
     return info
 
 
@@ -418,7 +418,7 @@ def python(given: object) -> str | None:
 def reset_error(reason: Mapping[str, Any]) -> SandlotError:
     """Convert a RESET of the guest into an error with its code, message and hint. Its other fields are dropped.
 
-    Reason: the fields of an error are set by the service only, and some of them become headers of a response.
+    Only the service may set the other fields of an error, because some of them become headers of a response.
     """
     code = reason["code"] if reason["code"] in schema.RESET_CODES else "internal"
     hint = reason.get("hint")

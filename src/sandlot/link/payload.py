@@ -1,10 +1,10 @@
-"""The files that every sandbox has at ``/.sandlot``, as data, and the command lines that start them.
+"""The files that every sandbox has at ``/.sandlot``, and the command lines that start the programs among them.
 
-- The host does not import the guest: its sources are read as bytes from the installed package.
-- The guest runs on its own interpreter, started by the dynamic loader of that interpreter, so that it needs nothing of the image. The library
+- The host does not import the guest. It reads the sources of the guest as bytes from the installed package.
+- The guest runs on its own interpreter, started by the dynamic loader of that interpreter, so that it needs no file of the image. The library
   path is an argument of the loader, so commands that the guest starts do not inherit it.
-- Programs that run on the image's python (kernels) are shipped as plain sources. The guest, and the programs that the host starts on the
-  guest's interpreter, are shipped as a zip of byte code, because every opened file costs a round trip to gVisor's gofer.
+- The kernel programs, which run on the interpreters of the image, are shipped as sources. The guest and its helpers are shipped as a zip of
+  byte code, because every opened file costs a round trip to gVisor's gofer.
 
 Layout below ``/.sandlot``::
 
@@ -27,7 +27,7 @@ from importlib.resources.abc import Traversable
 
 GUEST_ROOT = "/.sandlot"
 VOLUMES = "volumes"
-"""An empty folder in it, where isolations put what a sandbox has of volumes before they are in their places."""
+"""Name of an empty folder in ``GUEST_ROOT``. The driver mounts the volumes of a sandbox there, and the guest binds them to their paths."""
 INTERPRETER_ARGV = (f"{GUEST_ROOT}/lib/ld.so", "--library-path", f"{GUEST_ROOT}/lib", f"{GUEST_ROOT}/bin/python3", "-SI")
 GUEST_ARGV = (
     *INTERPRETER_ARGV,
@@ -37,7 +37,7 @@ GUEST_ARGV = (
 """PID 1 of every sandbox. Its stdin and stdout are the link; stderr is the guest's log."""
 
 _SUDO = "helpers/sudo.py"
-"""A helper that is a file of its own, because a script of the image starts it by its path."""
+"""Path of the one helper that is shipped as a separate file: ``/usr/bin/sudo`` of the image starts it by its path."""
 
 _KERNEL_PROGRAMS = "kernel_programs"
 _KERNEL_PACKAGE = f"{_KERNEL_PROGRAMS}/python/sandlot_kernel"
@@ -47,20 +47,20 @@ _VALUES_BESIDE = ("helpers", f"{_KERNEL_PROGRAMS}/python", f"{_KERNEL_PROGRAMS}/
 
 
 def program_argv(name: str) -> tuple[str, ...]:
-    """Return the command that starts a helper on the guest's interpreter, whatever the image has.
+    """Return the command that starts a helper on the guest's interpreter.
 
     Args:
-        name: Name of a module of ``sandlot.guest.helpers``.
+        name: Name of the helper, a constant of ``protocol/helpers.py``.
     """
     start = f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.helpers.{name} import main; main()"
-    # Names of files are UTF-8 whatever the environment says (PEP 540); what is none comes through by PEP 383.
+    # UTF-8 mode (PEP 540): file names do not depend on the locale. Names that are not UTF-8 are kept by surrogates (PEP 383).
     return (*INTERPRETER_ARGV, "-X", "utf8", "-c", start)
 
 
 def guest_sources() -> Mapping[str, bytes]:
-    """The modules of ``guest.zip``: path inside the zip -> source.
+    """Return the modules of ``guest.zip``: path inside the zip -> source.
 
-    The package ``sandlot`` itself is empty there: the host's has imports that a guest has no use for.
+    ``sandlot/__init__.py`` is empty there, because that of the host imports modules that the guest does not have.
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
@@ -71,7 +71,7 @@ def guest_sources() -> Mapping[str, bytes]:
 
 
 def programs() -> Mapping[str, bytes]:
-    """Return the programs that are files of their own: path below ``/.sandlot`` -> source."""
+    """Return the programs that are shipped as separate files: path below ``/.sandlot`` -> source."""
     root = resources.files("sandlot")
     guest = root / "guest"
     files = {_SUDO: (guest / _SUDO).read_bytes()}
@@ -80,7 +80,7 @@ def programs() -> Mapping[str, bytes]:
         folder = pending.pop()
         for entry in (guest / folder).iterdir():
             if entry.name == "__init__.py" and folder != _KERNEL_PACKAGE:
-                continue  # only the sources of Sandlot are packages
+                continue  # only Sandlot's own source tree needs these folders to be packages
             if entry.is_file():
                 files[f"{folder}/{entry.name}"] = entry.read_bytes()
             elif entry.name != "__pycache__":
@@ -91,12 +91,12 @@ def programs() -> Mapping[str, bytes]:
 
 
 def runs_on_the_image(path: str) -> bool:
-    """Return whether one of ``programs()`` runs on the image's python, bash or node, not on the guest's interpreter."""
+    """Return True if a program of ``programs()`` runs on the python, bash or node of the image, not on the guest's interpreter."""
     return not path.startswith(_ON_GUEST_INTERPRETER)
 
 
 def digest() -> str:
-    """SHA-256 in hexadecimal of everything above; two services of one digest ship the same guest."""
+    """Return the SHA-256 of all modules and programs, in hexadecimal. Two services with the same digest ship the same guest."""
     total = hashlib.sha256()
     for name, text in sorted({**guest_sources(), **programs()}.items()):
         total.update(f"{name}\0{len(text)}\0".encode() + text)

@@ -27,8 +27,8 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
         args: Arguments of the call.
         process: Id of the process.
         call_id: Id of the call; for ``process.start`` the bytes of the process id.
-        stdin: :meth:`write` may be used.
-        waits: The result comes when the process ends. Otherwise it comes at once.
+        stdin: True if :meth:`write` may be called.
+        waits: True if the result arrives when the process ends; False if it arrives at once.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of standard input that were accepted for sending."""
+        """Number of bytes that :meth:`write` has accepted so far."""
         return self._stream.sent_bytes
 
     @property
     def takes_input(self) -> bool:
-        """True if :meth:`write` may be used now."""
+        """True if :meth:`write` may be called now."""
         return self._has_stdin and not self._is_over and not self._has_result
 
     async def started(self) -> Self:
@@ -69,14 +69,16 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
         return self
 
     async def write(self, data: bytes) -> None:
-        """Write to the standard input of the process; waits while the process does not read.
+        """Write to the standard input of the process. Waits while the process does not read.
 
         Raises:
-            ConflictError: The process takes no input, or no more.
+            ConflictError: The standard input of the process is not open.
             SandlotError: The link has ended.
         """
         if not self._has_stdin:
-            raise ConflictError("The process takes no input.", code=ErrorCode.CONFLICT, hint="Start it with its standard input open.")
+            raise ConflictError(
+                "The standard input of the process is not open.", code=ErrorCode.CONFLICT, hint="Start the process with an open standard input."
+            )
         await self._stream.send(data)
 
     def close_stdin(self) -> None:
@@ -89,7 +91,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
             self._on_gap(fields, credit)
             return
         if self._pid:
-            raise ProtocolError("a process started twice")
+            raise ProtocolError("the start of a process was reported twice")
         self._pid = parse.pid(fields["pid"])
         self._transport.connection.consumed(self._stream.id, credit)
         self._has_started.set()
@@ -97,9 +99,9 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
     def _parse_result(self, given: object) -> ProcessResult:
         result = parse.process_result(self.id, given)
         if self._waits and result.reason is None:
-            raise ProtocolError("a process that has not ended has a result")
+            raise ProtocolError("a process has a result, but has not ended")
         if self._pid not in {0, result.pid} or (self._waits and not self._pid):
-            raise ProtocolError("the process that ended is not the one that started")
+            raise ProtocolError("the result of a process has another pid than its start")
         self._pid = result.pid
         return result
 
@@ -109,7 +111,7 @@ class ProcessCall(StreamedOutputCall[ProcessResult, Output | OutputGap]):
 
 
 class ProcessRequests:
-    """``link.processes``.
+    """The methods of ``link.processes``.
 
     Args:
         session: The link.
@@ -119,15 +121,15 @@ class ProcessRequests:
         self._session = session
 
     async def start(self, spec: ProcessSpec, *, id: ProcessId | None = None, attach: bool = True) -> ProcessCall:  # noqa: A002 - the field is called id
-        """Start a process, and return once it runs.
+        """Start a process, and return when it runs.
 
         Args:
             spec: The process.
-            id: Id of the process; None draws one. If the guest knows the id already, the call attaches to that process.
-            attach: Follow the output. Otherwise ``result()`` returns at once, with reason None.
+            id: Id of the process; None creates an id. If the guest already has a process with this id, the call attaches to it.
+            attach: True to follow the output. False to make ``result()`` return at once, with reason None.
 
         Raises:
-            SandlotError: The process could not be started (no such program or folder, no permission).
+            SandlotError: The process could not be started, for example because the program or the folder does not exist.
         """
         process = id or new_process_id()
         args = {
@@ -148,16 +150,16 @@ class ProcessRequests:
         return await call.started()
 
     async def attach(self, id: ProcessId, *, stdout_from: int | None = 0, stderr_from: int | None = 0) -> ProcessCall:  # noqa: A002 - the field is called id
-        """Follow a process that was started earlier, whether it still runs or not.
+        """Follow a process that was started earlier, even if it has ended.
 
         Args:
             id: Id of the process.
-            stdout_from: Offset in bytes of the first byte wanted. Bytes that the guest no longer keeps are reported as ``OutputGap``.
-                None begins with the oldest byte that is kept.
-            stderr_from: The same for standard error.
+            stdout_from: Offset of the first byte of standard output to send. Bytes that the guest no longer keeps are reported as
+                ``OutputGap``. None begins with the oldest byte that is kept.
+            stderr_from: Offset for standard error, likewise.
 
         Raises:
-            NotFoundError: The guest knows no such process.
+            NotFoundError: The guest does not remember the process.
         """
         self._session.check_usable()
         args = {"process": id, "stdout_from": stdout_from, "stderr_from": stderr_from}
@@ -165,13 +167,13 @@ class ProcessRequests:
         return await call.started()
 
     async def wait(self, id: ProcessId) -> ProcessResult:  # noqa: A002 - the field is called id
-        """Wait without a limit until a process ends, and return its result. Its output is not read.
+        """Wait until a process ends, without a timeout, and return its result. Its output is not read.
 
         Args:
             id: Id of the process.
 
         Raises:
-            NotFoundError: The guest knows no such process.
+            NotFoundError: The guest does not remember the process.
             SandlotError: The link has ended.
         """
         self._session.check_usable()
@@ -182,11 +184,11 @@ class ProcessRequests:
             call.abandon()
 
     async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the field is called id
-        """Send a signal to the process group of a process; return whether the process was running."""
+        """Send a signal to a process, its session and its descendants. Return True if the process was running."""
         return await self._session.request("process.signal", {"process": id, "signal": signal}, parse.running)
 
     async def resize(self, id: ProcessId, rows: int, cols: int) -> bool:  # noqa: A002 - the field is called id
-        """Set the size of the terminal of a process; return whether the process was running.
+        """Set the size of the terminal of a process. Return True if the process was running.
 
         Raises:
             ConflictError: The process has no terminal.
@@ -197,14 +199,14 @@ class ProcessRequests:
         """Return the state of one process.
 
         Raises:
-            NotFoundError: The guest knows no such process.
+            NotFoundError: The guest does not remember the process.
         """
         return await self._session.request("process.get", {"process": id}, partial(parse.process_known, id))
 
     async def list(self) -> tuple[ProcessInfo, ...]:
-        """Return every process that the guest remembers, except the hidden ones of the service."""
+        """Return all processes that the guest remembers, except hidden processes of the service."""
         return await self._session.request("process.list", {}, parse.processes)
 
     async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the field is called id
-        """Let the guest drop the result and the output of a process that has ended."""
+        """Make the guest drop the result and the output of a process that has ended."""
         await self._session.request("process.forget", {"process": id}, parse.nothing)

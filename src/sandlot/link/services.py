@@ -1,8 +1,8 @@
-"""Streams that a guest opens: services of the host, by name.
+"""Services of the host for its guests. A guest opens a stream with the name of a service, and the service handles the stream.
 
-- A service must not trust its input: the arguments and all bytes and messages are the guest's, unchecked.
-- A service is cancelled when its stream is over. At most as many services run as a guest may have streams, so that a guest that opens and
-  resets streams without end keeps nothing alive.
+- A service must not trust its input: arguments, bytes and messages come from the guest and are not checked.
+- A service is cancelled when its stream is over. At most ``GUEST_STREAMS_MAX`` services run at once, even if a guest opens and resets streams
+  all the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GuestStream:
         self._guest_ended = False
         self._host_ended = False
         self.task: asyncio.Task[None] | None = None
-        """The task that serves the stream; cancelled when the stream is over."""
+        """The task that runs the service; cancelled when the stream is over."""
         transport.handlers[stream] = self
 
     def on_event(self, event: events.StreamEvent) -> None:
@@ -48,7 +48,7 @@ class GuestStream:
         """
         if isinstance(event, events.Bytes):
             if event.channel != schema.BODY:
-                raise ProtocolError(f"a service was sent channel {event.channel}")
+                raise ProtocolError(f"bytes for a service arrived on channel {event.channel}; only channel {schema.BODY} is allowed")
             self._stream.put(event.data, event.credit)
         elif isinstance(event, events.Received):
             self._stream.put(event.message, event.credit)
@@ -59,7 +59,7 @@ class GuestStream:
             self._stream.end_receiving()
             self._forget_if_over()
         elif isinstance(event, events.WasReset):
-            # The guest's own text is of no use to a service.
+            # The guest's text is not passed on, because no service uses it.
             self.on_closed(from_code(ErrorCode.CONFLICT, "The sandbox closed the stream."))
 
     def on_closed(self, error: SandlotError) -> None:
@@ -77,7 +77,7 @@ class GuestStream:
         return await self._stream.next()
 
     async def write(self, data: bytes) -> None:
-        """Send bytes as fast as the guest takes them.
+        """Send bytes. Waits while the guest does not read.
 
         Raises:
             SandlotError: The stream is over.
@@ -95,18 +95,18 @@ class GuestStream:
         self._transport.flush()
 
     def end(self) -> None:
-        """Send nothing more."""
+        """Send the END: nothing more follows."""
         self._host_ended = True
         self._stream.end_sending()
         self._forget_if_over()
 
     def reset(self, code: str, message: str) -> None:
-        """End the stream for both sides."""
+        """End both directions of the stream with an error."""
         self._transport.reset(self._stream.id, code, message)
         self.on_closed(ConflictError("The stream was reset.", code=ErrorCode.CONFLICT))
 
     def finish(self) -> None:
-        """End the stream after the service has returned: data that still arrives is dropped until the guest's END."""
+        """End the stream after the service has returned. Data that arrives until the guest's END is dropped."""
         self._stream.discard()
         self.end()
 
@@ -116,7 +116,7 @@ class GuestStream:
 
 
 Service = Callable[[GuestStream, Mapping[str, Any]], Awaitable[None]]
-"""Serves one stream, which ends when the service returns. A SandlotError that the service raises becomes the RESET."""
+"""A function that serves one stream. The stream ends when it returns. A SandlotError that it raises becomes a RESET of the stream."""
 
 
 class Services:
@@ -124,7 +124,7 @@ class Services:
 
     Args:
         transport: Sends and receives the frames.
-        services: Each service by its name.
+        services: Services by name.
     """
 
     def __init__(self, transport: FrameTransport, services: Mapping[str, Service]) -> None:
@@ -133,24 +133,24 @@ class Services:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def replace(self, services: Mapping[str, Service]) -> None:
-        """Serve these from now on, and no others."""
+        """Replace all services. Streams that are open keep their service."""
         self._services = dict(services)
 
     def on_opened(self, event: events.Opened) -> None:
-        """Start the service that the guest asks for.
+        """Start the service that a new stream of the guest names.
 
         Raises:
-            ProtocolError: The stream's first message is not the name of a service with arguments.
+            ProtocolError: The first message of the stream does not consist of the name of a service and arguments.
         """
         head = event.head
         if type(head) is not dict or set(head) != {"service", "args"} or type(head["service"]) is not str or type(head["args"]) is not dict:
-            raise ProtocolError("a stream of the guest asks for no service")
+            raise ProtocolError("the first message of a guest's stream must consist of a service and arguments")
         service = self._services.get(head["service"])
         if service is None:
-            self._transport.connection.reset(event.stream, "unknown_service", "this host has no such service")
+            self._transport.connection.reset(event.stream, "unknown_service", "the host has no service of this name")
             return
         if len(self._tasks) >= GUEST_STREAMS_MAX:
-            self._transport.connection.reset(event.stream, "busy", "services of streams that were reset are still ending")
+            self._transport.connection.reset(event.stream, "busy", "too many services of earlier streams are still running")
             return
         stream = GuestStream(self._transport, event.stream)
         stream.task = asyncio.create_task(self._serve(service, stream, head["args"]), name="link-service")
@@ -158,7 +158,7 @@ class Services:
         stream.task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Cancel every service, and wait until they have ended."""
+        """Cancel all services, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -169,7 +169,7 @@ class Services:
             await service(stream, args)
         except SandlotError as error:
             stream.reset(error.code.value, error.message)
-        except Exception:  # noqa: BLE001 - one service must not end the others; it is logged with its traceback
+        except Exception:  # noqa: BLE001 - a failed service must not end the link
             _log.exception("A service for a sandbox failed.")
             stream.reset("internal", "the service failed")
         else:

@@ -1,7 +1,7 @@
-"""The state of one link: handshake, asleep and awake, quiesced, closed. Also requests that have one short response.
+"""The state of one link: handshake, quiesce and close. Also the requests that have one short response.
 
-- Every method raises only errors of the model: the guest's own for a RESET, ``SandboxEndedError`` after the link has ended, and
-  ``UnavailableError`` while the guest takes no calls (asleep, being quiesced, too many calls, closed by this end).
+- Every method raises only errors of the model: the guest's error for a RESET, ``SandboxEndedError`` after the link has ended, and
+  ``UnavailableError`` while no call can be made (the guest is asleep or is being quiesced, there are too many calls, this end was closed).
 - No request waits forever. It ends with its response, with the link, or after ``request_timeout_s``.
 """
 
@@ -30,8 +30,8 @@ class LinkSession:
 
     Args:
         stream: The bytes of the link.
-        services: Services that the guest may ask for, by name.
-        request_timeout_s: Seconds that a request may take.
+        services: Services that the guest may use, by name.
+        request_timeout_s: Maximum duration of a request in seconds.
     """
 
     def __init__(self, stream: ByteStream, *, services: Mapping[str, Service], request_timeout_s: float) -> None:
@@ -44,13 +44,13 @@ class LinkSession:
         self.transport.closed.add_done_callback(self._wake_waiters)
 
     async def handshake(self, timeout_s: float) -> None:
-        """Agree on a new connection with the guest, whatever bytes of an earlier one are in the pipes.
+        """Begin a new connection with the guest. Bytes of an earlier connection that are still in the pipes are discarded.
 
         Args:
-            timeout_s: Seconds; HELLO is sent again every 2 s.
+            timeout_s: Maximum time to wait in seconds. HELLO is sent again every 2 s.
 
         Raises:
-            TimeoutExceededError: The guest did not answer in time.
+            TimeoutExceededError: The guest did not respond in time.
             SandboxEndedError: The guest ended, or speaks another generation of the protocol.
         """
         nonce = os.urandom(NONCE_BYTES)
@@ -62,18 +62,18 @@ class LinkSession:
             if await self._wait_within(min(_HELLO_INTERVAL_S, left_s), self._greeted):
                 return
         raise TimeoutExceededError(
-            f"The sandbox did not answer within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Its host may be overloaded; try again."
+            f"The sandbox did not respond within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Retry later; the host may be overloaded."
         )
 
     async def quiesce(self, timeout_s: float) -> None:
-        """Bring the guest to rest: every stream is reset, the pipes are empty, and the guest is asleep afterwards.
+        """Quiesce the guest. Afterwards all streams are reset, the pipes are empty, and the guest serves only ``guest.wake``.
 
         Args:
-            timeout_s: Seconds.
+            timeout_s: Maximum time to wait in seconds.
 
         Raises:
-            TimeoutExceededError: The guest did not come to rest in time. The link takes no calls any more and must be closed.
-            UnavailableError: It is being quiesced already.
+            TimeoutExceededError: The guest was not quiesced in time. No further calls can be made, and the link must be closed.
+            UnavailableError: The guest is being quiesced already.
             SandboxEndedError: The link has ended.
         """
         self.check_usable(while_asleep=True)
@@ -83,7 +83,9 @@ class LinkSession:
         self.transport.connection.quiesce()
         self.transport.flush()
         if not await self._wait_within(timeout_s, self._quiesced):
-            raise TimeoutExceededError(f"The sandbox did not come to rest within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="End it.")
+            raise TimeoutExceededError(
+                f"The sandbox did not stop its streams within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="Delete the sandbox."
+            )
 
     async def request(
         self,
@@ -101,9 +103,9 @@ class LinkSession:
             name: A key of ``schema.CALLS``.
             args: Arguments of the call.
             parse: Converts the response, or raises ProtocolError.
-            while_asleep: The guest serves this call while it is asleep.
-            timeout_s: Seconds; None is ``request_timeout_s``.
-            is_last: Send nothing after the call until ``transport.resume_sending``.
+            while_asleep: True if the guest serves this call before it is awake.
+            timeout_s: Maximum duration in seconds; None for ``request_timeout_s``.
+            is_last: True to send nothing after the call until ``transport.resume_sending``.
 
         Raises:
             TimeoutExceededError: There was no response in time.
@@ -117,7 +119,7 @@ class LinkSession:
                 return await call.outcome
         except TimeoutError:
             raise TimeoutExceededError(
-                f"The sandbox did not answer {name} within {limit_s:g} s.", code=ErrorCode.TIMEOUT, hint="Try again, or end the sandbox."
+                f"The sandbox did not respond to {name} within {limit_s:g} s.", code=ErrorCode.TIMEOUT, hint="Retry, or delete the sandbox."
             ) from None
         finally:
             call.abandon()
@@ -126,24 +128,28 @@ class LinkSession:
         """Check that calls can be made now.
 
         Args:
-            while_asleep: The call is served while the guest is asleep.
+            while_asleep: True if the guest serves the call before it is awake.
 
         Raises:
             SandboxEndedError: The link has ended.
-            UnavailableError: The guest is asleep, or being quiesced.
+            UnavailableError: The guest is not awake, or is being quiesced.
         """
         if self.transport.closed.done():
             raise error_of_closed_link(self.transport.closed.result())
         if self._is_quiescing or (self.transport.connection.asleep and not while_asleep):
-            raise UnavailableError("The sandbox is asleep.", code=ErrorCode.BUSY, hint="Try again when it has been woken.")
+            raise UnavailableError("The sandbox is suspended or is being suspended.", code=ErrorCode.BUSY, hint="Retry when it has been resumed.")
 
     async def aclose(self) -> None:
-        """Close this end. The sandbox lives on, and a new link can be opened to it. Idempotent."""
+        """Close this end. The sandbox keeps running, and a new link can be opened to it. Idempotent."""
         await self.services.aclose()
         await self.transport.aclose()
 
     async def _wait_within(self, timeout_s: float, event: asyncio.Event) -> bool:
-        """Return whether an event was set in time; raise if the link ends."""
+        """Return True if the event was set in time.
+
+        Raises:
+            SandlotError: The link has ended.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await event.wait()
@@ -169,11 +175,11 @@ class LinkSession:
 
 
 def _quiesced_error() -> ConflictError:
-    """Return the error of a call that the pause of a sandbox ended. Whatever it started goes on, so the client must not repeat it blindly."""
+    """Return the error of a call that was cut off by a quiesce. Its effect may last, so the client must not simply repeat the call."""
     return ConflictError(
-        "The sandbox was paused before it had answered.",
+        "The sandbox was paused before it responded.",
         code=ErrorCode.SANDBOX_PAUSED,
-        hint="What was started in it goes on after it is resumed: look for it before you send the same request again.",
+        hint="Resume the sandbox and check whether the request took effect before you repeat it.",
         fields={"cut": True},
     )
 

@@ -1,4 +1,4 @@
-"""The host's end of one stream: items that arrived and wait for their consumer, and bytes to send as the guest takes them."""
+"""The host's end of one stream: a queue of received items, and bytes to send with flow control."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.protocol import schema
 
 CHUNK_BYTES = 64 * 1024
-"""Largest piece of one ``send``."""
+"""Largest number of bytes that are queued at once."""
 
 ItemT = TypeVar("ItemT")
 
@@ -19,8 +19,8 @@ ItemT = TypeVar("ItemT")
 class StreamEnd(Generic[ItemT]):
     """One end of a stream.
 
-    The guest may send more only when an item is consumed. A consumer that does not read therefore stops its own stream, and this object
-    holds at most one window of the stream and one message.
+    The guest gets credit to send more only when an item is consumed. So a consumer that does not read stops only its own stream, and at most
+    one window of the stream and one message are buffered.
 
     Args:
         transport: Sends and receives the frames.
@@ -38,12 +38,12 @@ class StreamEnd(Generic[ItemT]):
         self._send_error: SandlotError | None = None
         self._error: SandlotError | None = None
         self.sent_bytes = 0
-        """Bytes given to :meth:`send` so far; the guest takes them when it can."""
+        """Number of bytes that :meth:`send` has accepted so far, including those that the guest has not read."""
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def put(self, item: ItemT, credit: int) -> None:
-        """Keep an item for the consumer.
+        """Queue an item for the consumer.
 
         Args:
             item: The item.
@@ -59,7 +59,7 @@ class StreamEnd(Generic[ItemT]):
         """Wait for the next item and consume it.
 
         Raises:
-            StopAsyncIteration: The guest has sent everything, or the consumer has discarded the rest.
+            StopAsyncIteration: The guest has ended the stream, or :meth:`discard` was called.
             SandlotError: The stream ended with an error.
         """
         while not self._items:
@@ -74,12 +74,12 @@ class StreamEnd(Generic[ItemT]):
         return item
 
     def end_receiving(self) -> None:
-        """Note that the guest has sent everything."""
+        """Handle the guest's END: no further items arrive."""
         self._received_all = True
         self._arrived.set()
 
     def discard(self) -> None:
-        """Drop the items that wait, and those that still arrive. Idempotent."""
+        """Drop the queued items and all further items. Idempotent."""
         self._is_discarding = True
         credit = sum(credit for _, credit in self._items)
         self._items.clear()
@@ -90,12 +90,12 @@ class StreamEnd(Generic[ItemT]):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes on channel 0 as the guest takes them.
+        """Send bytes on channel 0. Waits while the guest does not read.
 
         Returns when all bytes are queued; at most 128 KiB of them are not sent yet.
 
         Raises:
-            SandlotError: The stream has ended, or takes no more input.
+            SandlotError: The stream has ended, or its direction to the guest is closed.
         """
         view = memoryview(data).cast("B")
         while view:
@@ -106,10 +106,10 @@ class StreamEnd(Generic[ItemT]):
             view = view[len(piece) :]
 
     async def wait_for_room(self) -> int:
-        """Wait until something can be sent; return how many bytes.
+        """Wait until bytes can be sent, and return their maximum number.
 
         Raises:
-            SandlotError: The stream has ended, or takes no more input.
+            SandlotError: The stream has ended, or its direction to the guest is closed.
         """
         while self._send_error is None:
             room = self._transport.connection.room(self.id)
@@ -120,29 +120,29 @@ class StreamEnd(Generic[ItemT]):
         raise self._send_error
 
     def end_sending(self) -> None:
-        """Tell the guest that nothing more is sent."""
+        """Send the END: no more bytes follow."""
         self._transport.connection.end(self.id)
         self._transport.flush()
-        self.refuse_sending(ConflictError("Nothing more can be sent, because the input was closed.", code=ErrorCode.CONFLICT))
+        self.refuse_sending(ConflictError("The input was closed; nothing more can be written.", code=ErrorCode.CONFLICT))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def on_writable(self) -> None:
-        """Let :meth:`send` go on, because the guest has taken bytes."""
+        """Continue :meth:`send`, because the send queue has room again."""
         self._writable.set()
 
     def refuse_sending(self, error: SandlotError | None = None) -> None:
-        """Let :meth:`send` raise an error from now on. The first call decides.
+        """Make :meth:`send` raise an error from now on. Only the first call has an effect.
 
         Args:
-            error: The error; None says that the program has ended.
+            error: The error; None for the error that the receiving program has ended.
         """
         if self._send_error is None:
-            self._send_error = error or ConflictError("It takes no more input, because it has ended.", code=ErrorCode.CONFLICT)
+            self._send_error = error or ConflictError("The program that reads the input has ended.", code=ErrorCode.CONFLICT)
         self._writable.set()
 
     def finish(self, error: SandlotError | None = None) -> None:
-        """End the stream. The consumer still gets the items that wait, then the error if there is one."""
+        """End the stream. The consumer still gets the queued items, then the error if there is one."""
         self._error = self._error or error
         self.refuse_sending(error)
         self.end_receiving()

@@ -1,13 +1,13 @@
-"""Moves bytes between a :class:`ByteStream` and the protocol's connection, and passes each event to the stream that it belongs to.
+"""Moves bytes between a :class:`ByteStream` and the protocol's connection, and passes each event to the owner of its stream.
 
-- Each write has whole frames, at most 4,096 bytes of them (the size that a pipe writes at once, PIPE_BUF in pipe(7)). A service that is
-  killed therefore leaves no half frame in the pipe.
+- Each write consists of whole frames and has at most 4,096 bytes, which a pipe takes at once (PIPE_BUF in pipe(7)). So a service that is
+  killed leaves no partial frame in the pipe.
 - One task reads and one waits until the pipe can be written. Neither waits for a consumer, so a stream without a reader stops only itself.
-- After each chunk, other tasks of the service run. If handling the chunk took long, reading pauses for as long again: a guest that sends
-  a flood of small frames gets at most half of the event loop's time.
-- The link ends once, for one reason, and the owner of each open stream gets that error.
+- After each chunk, other tasks of the service run. If handling the chunk took more than 2 ms, reading pauses for the same time. So a guest
+  that sends a flood of small frames gets at most half of the event loop's time.
+- A link ends once, and the owner of each open stream gets the error.
 - After a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending`, not even the stream's END.
-  A guest that has answered that stream has read everything, and the pipe stays empty.
+  When the guest has responded on this stream, it has read everything, and the pipe stays empty.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from sandlot.protocol import events
 from sandlot.protocol.connection import HOST, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
 from sandlot.protocol.frames import HOST_FRAME_MAX
-from sandlot.protocol.values import BadValue
+from sandlot.protocol.values import EncodingError
 
 READ_BYTES = 64 * 1024
-"""Bytes handled before other tasks run: the default capacity of a pipe, pipe(7)."""
+"""Maximum number of bytes that are handled before other tasks run: the default capacity of a pipe (pipe(7))."""
 _LONG_TURN_S = 0.002
-"""A full pipe of ordinary output takes a tenth of this; a full pipe of the smallest frames takes ten times as long (measured)."""
+"""Duration of handling one chunk after which reading pauses. Ordinary output takes a tenth of it, and the smallest frames take ten times as long
+(measured)."""
 _READ_AFTER_BROKEN_S = 1.0
-"""Seconds for which the transport still reads after a write failed: the last output of a guest that died is in the other pipe."""
+"""Seconds for which the transport still reads after a failed write: the last output of a guest that died may be in the other pipe."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class StreamHandler(Protocol):
         ...
 
     def on_closed(self, error: SandlotError) -> None:
-        """Handle the end of the link, or of every stream of it."""
+        """Handle the end of the stream, because the link has ended or all its streams were closed."""
         ...
 
 
@@ -83,9 +84,9 @@ class FrameTransport:
         """Open a stream, and return its id. :meth:`flush` sends it.
 
         Args:
-            head: The first message of the stream. With ``is_last`` it must fit one frame.
-            handler: The owner of the stream.
-            is_last: Send nothing after this message until :meth:`resume_sending`.
+            head: First message of the stream. With ``is_last`` it must fit into one frame.
+            handler: Owner of the stream.
+            is_last: True to send nothing after this message until :meth:`resume_sending`.
 
         Raises:
             SandboxEndedError: The link is closed.
@@ -98,15 +99,15 @@ class FrameTransport:
         try:
             id_ = self.connection.open(head)
         except TooMany:
-            raise UnavailableError("The sandbox has too many calls in progress.", code=ErrorCode.BUSY, hint="Try again when one has ended.") from None
+            raise UnavailableError("The sandbox has too many calls in progress.", code=ErrorCode.BUSY, hint="Retry when a call has ended.") from None
         except TooLarge as error:
             raise LimitError(
-                f"The request is too large: {error}.", code=ErrorCode.TOO_LARGE, hint="Write it to a file in the sandbox and pass its path."
+                f"The request is too large: {error}.", code=ErrorCode.TOO_LARGE, hint="Write the content to a file in the sandbox, and pass the path."
             ) from None
-        except BadValue as error:
+        except EncodingError as error:
             raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Pass text, bytes and 64-bit numbers only.") from None
         except ProtocolError as error:
-            raise UnavailableError(f"The sandbox takes no calls now: {error}.", code=ErrorCode.BUSY, hint="Try again.") from None
+            raise UnavailableError(f"The sandbox accepts no calls now: {error}.", code=ErrorCode.BUSY, hint="Retry.") from None
         self.handlers[id_] = handler
         if is_last:
             self._last_stream = id_
@@ -119,7 +120,7 @@ class FrameTransport:
             self.flush()
 
     def consumed(self, stream: int, credit: int) -> None:
-        """Allow the guest to send ``credit`` bytes more on a stream."""
+        """Allow the guest to send ``credit`` more bytes on a stream."""
         self.connection.consumed(stream, credit)
         self.flush()
 
@@ -134,13 +135,13 @@ class FrameTransport:
         self.flush()
 
     def close_streams(self, error: SandlotError) -> None:
-        """Tell the owner of each open stream that the stream is over."""
+        """Remove all streams, and report an error to the owner of each."""
         handlers, self.handlers = self.handlers, {}
         for handler in handlers.values():
             handler.on_closed(error)
 
     def flush(self) -> None:
-        """Write what can be written without waiting; the rest follows when the pipe has room."""
+        """Write as much as the pipe takes now. The rest is written when the pipe has room."""
         if self._is_full.is_set() or self._write_failed or self.closed.done():
             return
         try:
@@ -156,7 +157,7 @@ class FrameTransport:
         self._dispatch(self.connection.take_events())
 
     def _next_batch(self) -> bytes | None:
-        """Join frames for one write: a call and its END wake the guest once."""
+        """Join frames for one write, so that a call and its END wake the guest only once."""
         batch, self._next_frame = self._next_frame, None
         while (self._last_stream is None or not self.connection.has_left(self._last_stream)) and (frame := self.connection.next_frame()) is not None:
             if batch is None:
@@ -182,7 +183,7 @@ class FrameTransport:
         self.close_streams(error_of_closed_link(closed))
 
     async def aclose(self) -> None:
-        """Close this end of the link; the sandbox lives on. Idempotent."""
+        """Close this end of the link. The sandbox keeps running. Idempotent."""
         self.close(LinkClosedReason.CLOSED)
         await asyncio.gather(*(task for task in self._tasks if task is not asyncio.current_task()), return_exceptions=True)
         await self._stream.aclose()
@@ -211,7 +212,7 @@ class FrameTransport:
         except OSError as error:
             self.close(LinkClosedReason.BROKEN, str(error))
         except Exception as error:  # noqa: BLE001 - a defect of the service that this guest's bytes trigger must not end other sandboxes
-            _log.exception("Handling data from a guest failed; the sandbox is ended.")
+            _log.exception("Handling data of a guest failed. The sandbox is ended.")
             self.close(LinkClosedReason.VIOLATION, f"{type(error).__name__}: {error}")
 
     async def _write(self) -> None:
@@ -225,10 +226,10 @@ class FrameTransport:
 def error_of_closed_link(closed: LinkClosed) -> SandlotError:
     """Return the error of a call on a link that is closed."""
     if closed.reason is LinkClosedReason.CLOSED:
-        return UnavailableError("The connection to the sandbox was closed.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again.")
+        return UnavailableError("The connection to the sandbox was closed.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Retry.")
     text = {
         LinkClosedReason.EOF: "The sandbox has ended.",
-        LinkClosedReason.BROKEN: "The sandbox has ended: it no longer reads.",
+        LinkClosedReason.BROKEN: "The sandbox has ended: it no longer reads its input.",
         LinkClosedReason.VIOLATION: f"The sandbox was ended, because its guest violated the protocol: {closed.detail}.",
     }[closed.reason]
-    return SandboxEndedError(text, code=ErrorCode.SANDBOX_ENDED, hint="Create a new one.", fields={"link": closed.reason.value})
+    return SandboxEndedError(text, code=ErrorCode.SANDBOX_ENDED, hint="Create a new sandbox.", fields={"link": closed.reason.value})

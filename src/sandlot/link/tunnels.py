@@ -1,4 +1,4 @@
-"""Connections to ports inside a sandbox: bytes in both directions, each direction ended on its own."""
+"""Connections to ports inside a sandbox. Each of the two directions ends separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandlot.protocol.errors import ProtocolError
 
 
 class Tunnel(StreamedCall[None, bytes]):
-    """One connection. Iterate for the bytes of the program until it ends its direction; :meth:`send` and :meth:`end` are the other direction.
+    """One connection to a program. Iterate for the bytes that the program sends; send bytes to it with :meth:`send` and :meth:`end`.
 
     Args:
         transport: Sends and receives the frames.
@@ -24,18 +24,18 @@ class Tunnel(StreamedCall[None, bytes]):
 
     def __init__(self, transport: FrameTransport, port: int, *, call_id: bytes) -> None:
         self.address = ""
-        """The loopback address on which a program listens; empty before :meth:`opened`."""
+        """The loopback address on which the program listens; empty before :meth:`opened`."""
         self._connected = asyncio.Event()
         self.program_ended = False
-        """The program has ended its direction."""
+        """True if the program sends no more bytes."""
         self._is_read = False
         super().__init__(transport, "port.connect", {"port": port}, parse.nothing, call_id=call_id, keeps_sending=True)
 
     async def opened(self) -> Self:
-        """Wait until the connection is made.
+        """Wait until the connection is established.
 
         Raises:
-            SandlotError: The connection cannot be made.
+            SandlotError: The connection cannot be established.
         """
         await self._wait_first_message(self._connected)
         if not self.address:
@@ -53,7 +53,7 @@ class Tunnel(StreamedCall[None, bytes]):
         return piece
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes to the program, as fast as it takes them.
+        """Send bytes to the program. Waits while the program does not read.
 
         Raises:
             SandlotError: The connection or the link has ended.
@@ -61,7 +61,7 @@ class Tunnel(StreamedCall[None, bytes]):
         await self._stream.send(data)
 
     def end(self) -> None:
-        """End the direction to the program, which reads an end of file."""
+        """Send no more bytes. The program reads the end of file."""
         self._stream.end_sending()
 
     def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
@@ -72,7 +72,7 @@ class Tunnel(StreamedCall[None, bytes]):
             self._stream.put(b"", credit)
             return
         if fields["address"] not in schema.LOOPBACK:
-            raise ProtocolError("port.connect is connected to an address that is not a loopback address")
+            raise ProtocolError("port.connect reports an address that is not a loopback address")
         self.address = fields["address"]
         self._transport.connection.consumed(self._stream.id, credit)
         self._connected.set()

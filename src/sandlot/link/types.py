@@ -1,4 +1,4 @@
-"""Frozen values that the link returns. Values that come from a guest are made only by :mod:`sandlot.link.parse`."""
+"""Values that the link returns. Values from a guest are created only by :mod:`sandlot.link.parse`, which checks them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sandlot.model.ids import ProcessId
 
 
 class LinkClosedReason(StrEnum):
-    """Why a link has ended."""
+    """Reason of the end of a link."""
 
     EOF = "eof"
-    """The sandbox closed its end: it has ended, or is ending."""
+    """The sandbox closed its end, because it has ended or is about to end."""
     BROKEN = "broken"
     """The sandbox no longer reads its end."""
     VIOLATION = "violation"
     """The guest violated the protocol; the sandbox must be destroyed."""
     CLOSED = "closed"
-    """The host closed its end; the sandbox lives on."""
+    """The host closed its end. The sandbox keeps running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Output:
 
     Args:
         channel: 1 is standard output, 2 is standard error.
-        offset: Position of the first byte among all bytes of the channel. To continue after them, attach with ``offset + len(data)``.
+        offset: Position of the first byte in the output of the channel. To continue after these bytes, attach with ``offset + len(data)``.
         data: The bytes.
     """
 
@@ -48,12 +48,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class OutputGap:
-    """Bytes of the output that are no longer kept, because no reader took them in time.
+    """A part of the output that is missing, because it was dropped before a client read it.
 
     Args:
         channel: 1 is standard output, 2 is standard error.
-        bytes: Number of bytes.
-        offset: Position of the first of them.
+        bytes: Number of missing bytes.
+        offset: Position of the first missing byte in the output of the channel.
     """
 
     channel: int
@@ -67,10 +67,10 @@ class Display:
 
     Args:
         data: Representations of one object: text or bytes by MIME type.
-        main: The object is the value of the cell's last expression.
-        metadata: Metadata of the program, by MIME type or for all: texts, numbers, lists and maps.
+        main: True if the object is the value of the cell's last expression.
+        metadata: Metadata that the program gave: texts, numbers, lists and maps, by MIME type or for all types.
         display_id: Id of the display, if the program gave it one.
-        update: Replace the display that has the same id.
+        update: True if this display replaces the display with the same id.
     """
 
     data: Mapping[str, str | bytes]
@@ -89,7 +89,7 @@ class CellStarted:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A cell removes its displays; with ``wait`` only when it shows the next one."""
+    """The cell removes its displays: now, or if ``wait`` is true, when its next display arrives."""
 
     wait: bool
 
@@ -110,12 +110,12 @@ class ProcessResult:
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
-        reason: exited, signalled, timeout, pids or oom. None if it was started without waiting and still runs.
-        exit_code: Exit code, if it exited.
-        signal: Number of the signal that ended it, if one did.
-        duration_s: Seconds that it ran.
-        cpu_s: Processor time in seconds of the process and the children that it waited for; None if unknown.
-        peak_bytes: Largest resident memory of one of them in bytes; None if unknown.
+        reason: exited, signalled, timeout, pids or oom. None for a process that was started without waiting for its end.
+        exit_code: Exit code; None if a signal ended the process.
+        signal: Number of the signal that ended the process; None if the process exited.
+        duration_s: Run time in seconds.
+        cpu_s: CPU time in seconds of the process and the children that it waited for; None if unknown.
+        peak_bytes: Largest resident memory of one of these processes in bytes; None if unknown.
     """
 
     process: ProcessId
@@ -149,9 +149,9 @@ class KernelInfo:
         kernel: Id of the context.
         language: python, bash or javascript.
         cwd: Folder in which the kernel starts.
-        state: starting, idle, busy or stopped (the next cell starts it).
+        state: starting, idle, busy, or stopped if no kernel runs; the next cell then starts one.
         execution_count: Number of cells that the kernel has run.
-        pid: Pid of the kernel inside the sandbox; None if none runs.
+        pid: Pid of the kernel inside the sandbox; None if no kernel runs.
     """
 
     kernel: str
@@ -169,15 +169,15 @@ class ProcessInfo:
     Args:
         process: Id of the process.
         pid: Pid inside the sandbox.
-        argv: Program and arguments, the first 64 of them.
-        running: The process has not ended.
-        reason: Why it ended: exited, signalled, timeout, pids or oom.
-        exit_code: Exit code, if it exited.
-        signal: Number of the signal that ended it, if one did.
-        duration_s: Seconds that it has run.
-        pty: The process runs on a terminal.
-        stdin: The process still takes input.
-        stdin_bytes: Bytes received for its input so far, read by the process or waiting.
+        argv: The first 64 of program and arguments.
+        running: True if the process has not ended.
+        reason: Reason of the end: exited, signalled, timeout, pids or oom; None while it runs.
+        exit_code: Exit code; None while the process runs, or if a signal ended it.
+        signal: Number of the signal that ended the process; None otherwise.
+        duration_s: Run time so far in seconds.
+        pty: True if the process runs on a terminal.
+        stdin: True if standard input is open.
+        stdin_bytes: Bytes received for standard input so far, including those that the process has not read.
         stdout_bytes: Bytes written to standard output so far.
         stderr_bytes: Bytes written to standard error so far.
     """
@@ -208,7 +208,7 @@ class Entry:
         size: Size in bytes.
         mode: Permission bits.
         uid: User id of the owner.
-        gid: Group id.
+        gid: Group id of the file.
         modified_ns: Time of the last change in nanoseconds since 1970, UTC.
         target: Target of a symbolic link.
     """
@@ -226,7 +226,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Entries of a folder; ``more`` says that there are more of them."""
+    """A page of the entries of a folder. ``more`` is true if further entries follow."""
 
     entries: tuple[Entry, ...]
     more: bool
@@ -234,15 +234,15 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GuestInfo:
-    """Facts about the guest.
+    """State and resource use of the guest.
 
     Args:
         generation: Generation of the protocol.
         identity: Id of the sandbox.
         uptime_s: Seconds since the guest started.
         processes: Number of processes in the sandbox, the guest included.
-        tasks: Number of processes and threads without the guest's own, as the pid limit counts them.
-        cpu_s: Processor time in seconds of all processes so far, ended ones included.
+        tasks: Number of processes and threads, as the limit ``pids`` counts them: without the guest itself.
+        cpu_s: CPU time in seconds of all processes so far, including those that have ended.
         streams: Number of open streams of the link.
     """
 
@@ -256,4 +256,4 @@ class GuestInfo:
 
 
 Item = Output | OutputGap | Display | CellError
-"""An item that a process or a cell sends while it runs."""
+"""An item of the output of a process or a cell."""

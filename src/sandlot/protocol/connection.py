@@ -8,8 +8,9 @@ One class serves both ends. The owner passes the bytes that it read to :meth:`Co
 - A guest that reads invalid bytes drops everything, sends LOST and searches for the next HELLO. A host raises :class:`ProtocolError`.
 - At most one message is in pieces at a time in each direction, so a receiver assembles at most ``MESSAGE_MAX_BYTES``.
 - Streams take turns, frame by frame. A stream without credit delays no other.
-- Frames of a stream that either end has closed are ignored, because they may have been on their way.
-- An armed guest falls asleep at the next HELLO, from whichever host: it may have been restored from a checkpoint as another sandbox.
+- Frames of a stream that either end has closed are ignored, because they may have been sent before that.
+- A guest is armed while its checkpoint is taken. An armed guest is asleep after the next HELLO, because it may have been restored from the
+  checkpoint, as another sandbox.
 - After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can arrive after it.
 """
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 GENERATION = 1
-"""Generation of the whole protocol: frames, calls and their meanings. Any change of the frozen schema begins a new one."""
+"""Generation of the whole protocol: frames, calls and their meanings. Every change of the frozen schema needs a new generation."""
 
 OLDEST_GENERATION = 1
 """Oldest generation of a guest that this host accepts."""
@@ -35,6 +36,7 @@ HOST = "host"
 GUEST = "guest"
 
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
+"""Longest encoded message."""
 
 
 class Connection:
@@ -42,7 +44,12 @@ class Connection:
 
     Args:
         side: ``HOST`` or ``GUEST``.
-        asleep: Guest: it waits for its first ``guest.wake``, as at boot. The guest sets ``armed`` around checkpoints.
+        asleep: Guest: True if it serves only ``guest.wake``, as after boot.
+
+    Attributes:
+        armed: Guest: True while its checkpoint is taken; set by the guest.
+        asleep: True if the guest serves only ``guest.wake``.
+        generation: Generation of the protocol that the guest speaks.
     """
 
     __slots__ = (
@@ -86,7 +93,7 @@ class Connection:
     # -- handshake --------------------------------------------------------------------------------------------------
 
     def hello(self, nonce: bytes) -> None:
-        """Host: begin a new connection. Call it again with the same nonce if the guest does not answer.
+        """Host: begin a new connection. Call it again with the same nonce if the guest does not respond.
 
         Args:
             nonce: 16 random bytes that were never used before.
@@ -118,7 +125,7 @@ class Connection:
         """Take bytes from the other end, and return the events that they cause.
 
         Raises:
-            ProtocolError: Host only: the guest violated the protocol. Nothing is received or sent any more until a new ``hello``.
+            ProtocolError: Host only: the guest violated the protocol. Until a new ``hello``, nothing is received or sent.
         """
         if self._failure:
             raise ProtocolError(self._failure)
@@ -144,12 +151,12 @@ class Connection:
         return rest
 
     def _decode(self, data: bytes) -> bytes:
-        """Handle whole frames. A guest that read invalid bytes returns them, to be searched for a HELLO."""
+        """Handle whole frames. A guest returns the bytes that are not valid frames: they may contain a HELLO."""
         self._decoder.feed(data)
         try:
             while (frame := self._decoder.next()) is not None:
                 self._take(frame)
-        except (ProtocolError, values.BadValue) as error:
+        except (ProtocolError, values.EncodingError) as error:
             if self._is_host:
                 raise ProtocolError(str(error)) from None
             self._forget_streams()
@@ -162,7 +169,7 @@ class Connection:
     def _welcomed(self, payload: bytes) -> None:
         welcome = handshake.parse_welcome(payload)
         if welcome is None or not OLDEST_GENERATION <= welcome[1] <= GENERATION:
-            raise ProtocolError(f"the guest does not speak generation {OLDEST_GENERATION} to {GENERATION}")
+            raise ProtocolError(f"the guest speaks another generation of the protocol; generations {OLDEST_GENERATION} to {GENERATION} are supported")
         _, self.generation, self.asleep = welcome
         self._greeted = True
         self._send_queue.clear()
@@ -171,7 +178,7 @@ class Connection:
     def _helloed(self, payload: bytes) -> None:
         hello = handshake.parse_hello(payload)
         if hello is None:
-            raise ProtocolError("an invalid HELLO")
+            raise ProtocolError("a HELLO is invalid")
         if not self._greeted or hello[0] != self._nonce:
             self._forget_streams()
             self._nonce, self._greeted = hello[0], True
@@ -205,18 +212,18 @@ class Connection:
         elif frame.type == frames.WELCOME:
             welcome = handshake.parse_welcome(frame.payload)
             if welcome is None or welcome[0] != self._nonce:
-                raise ProtocolError("a WELCOME that answers no HELLO")
+                raise ProtocolError("a WELCOME has another nonce than the HELLO")
         elif frame.type == frames.QUIESCE:
             self._quiescing = True
             self._events.append(events.QuiesceRequested())
         elif frame.type == frames.QUIESCED:
             if not self._quiescing or frame.payload or not self._decoder.at_boundary:
-                raise ProtocolError("a QUIESCED that was not requested, that has a payload, or that is not the last frame")
+                raise ProtocolError("a QUIESCED was not requested, has a payload, or is not the last frame")
             self._forget_streams()
             self.asleep = True
             self._events.append(events.Quiesced())
         else:
-            raise ProtocolError(f"the guest lost the connection: {frame.payload[:200].decode('utf-8', 'replace')}")
+            raise ProtocolError(f"the guest received invalid bytes: {frame.payload[:200].decode('utf-8', 'replace')}")
 
     def _take_open(self, frame: frames.Frame) -> None:
         self._table.opened(frame)
@@ -226,7 +233,7 @@ class Connection:
 
     def _take_data(self, stream: Stream, frame: frames.Frame) -> None:
         if not frame.payload:
-            raise ProtocolError("a DATA without bytes")
+            raise ProtocolError("a DATA frame has no bytes")
         stream.begins()
         self._events.append(events.Bytes(stream.id, frame.channel, frame.payload, stream.arrived(len(frame.payload))))
 
@@ -247,7 +254,7 @@ class Connection:
     def _take_credit(self, stream: Stream, frame: frames.Frame) -> None:
         granted = parse_credit(frame.payload)
         if granted is None:
-            raise ProtocolError("a CREDIT that is not 4 bytes")
+            raise ProtocolError("the payload of a CREDIT is not 4 bytes")
         stream.granted(granted)
         self._send_queue.wake(stream)
 
@@ -260,7 +267,7 @@ class Connection:
     def _take_reset(self, stream: Stream, frame: frames.Frame) -> None:
         reason = values.decode(frame.payload)
         if type(reason) is not dict or type(reason.get("code")) is not str or type(reason.get("message")) is not str:
-            raise ProtocolError("a RESET without code and message")
+            raise ProtocolError("a RESET has no code or no message")
         self._table.drop(stream)
         self._events.append(events.WasReset(stream.id, reason))
 
@@ -270,13 +277,13 @@ class Connection:
         """Open a stream with its first message, and return the id of the stream.
 
         Raises:
-            TooMany: As many streams of this end are open as are allowed, counting those that the other end may still count.
-            TooLarge: The message is too long; that of a guest must fit one frame.
-            BadValue: The message has a value that cannot be encoded.
+            TooMany: The maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open.
+            TooLarge: The message is too long. The first message of a guest's stream must fit into one frame.
+            EncodingError: The message has a value that cannot be encoded.
             ProtocolError: There was no handshake yet, the guest is being quiesced, or all stream ids are used up.
         """
         if not self._greeted or (self._is_host and self._quiescing):
-            raise ProtocolError("no stream can be opened before the handshake, or while the guest is being quiesced")
+            raise ProtocolError("a stream cannot be opened before the handshake or during a quiesce")
         self._table.check_open()
         payload = encode(head, MESSAGE_MAX_BYTES if self._is_host else self._max_payload)
         stream = self._table.open()
@@ -285,11 +292,11 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """True if :meth:`open` would raise TooMany now. A stream that ends, or a RESET that is sent, can change that."""
+        """True if :meth:`open` would raise TooMany now. It becomes False when a stream ends or a RESET is sent."""
         return self._table.is_full
 
     def has_left(self, stream_id: int) -> bool:
-        """Return True if the OPEN of a stream was taken for sending, or the stream is over."""
+        """Return True if the OPEN of a stream was taken from the send queue, or if the stream is over."""
         stream = self._table.streams.get(stream_id)
         return stream is None or stream.is_known
 
@@ -298,7 +305,7 @@ class Connection:
 
         Raises:
             TooLarge: The message is too long.
-            BadValue: The message has a value that cannot be encoded.
+            EncodingError: The message has a value that cannot be encoded.
         """
         stream = self._table.streams.get(stream_id)
         if stream is not None:
@@ -311,7 +318,7 @@ class Connection:
             self._send_queue.put(stream, Outgoing(frames.DATA, data, channel))
 
     def room(self, stream_id: int) -> int:
-        """Return how many bytes a sender should queue at most now: 0 if the stream is over, or its queue is full (``Writable`` follows)."""
+        """Return the number of bytes that may be queued now: 0 if the stream is over or the queue is full (``Writable`` follows)."""
         stream = self._table.streams.get(stream_id)
         if stream is None or stream.end_queued:
             return 0
@@ -328,7 +335,7 @@ class Connection:
             self._send_queue.put(stream, Outgoing(frames.END, b""))
 
     def reset(self, stream_id: int, code: str, message: str, **fields: Any) -> None:
-        """End a stream for both ends at once. Whatever was queued on it is dropped."""
+        """End a stream in both directions, and drop what is queued on it."""
         stream = self._table.streams.get(stream_id)
         if stream is not None:
             self._table.drop(stream)
@@ -339,7 +346,7 @@ class Connection:
         return stream_id in self._table.streams
 
     def consumed(self, stream_id: int, credit: int) -> None:
-        """Let the other end send more, because an event was handled.
+        """Return credit to the other end, because an event was handled.
 
         Args:
             stream_id: The stream.
@@ -350,23 +357,23 @@ class Connection:
             self._send_queue.put_credit(stream)
 
     def quiesce(self) -> None:
-        """Host: ask the guest to come to rest. Nothing else is sent until then, and whatever was queued is dropped.
+        """Host: request a quiesce. Queued frames are dropped, and nothing else is sent until the guest is quiesced.
 
         Raises:
             ProtocolError: There was no handshake yet.
         """
         if not self._greeted:
-            raise ProtocolError("no guest can come to rest before the handshake")
+            raise ProtocolError("the guest cannot be quiesced before the handshake")
         if not self._quiescing:
             self._quiescing = True
             self._send_queue.clear()
             self._send_queue.put_control(frames.encode(frames.QUIESCE, 0))
 
     def quiesced(self) -> bool:
-        """Guest: report that it is at rest. Every stream is gone, QUIESCED is the last frame, and only ``guest.wake`` is served.
+        """Guest: drop all streams, serve only ``guest.wake`` from now on, and queue QUIESCED as the last frame.
 
         Returns:
-            False if a HELLO came in between: nobody waits for it any more, and the guest must stay awake.
+            True if the guest is quiesced. False if a HELLO has cancelled the request; nothing changes then.
         """
         if not self._quiescing or not self._greeted:
             return False
@@ -376,7 +383,7 @@ class Connection:
         return True
 
     def next_frame(self) -> bytes | None:
-        """Return the next frame to write; None if nothing may be sent now. The owner writes it before it calls again."""
+        """Return the next frame to write; None if nothing may be sent now. Frames are written in the order in which they are returned."""
         if not self._greeted or (self._is_host and self._quiescing):
             return self._send_queue.next_control()
         taken = self._send_queue.next()
@@ -388,7 +395,7 @@ class Connection:
         return frame
 
     def next_batch(self, max_bytes: int = frames.GUEST_FRAME_MAX) -> bytes:
-        """Guest: join whole frames for one write, until they have ``max_bytes`` or more. Empty if nothing may be sent now."""
+        """Guest: return whole frames, joined for one write, of ``max_bytes`` or a little more. Empty if nothing may be sent now."""
         batch = []
         size = 0
         while size < max_bytes and (frame := self.next_frame()) is not None:

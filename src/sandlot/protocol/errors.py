@@ -8,12 +8,12 @@ class ProtocolError(Exception):
 
 
 class CannotSend(Exception):  # noqa: N818 - the request is at fault, not the link
-    """The connection cannot send this now. Nothing was sent, and the connection goes on."""
+    """A stream or message cannot be sent. Nothing was sent, and the connection stays usable."""
 
 
 class TooMany(CannotSend):
-    """As many streams are open as are allowed at once; try again when one has ended."""
+    """The maximum number of streams is open. Retry when a stream has ended."""
 
 
 class TooLarge(CannotSend):
-    """The message is longer than allowed; send it as bytes of a channel."""
+    """The message is longer than allowed. Long content is sent as bytes of a channel instead."""

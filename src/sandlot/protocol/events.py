@@ -14,13 +14,13 @@ class Event:
 
 
 class Greeted(Event):
-    """Guest: a HELLO with a new nonce arrived. The earlier connection and its streams are gone; send nothing of them any more."""
+    """Guest: a HELLO with a new nonce arrived. The streams of the earlier connection are gone; nothing may be sent on them."""
 
     __slots__ = ()
 
 
 class Ready(Event):
-    """Host: the guest echoed the nonce; calls may be made."""
+    """Host: the guest echoed the nonce. The handshake is complete, and calls may be made."""
 
     __slots__ = ("asleep", "generation")
 
@@ -30,7 +30,7 @@ class Ready(Event):
 
 
 class Lost(Event):
-    """Guest: the bytes received are not valid. Every stream is gone until the next HELLO, and a LOST tells the host so."""
+    """Guest: the received bytes are invalid. All streams are gone, a LOST frame informs the host, and the guest waits for the next HELLO."""
 
     __slots__ = ("reason",)
 
@@ -39,13 +39,13 @@ class Lost(Event):
 
 
 class QuiesceRequested(Event):
-    """Guest: the host asks for rest. Stop sending, then call ``Connection.quiesced``."""
+    """Guest: the host requests a quiesce. Stop sending, then call ``Connection.quiesced``."""
 
     __slots__ = ()
 
 
 class Quiesced(Event):
-    """Host: the guest is at rest, and every stream is gone."""
+    """Host: the guest is quiesced, and all streams are gone."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class Opened(StreamEvent):
 
 
 class Received(StreamEvent):
-    """A whole message arrived. Call ``Connection.consumed`` with ``credit`` once it is handled."""
+    """A whole message arrived. After handling it, call ``Connection.consumed`` with ``credit``."""
 
     __slots__ = ("credit", "message")
 
@@ -81,7 +81,7 @@ class Received(StreamEvent):
 
 
 class Bytes(StreamEvent):
-    """Bytes of a channel arrived. Call ``Connection.consumed`` with ``credit`` once they are handled."""
+    """Bytes of a channel arrived. After handling them, call ``Connection.consumed`` with ``credit``."""
 
     __slots__ = ("channel", "credit", "data")
 

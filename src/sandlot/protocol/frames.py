@@ -1,4 +1,4 @@
-"""Frames: the unit that is written as a whole. A header of 12 bytes, then the payload.
+"""Frames: the units of the link. A frame is a header of 12 bytes and a payload, and is written as a whole.
 
 ======  ====  =====================================================
 offset  size  meaning
@@ -11,8 +11,8 @@ offset  size  meaning
 8       4     payload length, big endian
 ======  ====  =====================================================
 
-- A frame from the host has at most 4,096 bytes with its header. This is PIPE_BUF: one non-blocking write takes all of it or nothing, pipe(7).
-  A frame from the guest has at most 64 KiB.
+- A frame from the host has at most 4,096 bytes, header included. This is PIPE_BUF: a non-blocking write writes the whole frame or nothing
+  (pipe(7)). A frame from the guest has at most 64 KiB.
 - HELLO fills 4,096 bytes. If the guest still waits for the rest of a frame, one HELLO completes that frame, and the next HELLO is found by
   its magic.
 - The decoder never holds more than one frame, and refuses an invalid header before it waits for the payload.
@@ -31,7 +31,7 @@ HEADER_BYTES = 12
 HELLO = 1
 """Host to guest, stream 0: magic, nonce, lowest and highest generation, padding."""
 WELCOME = 2
-"""Guest to host, stream 0: magic, nonce, generation, sleep state. The answer to a HELLO."""
+"""Guest to host, stream 0: magic, nonce, generation, sleep state. The response to a HELLO."""
 OPEN = 3
 """Either end: a new stream and its first message."""
 MESSAGE = 4
@@ -43,13 +43,13 @@ END = 6
 RESET = 7
 """The stream is over for both ends; the payload is the reason."""
 CREDIT = 8
-"""The receiver takes that many more bytes of MESSAGE and DATA on this stream (32 bits, big endian). ``streams`` defines the cost of each."""
+"""Number of further bytes of MESSAGE and DATA that the receiver accepts on this stream (32 bits, big endian). See ``streams.cost``."""
 QUIESCE = 9
-"""Host to guest, stream 0: a request to come to rest."""
+"""Host to guest, stream 0: a request to drop all streams and send nothing more."""
 QUIESCED = 10
-"""Guest to host, stream 0: the guest is at rest. The last frame before a checkpoint."""
+"""Guest to host, stream 0: the guest is quiesced. The last frame before a checkpoint."""
 LOST = 11
-"""Guest to host, stream 0: the bytes it read are invalid and every stream is gone; the payload is the reason as text."""
+"""Guest to host, stream 0: the guest read invalid bytes and dropped all streams. The payload is the reason as text."""
 
 NAMES = {
     HELLO: "HELLO",
@@ -76,7 +76,7 @@ FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED, LOST))
 
 
 class Frame:
-    """A frame that was received."""
+    """A received frame."""
 
     __slots__ = ("channel", "more", "payload", "stream", "type")
 
@@ -93,7 +93,7 @@ class Frame:
 
 
 def encode(type_: int, stream: int, payload: bytes | memoryview = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
-    """Encode a frame. The caller keeps to the size limit of its direction."""
+    """Encode a frame. The caller respects the size limit of the direction."""
     return HEADER.pack(SYNC, type_, MORE if more else 0, channel, stream, len(payload)) + payload
 
 
@@ -101,7 +101,7 @@ class Decoder:
     """Decodes the frames of one direction.
 
     Args:
-        from_host: The bytes come from the host (frames of at most 4,096 bytes), not from a guest.
+        from_host: True to decode frames of the host, of at most 4,096 bytes; False for frames of a guest.
     """
 
     __slots__ = ("_buffer", "_from_host", "_max_payload")
@@ -146,14 +146,14 @@ class Decoder:
 
     def _check(self, sync: int, type_: int, flags: int, channel: int, stream: int, length: int) -> None:
         if sync != SYNC:
-            raise ProtocolError(f"no frame starts with byte 0x{sync:02x}")
+            raise ProtocolError(f"a frame starts with byte 0x{sync:02x} instead of 0x{SYNC:02x}")
         if type_ not in NAMES or type_ in (FROM_GUEST_ONLY if self._from_host else FROM_HOST_ONLY):
-            raise ProtocolError(f"frame type {type_} does not come from this side")
+            raise ProtocolError(f"frame type {type_} is unknown, or not allowed in this direction")
         if length > self._max_payload:
-            raise ProtocolError(f"a {NAMES[type_]} of {length} bytes; at most {self._max_payload} are allowed")
+            raise ProtocolError(f"a {NAMES[type_]} frame has a payload of {length} bytes; at most {self._max_payload} are allowed")
         if flags & ~MORE or (flags and type_ not in {OPEN, MESSAGE}):
-            raise ProtocolError(f"flags {flags} on a {NAMES[type_]}")
+            raise ProtocolError(f"a {NAMES[type_]} frame has flags {flags}, which are not allowed")
         if channel and type_ != DATA:
-            raise ProtocolError(f"a channel on a {NAMES[type_]}")
+            raise ProtocolError(f"a {NAMES[type_]} frame has a channel; only DATA frames have one")
         if (stream == 0) != (type_ in ON_CONNECTION):
-            raise ProtocolError(f"a {NAMES[type_]} on stream {stream}")
+            raise ProtocolError(f"a {NAMES[type_]} frame is not allowed on stream {stream}")

@@ -1,6 +1,6 @@
-"""HELLO and WELCOME: how two ends agree on a new connection, whatever bytes of an earlier one are still in the pipes.
+"""HELLO and WELCOME: the handshake that begins a new connection, even if bytes of an earlier connection are still in the pipes.
 
-The host sends a nonce and the guest echoes it. The host discards everything before the echo.
+The host sends a nonce in HELLO, and the guest echoes it in WELCOME. The host discards everything before the echo.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_welcome(payload: bytes) -> tuple[bytes, int, bool] | None:
 
 
 class Search:
-    """Searches arbitrary bytes for a HELLO or WELCOME, and keeps at most the length of one of them.
+    """Incremental search for a HELLO or WELCOME in arbitrary bytes. Buffers at most the length of its payload, and the last bytes fed.
 
     Args:
         needle: First bytes of the payload: the magic, and on the host the nonce too.

@@ -1,15 +1,16 @@
 """The calls of one generation of the protocol: their arguments, events and results.
 
-The tables below are the contract. ``schemas/1.json`` is their frozen copy; a test fails if the two differ, so that nobody changes the
-protocol by accident.
+The tables below are the contract. ``schemas/1.json`` is their frozen copy; a test fails if the two differ, so that the
+protocol is not changed by accident.
 
 A call: the host opens a stream with ``{"call": name, "id": 16 bytes, "args": {...}}``. The guest sends DATA and messages
 ``{"event": name, ...}``, then one ``{"result": {...}}`` and END; or RESET with ``code`` (an ``ErrorCode`` of the model), ``message`` and
-``hint``. DATA of the host on channel 0 is standard input or the contents of a file; its END ends them. A stream that the guest opens begins
+``hint``. DATA of the host on channel 0 is standard input or the content of a file; END ends it. A stream that the guest opens begins
 with ``{"service": name, "args": {...}}``.
 
-Repeated calls: the guest remembers the ids of calls, and does not execute a call twice. A call that has ended returns the same result; a
-call in progress is attached to (``process.start``, ``kernel.execute``). The results of the last 4,096 other calls are kept.
+Repeated calls: the guest remembers the ids of calls, and does not execute a call twice. If the first call has ended,
+the repeated call returns the same result. If it is in progress, the repeated call is attached to it (``process.start``, ``kernel.execute``).
+The results of the last 4,096 other calls are kept.
 
 Types of fields: str bytes int float bool any, list[str], list[map], map[str] (text to text), map (text to anything). A ``?`` after the type
 allows None, which is also the value of an absent field.
@@ -38,7 +39,7 @@ OUTPUT_BUFFER_BYTES = 1024 * 1024
 """Bytes of each output channel that the guest keeps for readers that attach later."""
 
 OUTPUT_PARAMS = {"stdout_from": "int?", "stderr_from": "int?"}
-"""Offset in bytes of the first byte wanted, for each channel; None begins with the oldest byte that is kept."""
+"""Offset of the first byte to send, for each channel; None begins with the oldest byte that is kept."""
 
 _PROCESS = {
     "process": "str",
@@ -48,10 +49,10 @@ _PROCESS = {
     "reason": "str?",
     "exit_code": "int?",
     "signal": "int?",
-    "duration_s": "float",  # until now if it still runs
+    "duration_s": "float",  # so far, if the process runs
     "pty": "bool",
-    "stdin": "bool",  # it still takes input
-    "stdin_bytes": "int",  # received so far, read by the process or waiting
+    "stdin": "bool",  # standard input is open
+    "stdin_bytes": "int",  # received so far, including those that the process has not read
     "stdout_bytes": "int",
     "stderr_bytes": "int",
 }
@@ -74,7 +75,7 @@ _ENDED = {
     "exit_code": "int?",
     "signal": "int?",
     "duration_s": "float",
-    # Of the process and the children that it waited for, getrusage(2); None if unknown.
+    # cpu_s, peak_bytes: of the process and the children that it waited for (getrusage(2)); None if unknown.
     "cpu_s": "float?",
     "peak_bytes": "int?",
 }
@@ -88,7 +89,7 @@ _KERNEL = {
 }
 _CELL_EVENTS = {
     "started": {"count": "int"},
-    # Bytes of a channel (1 or 2) that are no longer kept.
+    # lost: number of bytes of a channel (1 or 2) that are no longer kept.
     "lost": {"channel": "int", "bytes": "int"},
     # data: MIME type to text or bytes; main: the value of the last expression; update: replaces the display with that id.
     "display": {"data": "map", "main": "bool", "metadata": "map?", "display_id": "str?", "update": "bool?"},
@@ -113,7 +114,7 @@ CALLS: dict[str, dict[str, Any]] = {
             "entropy": "bytes",
             "clock_unix_ns": "int",
             "pids": "int",
-            # Memory limit, if there is one. The guest kills the largest program before the limit ends the whole sandbox.
+            # Memory limit of the sandbox, if there is one. Near the limit, the guest kills the largest program, so that the sandbox is not killed.
             "memory_bytes": "int?",
             "deadline_s": "float?",
             "workspace": "str",
@@ -135,11 +136,11 @@ CALLS: dict[str, dict[str, Any]] = {
             "streams": "int",
         },
     },
-    # Refused with conflict if more processes run than would be allowed. memory_bytes: None leaves the limit as it is.
+    # Fails with conflict if more processes run than the new limit allows. memory_bytes: None keeps the limit.
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
-    # Around a checkpoint that the guest survives. While armed, the next HELLO finds the guest asleep, as one restored from the checkpoint must be.
+    # armed: true before a checkpoint that this guest survives, false after it. An armed guest is asleep after the next HELLO: it may be a copy.
     "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
-    # Starts the fork server for kernels and the first kernel. The result comes when they are ready, so that a snapshot contains them.
+    # Starts the fork server for kernels and the first kernel. The result follows when they are ready, so that a snapshot contains them.
     # lean: keep only the first kernel, which takes half the memory; the fork server is started again when another kernel is needed.
     "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
@@ -153,10 +154,10 @@ CALLS: dict[str, dict[str, Any]] = {
             "stdin": "bool",
             "timeout_s": "float?",
             "attach": "bool",
-            # Both set: the process leads a session on a terminal of that size. All output is on channel 1, and it always takes input.
+            # rows, cols: if both are set, the process runs on a terminal of this size. All output is on channel 1, and the input is open.
             "rows": "int?",
             "cols": "int?",
-            # A process of the service itself, left out of process.list.
+            # True for a process of the service itself, which process.list leaves out.
             "hidden": "bool?",
         },
         # lost: number of bytes of a channel (1 or 2) that are no longer kept.
@@ -169,14 +170,14 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         "result": _ENDED,
     },
-    # The result comes when the process itself has ended, whether its output is read or not. No output is sent.
+    # The result is sent as soon as the process has ended, even if its output was not read. No output is sent.
     "process.wait": {
         "args": {"process": "str"},
         "events": {},
         "result": _ENDED,
     },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
-    # For processes on a terminal only.
+    # Only for processes on a terminal.
     "process.resize": {"args": {"process": "str", "rows": "int", "cols": "int"}, "events": {}, "result": {"running": "bool"}},
     "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
@@ -196,19 +197,19 @@ CALLS: dict[str, dict[str, Any]] = {
             "timeout_s": "float?",
             "silent": "bool?",
             "store_history": "bool?",
-            # If the cell fails, the cells that wait behind it are aborted.
+            # True to abort the waiting cells of the kernel if this cell fails.
             "stop_on_error": "bool?",
         },
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
     "kernel.attach": {
-        # wait: if false, the result comes after everything that there is now; its status is "running" if the cell has not ended.
+        # wait: false to send only the output and events so far. The status is "running" if the cell has not ended.
         "args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS, "wait": "bool?"},
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
-    # execution: interrupts only this one, in any kernel, and aborts it if it waits. running: there was something to interrupt.
+    # execution: the only cell to interrupt, of any kernel. A cell that waits is aborted. running: true if there was a cell to interrupt.
     "kernel.interrupt": {"args": {"kernel": "str", "execution": "str?"}, "events": {}, "result": {"running": "bool"}},
     "kernel.restart": {"args": {"kernel": "str"}, "events": {}, "result": {}},
     # The contents are sent on channel 0. length None: to the end of the file.
@@ -217,7 +218,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"stat": _ENTRY},
         "result": {"bytes": "int"},
     },
-    # The guest writes a temporary file and renames it at the END, so that a broken transfer leaves the old file.
+    # The guest writes a temporary file and renames it at the END, so that an incomplete transfer leaves the old file.
     "file.write": {
         "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool"},
         "events": {},
@@ -234,7 +235,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
     # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. The host's END and the event
-    # "end" of the program are ends of file. The result comes when both have ended, or the program has ended and takes nothing more.
+    # "end" of the program are ends of file. The result follows when both have ended, or when the program has ended and reads no more.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 
@@ -248,7 +249,7 @@ LIMITS = {
     "mime_types": 64,  # representations of one display
     "kernels": 1024,  # of one kernel.list
     "processes": 1024,  # of one process.list
-    "entries": 1000,  # of one file.list, whatever was asked for
+    "entries": 1000,  # of one file.list, even if its limit is higher
     "pid": 4194304,  # PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)
     "mode": 0o7777,  # permission bits only
     "id": 0xFFFFFFFF,  # of a user or group
@@ -258,7 +259,7 @@ LIMITS = {
     "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
 }
 
-#: Processes and threads above the limit of a sandbox that the guest does not kill: at least so many, or a share of the limit.
+#: Processes and threads that may exist above the limit before the guest kills any: at least 8, or an eighth of the limit.
 PIDS_SLACK_LEAST, PIDS_SLACK_SHARE = 8, 8
 
 #: Codes that a guest may send in a RESET. Any other becomes ``internal``: a guest must not send errors about authentication, for example.
@@ -286,7 +287,8 @@ LOOPBACK = ("127.0.0.1", "::1")
 MOST_PORT = 65535
 #: oom: the guest killed the process for lack of memory.
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
-#: running: not ended. timeout: interrupted. killed: its kernel was killed. oom: its kernel was killed for lack of memory. aborted: it never ran.
+#: running: not ended. timeout: interrupted after its timeout. killed: its kernel was killed. died: its kernel ended by itself.
+#: oom: its kernel was killed for lack of memory. aborted: the cell never ran.
 CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")
 LANGUAGES = ("python", "bash", "javascript")
@@ -298,12 +300,14 @@ def most_pids(limit: int) -> int:
     return limit + max(PIDS_SLACK_LEAST, limit // PIDS_SLACK_SHARE)
 
 
-def mismatch(fields: Mapping[str, str], given: Any) -> str:
-    """Return why a map does not match its fields, or "" if it does. Unknown fields do not match; absent fields are None.
+def validate_fields(fields: Mapping[str, str], given: Any) -> str:
+    """Return the reason why a received value does not match the fields of a schema, or "" if it matches.
+
+    Unknown fields do not match. An absent field counts as None.
 
     Args:
-        fields: name -> kind.
-        given: What came over the wire.
+        fields: Types of the fields by name; see the top of this file.
+        given: The received value.
     """
     if type(given) is not dict:
         return "not a map"

@@ -2,10 +2,10 @@
 
 - First frames of the connection itself, then RESETs, then CREDITs, then the streams, one frame each in turn.
 - At most one message is sent in pieces at a time, so that the other end assembles at most one.
-- OPENs are sent in the order of their ids, also if a large one has to wait for another message in pieces.
-- A stream without credit is skipped until it gets some; it delays no other stream.
-- The other end can make this end queue only a bounded amount: one CREDIT for each stream, and one RESET for each stream that the other
-  end may still count as open.
+- OPENs are sent in the order of their ids, even if a large OPEN has to wait for a message of another stream.
+- A stream without credit is skipped until it gets credit, and delays no other stream.
+- The other end can cause a limited number of queued frames: one CREDIT for each stream, and one RESET for each stream that it may still
+  count as open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REASON_CHARS = 800
 
 
 class SendQueue:
-    """Everything that waits to be sent.
+    """Frames that wait to be sent.
 
     Args:
         max_payload: Largest frame of this direction without the header, in bytes.
@@ -48,7 +48,7 @@ class SendQueue:
         self._opening: deque[Stream] = deque()
         self._fragmenting = 0
         self.writable: list[int] = []
-        """Streams whose queues have room again; the connection empties this list."""
+        """Ids of streams whose queues have room again. The connection takes them from here."""
 
     @property
     def resets(self) -> dict[int, bytes]:
@@ -56,7 +56,7 @@ class SendQueue:
         return self._resets
 
     def put_control(self, frame: bytes) -> None:
-        """Queue a frame of the connection itself, unless an equal one waits already."""
+        """Queue a frame of the connection itself, unless an equal frame is queued already."""
         if frame not in self._control:
             self._control.append(frame)
 
@@ -82,13 +82,13 @@ class SendQueue:
         self._resets[stream.id] = frames.encode(frames.RESET, stream.id, payload)
 
     def wake(self, stream: Stream) -> None:
-        """Let a stream take its turn if it has something that may be sent."""
+        """Give a stream a turn if it has a frame that may be sent now."""
         if stream.queue and not stream.has_turn and not stream.lacks_credit:
             stream.has_turn = True
             self._turns.append(stream)
 
     def forget(self, stream: Stream) -> None:
-        """Drop what a stream has queued, because the stream is over."""
+        """Drop the queue of a stream that is over."""
         stream.queue.clear()
         stream.queued_bytes = 0
         stream.credit_due = False
@@ -157,5 +157,5 @@ def encode(message: Any, limit: int) -> bytes:
     """
     payload = values.encode(message)
     if len(payload) > limit:
-        raise TooLarge(f"a message of {len(payload)} bytes; at most {limit} are allowed")
+        raise TooLarge(f"the message has {len(payload)} bytes; at most {limit} are allowed")
     return payload

@@ -1,7 +1,8 @@
 """The streams of a connection, and the rules for opening them.
 
-- The host's ids are odd, the guest's even. The ids of one end only rise, until both ends reset the connection.
-- A frame of a stream that is over is ignored, because it may have been on its way. A frame of a stream that never existed is a violation.
+- The host's ids are odd, the guest's even. Each new id of an end is higher than its last one, until both ends reset the connection.
+- A frame of a stream that is over is ignored, because it may have been sent before its sender knew. A frame of a stream that never existed
+  is a violation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StreamTable:
     Args:
         send_queue: Frames to send.
         assembly: The message that is arriving in pieces.
-        is_host: This end is the host.
+        is_host: True if this end is the host.
     """
 
     __slots__ = ("_assembly", "_is_host", "_last_local", "_last_remote", "_ours", "_send_queue", "_theirs", "streams")
@@ -51,17 +52,17 @@ class StreamTable:
         """Check that this end may open a stream now.
 
         Raises:
-            TooMany: As many streams are open as are allowed, counting those that the other end may still count.
+            TooMany: The maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open.
             ProtocolError: All ids are used up; a new handshake is needed.
         """
         if self._last_local + 2 > STREAM_ID_MAX:
             raise ProtocolError("all stream ids are used up: a new handshake is needed")
         if self.is_full:
-            raise TooMany("as many streams are open as are allowed at once")
+            raise TooMany("the maximum number of streams is open")
 
     @property
     def is_full(self) -> bool:
-        """True if as many streams of this end are open as are allowed, counting those that the other end may still count."""
+        """True if the maximum number of streams of this end is open. A stream whose RESET is not sent yet counts as open."""
         return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:
@@ -75,15 +76,15 @@ class StreamTable:
         """Add a stream that the other end opened.
 
         Raises:
-            ProtocolError: The id is not a later one of that end, too many streams are open, or a guest's OPEN is in pieces.
+            ProtocolError: The id is not higher than the last id of the other end, too many streams are open, or a guest's OPEN is in pieces.
         """
         id_ = frame.stream
         if id_ <= self._last_remote or self._is_ours(id_):
-            raise ProtocolError(f"stream {id_} cannot be opened by the other end now")
+            raise ProtocolError(f"the other end opened stream {id_}, whose id is not a new id of that end")
         if self._is_host and frame.more:
-            raise ProtocolError("a guest's OPEN in pieces")
+            raise ProtocolError("the guest sent an OPEN in pieces, which only the host may do")
         if self._theirs + self._resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
-            raise ProtocolError("more streams than are allowed at once")
+            raise ProtocolError("the other end opened more streams than are allowed")
         self._last_remote = id_
         self._theirs += 1
         self.streams[id_] = Stream(id_, is_known=True)
@@ -98,17 +99,17 @@ class StreamTable:
         stream = self.streams.get(id_)
         if stream is None:
             if id_ > (self._last_local if self._is_ours(id_) else self._last_remote):
-                raise ProtocolError(f"a {frames.NAMES[frame.type]} on stream {id_}, which nobody opened")
+                raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_}, which was never opened")
         elif not stream.is_known:
-            raise ProtocolError(f"a {frames.NAMES[frame.type]} on stream {id_}, which is not open yet")
+            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_}, which is not open yet")
         elif stream.remote_ended and frame.type not in _MAY_FOLLOW_END:
-            raise ProtocolError(f"stream {id_} goes on after its END")
+            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_} after its END")
         elif self._assembly.stream == id_ and frame.type in _NOT_WITHIN_MESSAGE:
-            raise ProtocolError(f"a {frames.NAMES[frame.type]} on stream {id_} within a message")
+            raise ProtocolError(f"a {frames.NAMES[frame.type]} frame is on stream {id_} in the middle of a message")
         return stream
 
     def drop(self, stream: Stream) -> None:
-        """Remove a stream and whatever was queued or arriving on it."""
+        """Remove a stream, with everything that is queued or arriving on it."""
         del self.streams[stream.id]
         if self._is_ours(stream.id):
             self._ours -= 1
@@ -127,6 +128,6 @@ class StreamTable:
         return (id_ % 2 == 1) == self._is_host
 
     def _resetting(self, like: int) -> int:
-        """Count streams of the same end as ``like`` whose RESET is not sent yet, so that the other end still counts them."""
+        """Count the streams of the same end as ``like`` whose RESET is not sent yet. The other end still counts them as open."""
         resets = self._send_queue.resets
         return sum(1 for id_ in resets if id_ % 2 == like % 2) if resets else 0

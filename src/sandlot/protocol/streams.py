@@ -1,10 +1,9 @@
 """The state of one stream: its send queue, and the credit of both directions.
 
 - DATA and MESSAGE use credit, OPEN does not. Every stream begins with the same credit, so that it can start without a round trip.
-- A DATA frame or a message may begin while any credit is left, and is charged as a whole: its payload, at least ``COST_MIN``. One that has
-  begun never waits for credit in the middle. A receiver holds at most a window and one frame or message of a stream, whatever the number
-  and size of its pieces.
-- A receiver that gets data without credit ends the connection.
+- A DATA frame or a message may be started while any credit is left. Its whole payload is charged, at least ``COST_MIN``. The later pieces of a
+  message need no credit. So a receiver holds at most a window and one frame or message of each stream.
+- A receiver ends the connection if the other end sends without credit.
 - The order within a stream is kept, across channels too.
 """
 
@@ -18,19 +17,19 @@ WINDOW_BYTES = 256 * 1024
 """Credit of a new stream in either direction, and the largest amount that is ever outstanding."""
 
 COST_MIN = 128
-"""Cost of the smallest frame in bytes: about the memory that one takes."""
+"""Cost of the smallest frame in bytes: about the memory that a frame takes."""
 
 QUEUE_BYTES = 128 * 1024
-"""A sender should stop at this many queued bytes of one stream until the event ``Writable``."""
+"""Number of queued bytes of a stream at which its sender should stop until the event ``Writable``."""
 
 
 def cost(size: int) -> int:
-    """Return the credit that a DATA frame or whole message of that many payload bytes costs."""
+    """Return the credit in bytes that a DATA frame or a whole message with ``size`` payload bytes costs."""
     return max(size, COST_MIN)
 
 
 class Outgoing:
-    """One OPEN, MESSAGE, DATA or END that is to be sent, and how much of it was sent."""
+    """One OPEN, MESSAGE, DATA or END in a send queue. ``at`` is the number of its payload bytes that were sent."""
 
     __slots__ = ("at", "channel", "payload", "size", "type")
 
@@ -99,10 +98,10 @@ class Stream:
 
         Args:
             max_payload: Largest frame of this direction without the header, in bytes.
-            may_fragment: This stream may be the one whose message is in pieces, or is it already.
+            may_fragment: True if no other stream has a message in pieces.
 
         Returns:
-            The frame, and whether a message is in pieces after it. None if a message of another stream must be finished first.
+            The frame, and True if further pieces of its message follow. None if a message of another stream must be finished first.
         """
         item = self.queue[0]
         if item.type == frames.END:
@@ -132,22 +131,22 @@ class Stream:
         """Add credit that the other end granted.
 
         Raises:
-            ProtocolError: It granted nothing, or more than was sent to it.
+            ProtocolError: The credit is 0, or more than the bytes that were sent.
         """
         self.credit_out += size
         if not size or self.credit_out > WINDOW_BYTES:
-            raise ProtocolError(f"stream {self.id} was granted {size} bytes of credit, which is not what it sent")
+            raise ProtocolError(f"a CREDIT of {size} bytes on stream {self.id} is 0, or more than the bytes that were sent")
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def begins(self) -> None:
-        """Check that a DATA frame or a message may begin to arrive.
+        """Check that the other end may start a DATA frame or a message.
 
         Raises:
             ProtocolError: The other end has no credit left.
         """
         if self.credit_in <= 0:
-            raise ProtocolError(f"stream {self.id} was sent more than its credit")
+            raise ProtocolError(f"data arrived on stream {self.id} without credit")
 
     def arrived(self, size: int) -> int:
         """Charge a DATA frame or whole message that has arrived, and return its cost."""
@@ -156,7 +155,7 @@ class Stream:
         return price
 
     def release_credit(self, price: int) -> bool:
-        """Release the credit of something that was handled; return whether a CREDIT should be sent now."""
+        """Add credit to grant to the other end; return True if a CREDIT should be sent now."""
         self.owed += price
         if self.credit_due or self.remote_ended or self.owed * 2 < WINDOW_BYTES:
             return False
@@ -164,7 +163,7 @@ class Stream:
         return True
 
     def take_grant(self) -> int:
-        """Return the credit to grant now."""
+        """Return the whole credit to grant, for a CREDIT that is sent now."""
         granted, self.owed = self.owed, 0
         self.credit_due = False
         self.credit_in += granted
@@ -172,7 +171,7 @@ class Stream:
 
 
 class Assembly:
-    """The one message of a direction that is arriving in pieces."""
+    """The message that is arriving in pieces. There is at most one in a direction."""
 
     __slots__ = ("_bytes", "_limit", "opening", "stream")
 
@@ -196,11 +195,11 @@ class Assembly:
             if not frame.more:
                 return frame.payload
             if self.stream:
-                raise ProtocolError(f"messages of streams {self.stream} and {frame.stream} in pieces at once")
+                raise ProtocolError(f"messages of streams {self.stream} and {frame.stream} arrive in pieces at the same time")
             self.stream = frame.stream
             self.opening = frame.type == frames.OPEN
         if len(self._bytes) + len(frame.payload) > self._limit:
-            raise ProtocolError(f"a message of more than {self._limit} bytes")
+            raise ProtocolError(f"a message has more than {self._limit} bytes")
         self._bytes += frame.payload
         if frame.more:
             return None

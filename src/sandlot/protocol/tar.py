@@ -1,7 +1,7 @@
-"""Tar archives as bytes, without I/O: reads an archive into members and their contents, and writes the headers of members.
+"""Reading and writing tar archives, without I/O: a reader of members and their contents, and the headers of members to write.
 
 Reads the ustar and pax formats of POSIX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"), long names and large
-numbers of GNU tar ("Basic Tar Format" in its manual), and the format before both. Writes ustar, with a pax header if a name or a size
+numbers of GNU tar ("Basic Tar Format" in its manual), and the older v7 format. Writes ustar, with a pax header if a name or a size
 does not fit.
 
 - An archive may be hostile: no memory is reserved for an announced size, every header is checked, and errors name the entry.
@@ -25,12 +25,14 @@ FILE, FOLDER, SYMLINK, HARDLINK = "file", "directory", "symlink", "hardlink"
 META_BYTES = 1024 * 1024
 """Largest pax header or long name in bytes."""
 METAS = 16
-"""Largest number of such headers before one member."""
+"""Largest number of pax headers and long names before one member."""
 NAME_BYTES = 255
 PATH_BYTES = 4095
 LATEST_S = 253402300799
 """The end of the year 9999."""
-KEPT = frozenset({b"path", b"linkpath", b"size", b"SANDLOT.code", b"SANDLOT.error", b"GNU.sparse"})
+ERROR_CODE, ERROR_MESSAGE = "SANDLOT.code", "SANDLOT.error"
+"""Keywords of global pax headers at the end of an archive that could not be completed: the error's code and message."""
+KEPT = frozenset({b"path", b"linkpath", b"size", ERROR_CODE.encode(), ERROR_MESSAGE.encode(), b"GNU.sparse"})
 """Keywords of pax headers that are used. The values of others are not kept."""
 _FITS_BYTES = 8**11
 _SHOWN = 200
@@ -41,14 +43,14 @@ _REFUSED = {
     b"6": "is a pipe",
     b"S": "is a sparse file; pack it without --sparse",
     b"M": "is a part of a larger archive",
-    b"D": "is of an incremental backup",
-    b"N": "is of an old format of GNU tar",
+    b"D": "belongs to an incremental backup",
+    b"N": "has an old format of GNU tar",
 }
 _KINDS = {b"0": FILE, b"\0": FILE, b"7": FILE, b"1": HARDLINK, b"2": SYMLINK, b"5": FOLDER}
 
 
 class TarError(Exception):
-    """An archive is broken, or has an entry of a kind that is refused.
+    """An archive is damaged, or has an entry of a kind that is refused.
 
     Args:
         message: One sentence about the fault, which names the entry.
@@ -65,7 +67,7 @@ class Member:
     """One member of an archive.
 
     Args:
-        name: Its path as written in the archive.
+        name: Path of the member as written in the archive.
         kind: FILE, FOLDER, SYMLINK or HARDLINK.
         size: Size of the content in bytes; 0 for anything but files.
         mode: Permission bits as written in the archive.
@@ -94,7 +96,7 @@ FINISHED = Finished()
 
 
 def shown(name: str) -> str:
-    """Return a name for a message: quoted, cut, and without control characters."""
+    """Return a name in the form for messages: quoted, shortened, and without control characters."""
     return ascii(name) if len(name) <= _SHOWN else ascii(name[:_SHOWN]) + "..."
 
 
@@ -102,22 +104,22 @@ def parts(name: str) -> list[str]:
     """Split the path of a member into names below the target folder; an empty list means the folder itself. Pure.
 
     Raises:
-        TarError: The path leads out of the folder, or is not valid for a file.
+        TarError: The path is absolute, contains ``..``, or is not a valid file name.
     """
     if name.startswith("/"):
         raise TarError(f"The archive's entry {shown(name)} has an absolute path.", name)
     names = [part for part in name.split("/") if part not in {"", "."}]
     if ".." in names:
-        raise TarError(f"The archive's entry {shown(name)} leads out of the folder by '..'.", name)
+        raise TarError(f"The archive's entry {shown(name)} contains '..'.", name)
     if "\0" in name or len(_bytes(name)) > PATH_BYTES or any(len(_bytes(part)) > NAME_BYTES for part in names):
-        raise TarError(f"The archive's entry {shown(name)} has a name that no file can have.", name)
+        raise TarError(f"The archive's entry {shown(name)} has an invalid name.", name)
     return names
 
 
 def check_target(member: Member, depth: int) -> None:
     """Check that a symbolic link stays inside the target folder. Pure.
 
-    Its ``..`` may lead up to the target folder at most, and must stand at the beginning of the path. Reason: a name before ``..`` may be
+    ``..`` is allowed only at the beginning of its target, and may not lead out of the target folder. Reason: a name before ``..`` may be
     another link, and ``..`` is then relative to the target of that link.
 
     Args:
@@ -132,7 +134,7 @@ def check_target(member: Member, depth: int) -> None:
     while climbs < len(names) and names[climbs] == "..":
         climbs += 1
     if member.target.startswith("/") or climbs > depth or ".." in names[climbs:] or "\0" in member.target or not member.target:
-        raise TarError(f"The archive's link {shown(member.name)} leads out of the folder, to {shown(member.target)}.", member.name)
+        raise TarError(f"The archive's link {shown(member.name)} points out of the folder, to {shown(member.target)}.", member.name)
 
 
 class Reader:
@@ -143,7 +145,7 @@ class Reader:
     def __init__(self) -> None:
         self.began = False
         self.ended = False
-        """The end of the archive was read; bytes after it are ignored."""
+        """True after the end of the archive. Bytes after it are ignored."""
         self._block = bytearray()
         self._left = 0
         self._skip = 0
@@ -191,17 +193,17 @@ class Reader:
 
     @property
     def global_values(self) -> dict[str, str]:
-        """The used values of the global pax header, which are about the whole archive, as text."""
+        """The values of the global pax headers, as text by keyword. Only the keywords in ``KEPT``."""
         return {key: value.decode("utf-8", "replace") for key, value in self._global.items()}
 
     def close(self) -> None:
-        """End the reading.
+        """Check that the archive is complete, after its last byte.
 
         Raises:
-            TarError: The archive is not complete.
+            TarError: The archive is incomplete.
         """
         if not self.ended:
-            raise TarError(f"The archive breaks off{self._after()}." if self.began else "This is no tar archive.", self._last)
+            raise TarError(f"The archive is incomplete{self._after()}." if self.began else "The data is not a tar archive.", self._last)
 
     def _read_header(self, block: bytes) -> Member | None:
         if not any(block):
@@ -227,13 +229,13 @@ class Reader:
         if kind in _REFUSED or "GNU.sparse" in extended:
             raise TarError(f"The archive's entry {shown(name)} {_REFUSED.get(kind, _REFUSED[b'S'])}.", name)
         if kind not in _KINDS:
-            raise TarError(f"The archive's entry {shown(name)} is of an unknown kind, {kind!r}.", name)
+            raise TarError(f"The archive's entry {shown(name)} has an unknown type, {kind!r}.", name)
         return self._member(name, kind, block, size, extended)
 
     def _member(self, name: str, kind: bytes, block: bytes, size: int, extended: dict[str, bytes]) -> Member:
-        word = FOLDER if kind == b"\0" and name.endswith("/") else _KINDS[kind]  # before POSIX a slash made the folder
+        word = FOLDER if kind == b"\0" and name.endswith("/") else _KINDS[kind]  # in the v7 format, a folder is a name that ends with a slash
         if "size" in extended:
-            if not extended["size"].isdigit() or len(extended["size"]) > 19:  # noqa: PLR2004 - of 64 bits
+            if not extended["size"].isdigit() or len(extended["size"]) > 19:  # noqa: PLR2004 - digits of a 64-bit number
                 raise self._broken("size")
             size = int(extended["size"])
         if word != FILE:
@@ -313,7 +315,7 @@ class Reader:
         return int(digits or b"0", 8)
 
     def _lenient(self, field: bytes) -> int:
-        """Parse a number on which nothing depends; 0 if it is invalid."""
+        """Parse a number that is not essential; 0 if it is invalid."""
         try:
             return self._number(field, "")
         except TarError:
@@ -324,8 +326,8 @@ class Reader:
 
     def _broken(self, what: str) -> TarError:
         if not self.began:
-            return TarError("This is no tar archive.")
-        return TarError(f"The archive is broken{self._after()}: the {what} of what follows is wrong.", self._last)
+            return TarError("The data is not a tar archive.")
+        return TarError(f"The archive is damaged{self._after()}: the {what} of the next entry is invalid.", self._last)
 
 
 def header(member: Member) -> bytes:
@@ -339,7 +341,7 @@ def header(member: Member) -> bytes:
     if not _is_text(name) or not _is_text(target):
         records += _record(b"hdrcharset", b"BINARY")
     for key, value in ((b"path", name), (b"linkpath", target)):
-        if len(value) > 100 or not value.isascii():  # noqa: PLR2004 - the field's bytes
+        if len(value) > 100 or not value.isascii():  # noqa: PLR2004 - bytes of the field in the header
             records += _record(key, value)
     if member.size >= _FITS_BYTES:
         records += _record(b"size", str(member.size).encode())
@@ -350,13 +352,13 @@ def header(member: Member) -> bytes:
 
 
 def message_header(key: str, text: str) -> bytes:
-    """Return a global pax header with a keyword of Sandlot. Other programs ignore it (POSIX reserves keywords in capitals for vendors). Pure."""
+    """Return a global pax header with a keyword of Sandlot. Other programs ignore it: POSIX reserves such keywords for vendors. Pure."""
     record = _record(key.encode(), text.encode("utf-8", "replace"))
     return _block(b"PaxHeader", Member("", FILE, size=len(record)), b"g", b"") + record + padding(len(record))
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that follow content of that size."""
+    """Return the zeros that follow content of ``size`` bytes."""
     return bytes(-size % BLOCK_BYTES)
 
 

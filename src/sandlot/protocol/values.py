@@ -1,17 +1,17 @@
 """Encodes values in a strict subset of MessagePack, and frames messages of one value each.
 
 MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md) instead of JSON, because images and file contents are bytes. It is
-implemented here, because the guest and the python of an image have the standard library only. The tests compare it with the reference
+implemented here, because the guest and the Python of an image may have the standard library only. The tests compare it with the reference
 implementation.
 
 - Types: None, bool, int of 64 bits, float of 64 bits, str, bytes, list, dict with str keys. Nothing else.
 - Decoding is bounded: depth at most 16, at most 100,000 items, and no memory is reserved for an announced length.
-- ``decode(encode(x)) == x``; ``decode`` takes exactly one value and refuses trailing bytes, duplicate keys and
-  invalid UTF-8. Text that has lone surrogates is encoded with ``?`` in their place.
-- A message is one encoded value with its length before it: four bytes, big-endian. Sockets and pipes inside a sandbox carry
-  messages; the link between host and guest has frames instead.
+- ``decode(encode(x)) == x``. ``decode`` takes exactly one value and refuses trailing bytes, duplicate keys and invalid UTF-8. In a text,
+  lone surrogates are encoded as ``?``.
+- A message is one encoded value after its length: four bytes, big-endian. Messages are used on sockets and pipes inside a sandbox; the link
+  between host and guest uses frames instead.
 
-This module imports nothing of Sandlot, and runs on python 3.8 and newer.
+This module imports nothing of Sandlot, and runs on Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ HEAD_BYTES = 4
 MAX_MESSAGE_BYTES = 0xFFFFFFFF
 """Longest encoded value of a message: the largest number that the length can hold."""
 MAX_DEPTH = 16
+"""Lists and maps that may be nested in each other."""
 MAX_ITEMS = 100000
-"""Bounds the time of a decode too: about 50 ms."""
+"""Items of all lists and maps of one value; a map counts its keys too. Decoding as many takes about 50 ms."""
 
 _BYTE = tuple(bytes((number,)) for number in range(256))
 _U16 = struct.Struct(">BH")
@@ -38,11 +39,11 @@ _F64 = struct.Struct(">Bd")
 _LENGTH = struct.Struct(">I")
 
 
-class BadValue(Exception):  # noqa: N818 - a value, not an error of this program
+class EncodingError(Exception):
     """The bytes are not an encoded value, or the value cannot be encoded."""
 
 
-class MessageTooLargeError(BadValue):
+class MessageTooLargeError(EncodingError):
     """A message is longer than its reader accepts."""
 
 
@@ -53,7 +54,7 @@ def encode(value: Any) -> bytes:
     """Encode one value.
 
     Raises:
-        BadValue: The value has a type, an integer or a depth that cannot be encoded.
+        EncodingError: The value has a type, an integer or a depth that cannot be encoded.
     """
     parts: list[bytes] = []
     _put(value, parts.append, 0)
@@ -63,7 +64,7 @@ def encode(value: Any) -> bytes:
 def _put(value: Any, put: Callable[[bytes], object], depth: int) -> None:
     writer = _WRITERS.get(type(value))
     if writer is None:
-        raise BadValue(f"{type(value).__name__} cannot be carried")
+        raise EncodingError(f"{type(value).__name__} cannot be encoded")
     writer(value, put, depth)
 
 
@@ -71,7 +72,7 @@ def _put_none(_value: None, put: Callable[[bytes], object], _depth: int) -> None
     put(b"\xc0")
 
 
-def _put_bool(value: bool, put: Callable[[bytes], object], _depth: int) -> None:  # noqa: FBT001 - it is what is written
+def _put_bool(value: bool, put: Callable[[bytes], object], _depth: int) -> None:  # noqa: FBT001 - the value to encode
     put(b"\xc3" if value else b"\xc2")
 
 
@@ -91,7 +92,7 @@ def _put_int(value: int, put: Callable[[bytes], object], _depth: int) -> None:
         if value < 0 <= value + (1 << (bits - 1)):
             put(_BYTE[0xD0 + width] + value.to_bytes(1 << width, "big", signed=True))
             return
-    raise BadValue("an integer that does not fit 64 bits")
+    raise EncodingError("the integer does not fit into 64 bits")
 
 
 def _put_text(value: str, put: Callable[[bytes], object], _depth: int) -> None:
@@ -130,7 +131,7 @@ def _put_map(value: dict[str, Any], put: Callable[[bytes], object], depth: int) 
     depth = _deeper(depth)
     for key, item in value.items():
         if type(key) is not str:
-            raise BadValue(f"map keys are text, not {type(key).__name__}")
+            raise EncodingError(f"a key of a map is {type(key).__name__}, not str")
         _put_text(key, put, depth)
         _put(item, put, depth)
 
@@ -140,12 +141,12 @@ def _size(size: int, code16: int, code32: int) -> bytes:
         return _U16.pack(code16, size)
     if size <= 0xFFFFFFFF:
         return _U32.pack(code32, size)
-    raise BadValue("longer than 4 GiB")
+    raise EncodingError("the value is longer than 4 GiB")
 
 
 def _deeper(depth: int) -> int:
     if depth >= MAX_DEPTH:
-        raise BadValue(f"nested deeper than {MAX_DEPTH}")
+        raise EncodingError(f"lists and maps are nested deeper than {MAX_DEPTH} levels")
     return depth + 1
 
 
@@ -171,12 +172,12 @@ def decode(raw: bytes) -> Any:
     """Decode exactly one value.
 
     Raises:
-        BadValue: The bytes are truncated, have trailing bytes, are too deep, have too many items, or are outside of the subset.
+        EncodingError: The bytes are truncated, have trailing bytes, are too deep, have too many items, or are outside the subset.
     """
     reader = _Reader(bytes(raw))
     value = reader.value(0)
     if reader.at != len(reader.raw):
-        raise BadValue(f"{len(reader.raw) - reader.at} bytes after the value")
+        raise EncodingError(f"the value is followed by {len(reader.raw) - reader.at} more bytes")
     return value
 
 
@@ -193,7 +194,7 @@ class _Reader:
     def value(self, depth: int) -> Any:
         at = self.at
         if at >= len(self.raw):
-            raise BadValue("cut short")
+            raise EncodingError("the value is incomplete")
         code = self.raw[at]
         self.at = at + 1
         if code <= 0x7F:
@@ -211,7 +212,7 @@ class _Reader:
         end = self.at + size
         piece = self.raw[self.at : end]
         if len(piece) != size:
-            raise BadValue(f"cut short: {size} bytes announced, {len(piece)} there")
+            raise EncodingError(f"the value is incomplete: {size} bytes are announced, {len(piece)} follow")
         self.at = end
         return piece
 
@@ -222,7 +223,7 @@ class _Reader:
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError:
-            raise BadValue("text that is not UTF-8") from None
+            raise EncodingError("a text is not valid UTF-8") from None
 
     def list(self, size: int, depth: int) -> list[Any]:
         self.expect(size, depth)
@@ -234,23 +235,27 @@ class _Reader:
         for _ in range(size):
             key = self.value(depth + 1)
             if type(key) is not str:
-                raise BadValue("map keys are text")
+                raise EncodingError("a key of a map is not text")
             entries[key] = self.value(depth + 1)
         if len(entries) != size:
-            raise BadValue("a key twice")
+            raise EncodingError("a key occurs twice in a map")
         return entries
 
     def expect(self, items: int, depth: int) -> None:
-        """Refuse what announces more than can be there, before anything of it is made."""
+        """Count the items of a list or map against the limits, before any of them is decoded.
+
+        Raises:
+            EncodingError: More items are announced than bytes are left, or the limit of items or of depth is exceeded.
+        """
         self.items_left -= items
         if items > len(self.raw) - self.at or self.items_left < 0:
-            raise BadValue(f"cut short, or more than {MAX_ITEMS} items")
+            raise EncodingError(f"the value is incomplete, or has more than {MAX_ITEMS} items")
         if depth >= MAX_DEPTH:
-            raise BadValue(f"nested deeper than {MAX_DEPTH}")
+            raise EncodingError(f"lists and maps are nested deeper than {MAX_DEPTH} levels")
 
 
 def _no_value(reader: _Reader, _width: int, _depth: int) -> Any:
-    raise BadValue(f"code 0x{reader.raw[reader.at - 1]:02x} is not carried")
+    raise EncodingError(f"the value contains the MessagePack code 0x{reader.raw[reader.at - 1]:02x}, which is not supported")
 
 
 def _signed(reader: _Reader, width: int, _depth: int) -> int:
@@ -261,7 +266,6 @@ def _float(reader: _Reader, width: int, _depth: int) -> float:
     return float(_F64.unpack(b"\xcb" + reader.take(width))[1])
 
 
-#: For the codes 0xC0 to 0xDF: the width of the number that follows, and what reads it and the rest.
 _READERS: tuple[tuple[int, Callable[[_Reader, int, int], Any]], ...] = (
     (0, lambda _reader, _width, _depth: None),
     (0, _no_value),
@@ -277,6 +281,7 @@ _READERS: tuple[tuple[int, Callable[[_Reader, int, int], Any]], ...] = (
     *((width, lambda reader, width, depth: reader.list(reader.number(width), depth)) for width in (2, 4)),
     *((width, lambda reader, width, depth: reader.map(reader.number(width), depth)) for width in (2, 4)),
 )
+"""For each of the codes 0xC0 to 0xDF: the width in bytes of the number after the code, and the function that reads the number and the value."""
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------
@@ -286,13 +291,13 @@ def encode_message(value: Any) -> bytes:
     """Encode one value, with its length before it.
 
     Raises:
-        BadValue: ``encode`` refuses the value, or its encoding is longer than ``MAX_MESSAGE_BYTES``.
+        EncodingError: ``encode`` refuses the value, or its encoding is longer than ``MAX_MESSAGE_BYTES``.
     """
     parts = [b""]  # becomes the length, so that a large value is joined once and not copied again
     _put(value, parts.append, 0)
     size = sum(map(len, parts))
     if size > MAX_MESSAGE_BYTES:
-        raise BadValue("longer than 4 GiB")
+        raise EncodingError("the value is longer than 4 GiB")
     parts[0] = _LENGTH.pack(size)
     return b"".join(parts)
 
@@ -312,7 +317,7 @@ def message_length(head: bytes | bytearray) -> int:
 class MessageReader:
     """Incremental reader of messages: takes bytes in pieces of any size, returns complete messages.
 
-    A message stays encoded until the caller takes it. A too large message is refused as soon as its head has arrived: a
+    A message stays encoded until the caller takes it. A message that is too large is refused as soon as its head has arrived. So a
     caller that takes all messages after each piece keeps at most ``max_bytes``, a head and one piece in memory.
 
     Args:
@@ -337,7 +342,7 @@ class MessageReader:
         return received >= 0 and received >= message_length(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Append bytes to those that are not yet taken."""
+        """Append bytes to the buffer."""
         self._buffer += data
 
     def take(self) -> bytes | None:
@@ -351,7 +356,7 @@ class MessageReader:
             return None
         size = message_length(buffer)
         if size > self._max_bytes:
-            raise MessageTooLargeError(f"a message of {size} bytes; at most {self._max_bytes} are accepted")
+            raise MessageTooLargeError(f"the message has {size} bytes; at most {self._max_bytes} are accepted")
         end = HEAD_BYTES + size
         if len(buffer) < end:
             return None
@@ -360,10 +365,10 @@ class MessageReader:
         return raw
 
     def messages(self) -> Iterator[Any]:
-        """Remove and decode one message after the other, until the next one is incomplete.
+        """Remove, decode and yield the complete messages, one after the other.
 
         Raises:
-            BadValue: A message is too large or not exactly one value. A message that cannot be decoded is removed.
+            EncodingError: A message is too large or not exactly one value. A message that cannot be decoded is removed.
         """
         while (raw := self.take()) is not None:
             yield decode(raw)

@@ -190,7 +190,7 @@ async def test_who_accepts_nobody_is_given_up(inside: Inside) -> None:
 async def test_a_connection_that_is_broken_off_is_no_end(inside: Inside) -> None:
     async with serving(inside.link) as server:
         tunnel = await say(inside.link, server.port, b"break")
-        with pytest.raises(ConflictError, match="broke"):
+        with pytest.raises(ConflictError, match="reset"):
             await rest(tunnel)
 
 

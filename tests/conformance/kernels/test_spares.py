@@ -37,7 +37,7 @@ async def remove(inside: Inside, context: str) -> None:
     """Remove a context and wait until its kernel is gone, which would look like a spare while it ends."""
     pid = await pid_of(inside, context)
     await inside.link.kernels.remove(context)
-    while pid and (await inside.sh(f"test ! -d /proc/{pid} || echo there")).strip():
+    while pid and (await inside.sh(f"test ! -d /proc/{pid} || echo there")).strip():  # noqa: ASYNC110 - only polling shows that a process ended
         await asyncio.sleep(0.02)
 
 

@@ -16,7 +16,7 @@ from sandlot.protocol.connection import GENERATION, HOST, Connection
 
 
 class Link:
-    """A guest's wire that was greeted and woken, and the host's end of it."""
+    """The guest's end of the link after the handshake and the first wake, and the host's end."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -37,7 +37,7 @@ class Link:
             self.opened.append(event.stream)
 
     def exchange(self) -> None:
-        """All that either has to say."""
+        """Exchange frames until neither end has more."""
         for _ in range(4):
             while (frame := self.host.next_frame()) is not None:
                 os.write(self._to, frame)
@@ -69,8 +69,8 @@ def link() -> Generator[Link]:
     made.close()
 
 
-def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) -> None:
-    """A life that was saved while its output was full may have lost what would tell it of room."""
+def test_writing_continues_after_a_handshake_if_the_epoll_entry_was_lost(link: Link) -> None:
+    """A sandbox that was saved while the link was full may have lost the epoll entry that reports room."""
     (stream,) = link.opened
     out = link.connection._fd_out  # noqa: SLF001 - the pipe
     filled = os.write(out, bytes(1 << 20))
@@ -87,7 +87,7 @@ def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) ->
     assert link.host.is_ready
 
 
-def test_half_written_frame_is_dropped_when_another_host_greets(link: Link) -> None:
+def test_partly_written_frame_is_dropped_at_a_new_handshake(link: Link) -> None:
     (stream,) = link.opened
     out = link.connection._fd_out  # noqa: SLF001 - the pipe
     os.write(out, bytes(1 << 20))
@@ -107,7 +107,7 @@ def test_half_written_frame_is_dropped_when_another_host_greets(link: Link) -> N
     assert link.written() == handshake.welcome(b"m" * handshake.NONCE_BYTES, GENERATION, asleep=False)
 
 
-def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshake_is_completed_without_a_free_descriptor(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -118,7 +118,7 @@ def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, m
     assert link.host.is_ready
 
 
-def test_a_descriptor_that_was_closed_is_watched_no_more_and_takes_none_along(link: Link) -> None:
+def test_closed_descriptor_does_not_prevent_the_rearming_of_others(link: Link) -> None:
     theirs, ours = os.pipe()
     link.loop.watch(theirs, READ, lambda _: None)
     os.close(theirs)

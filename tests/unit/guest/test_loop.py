@@ -1,4 +1,4 @@
-"""The loop's time: what the sandbox has lived, not what the clock says."""
+"""The clock of the loop, which counts only the run time of the sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandlot.guest.loop import Loop
 
 
 class Clock:
-    """A clock that a test turns; sleeping in epoll is the only other thing that moves it."""
+    """A clock that the test and waits in epoll advance."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -19,7 +19,7 @@ class Clock:
 
 
 class Epoll:
-    """Waits by turning the clock, and by a leap where a test wants one."""
+    """An epoll whose waits advance the clock, by an additional jump if the test sets one."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -35,17 +35,17 @@ class Epoll:
 
 
 class Machine:
-    """A loop on a clock of its own."""
+    """A loop with a fake clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.loop = Loop()
         self.epoll = Epoll(self.clock)
         self.loop._epoll = self.epoll  # type: ignore[assignment]  # noqa: SLF001 - what the loop waits on
-        self.rung: list[float] = []
+        self.fired_s: list[float] = []
 
     def after(self, delay_s: float) -> None:
-        self.loop.call_later(delay_s, lambda: self.rung.append(self.clock.now_s))
+        self.loop.call_later(delay_s, lambda: self.fired_s.append(self.clock.now_s))
 
 
 @pytest.fixture
@@ -55,36 +55,36 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
+def test_time_stands_still_while_the_clock_is_held(machine: Machine) -> None:
     machine.after(60)
     machine.clock.now_s += 10
     machine.loop.hold_clock()
-    machine.clock.now_s += 3600  # a checkpoint, and what was restored from it an hour later
+    machine.clock.now_s += 3600  # a restore one hour after the checkpoint
     machine.loop.turn()
-    assert machine.rung == []
+    assert machine.fired_s == []
     machine.loop.release_clock()
     assert machine.loop.time() == 1010.0
     machine.loop.turn()
-    assert machine.rung == [machine.clock.now_s]
+    assert machine.fired_s == [machine.clock.now_s]
     assert machine.epoll.asked[-1] == 50.0
 
 
-def test_a_held_loop_is_released_in_the_end_lest_a_deadline_is_missed(machine: Machine) -> None:
+def test_held_clock_is_released_after_the_maximum_time(machine: Machine) -> None:
     machine.after(60)
     machine.loop.hold_clock()
-    machine.epoll.leap_s = 7200.0  # of which it lived none
+    machine.epoll.leap_s = 7200.0  # the sandbox was frozen for two hours
     for _ in range(int(module.MAX_HOLD_S / module.HOLD_TICK_S)):
-        assert machine.rung == []
+        assert machine.fired_s == []
         machine.loop.turn()
     machine.loop.turn()
-    assert machine.rung == [machine.clock.now_s]
+    assert machine.fired_s == [machine.clock.now_s]
     assert machine.clock.now_s == 1000 + 7200 + module.MAX_HOLD_S + 60
 
 
-def test_who_was_frozen_in_the_middle_of_a_wait_waits_anew(machine: Machine) -> None:
+def test_timer_does_not_count_the_time_of_a_freeze(machine: Machine) -> None:
     machine.after(60)
     machine.epoll.leap_s = 3600.0
     machine.loop.turn()
-    assert machine.rung == []
+    assert machine.fired_s == []
     machine.loop.turn()
-    assert machine.rung == [1000.0 + 3660 + 60]
+    assert machine.fired_s == [1000.0 + 3660 + 60]

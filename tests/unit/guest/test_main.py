@@ -36,7 +36,7 @@ main.main()
 
 @cache
 def started() -> bytes:
-    """Return all that PID 1 writes to its standard output: the link."""
+    """Return the bytes that PID 1 writes to its standard output, which is the link."""
     argv = ["unshare", "--pid", "--fork", "--kill-child=KILL", sys.executable, "-c", STARTED]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""Output by offset: what is kept, what is told lost, and when a process is made to wait."""
+"""Output addressed by offset: kept bytes, reports of lost bytes, and backpressure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandlot.guest.output import Buffer, OutputLog
 
 
 class Sink:
-    """A stream that takes ``budget`` bytes and then no more until it is given some."""
+    """A stream that accepts ``budget`` bytes."""
 
     def __init__(self, budget: int = 1 << 60) -> None:
         self.budget = budget
@@ -30,7 +30,7 @@ class Sink:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300_000), max_size=30), st.integers(1, 1_000_000))
-def test_a_buffer_keeps_the_last_bytes_under_their_offsets(pieces: list[bytes], limit: int) -> None:
+def test_buffer_keeps_the_last_bytes_with_their_offsets(pieces: list[bytes], limit: int) -> None:
     buffer = Buffer(limit)
     for piece in pieces:
         buffer.append(piece)
@@ -44,7 +44,7 @@ def test_a_buffer_keeps_the_last_bytes_under_their_offsets(pieces: list[bytes], 
 
 
 @given(st.lists(st.binary(min_size=1, max_size=100_000), max_size=20), st.integers(0, 2_000_000))
-def test_a_reader_that_comes_back_gets_the_rest_and_is_told_what_is_gone(pieces: list[bytes], offset: int) -> None:
+def test_reader_that_attaches_again_gets_the_rest_and_the_number_of_lost_bytes(pieces: list[bytes], offset: int) -> None:
     outputs = OutputLog((1, 2))
     for piece in pieces:
         outputs.buffers[1].append(piece)
@@ -61,7 +61,7 @@ def test_a_reader_that_comes_back_gets_the_rest_and_is_told_what_is_gone(pieces:
     assert lost == max(0, outputs.buffers[1].start - offset)
 
 
-def test_nothing_is_dropped_under_a_slow_reader() -> None:
+def test_nothing_is_dropped_while_a_slow_reader_is_attached() -> None:
     outputs = OutputLog((1,))
     sink = Sink(budget=10)
     reader = outputs.attach(sink, {1: 0})

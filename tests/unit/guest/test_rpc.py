@@ -1,4 +1,4 @@
-"""The guest's dispatcher against a real connection: checked arguments, remembered ids, streams that come and go."""
+"""The call server of the guest on a real connection: validation, repeated ids, and streams that end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.guest import JoinedLink
 
 
 class Pair(JoinedLink):
-    """A guest with three calls; what it does is ``done``, ``waiting`` or refused."""
+    """A guest with three scripted handlers, and its host. ``done`` and ``waiting`` record the calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ def pair() -> Pair:
     return Pair()
 
 
-def answer(told: list[events.Event]) -> object:
-    """The result of the one call that was answered, or the code that it was refused with."""
-    answers = [event.message["result"] for event in told if isinstance(event, events.Received)]
-    answers += [event.reason["code"] for event in told if isinstance(event, events.WasReset)]
-    assert len(answers) == 1, told
+def answer(received: list[events.Event]) -> object:
+    """Return the result of the only response, or its error code."""
+    answers = [event.message["result"] for event in received if isinstance(event, events.Received)]
+    answers += [event.reason["code"] for event in received if isinstance(event, events.WasReset)]
+    assert len(answers) == 1, received
     return answers[0]
 
 
@@ -49,7 +49,7 @@ def answer(told: list[events.Event]) -> object:
     "name,args,id_,code",
     [
         ("no.such.call", {}, None, "unsupported"),
-        ("guest.info", {}, None, "unsupported"),  # of the schema, but nobody here does it
+        ("guest.info", {}, None, "unsupported"),  # in the schema, but without a handler here
         ("guest.deadline", {"deadline_s": "soon"}, None, "invalid_request"),
         ("guest.deadline", {"else": 1}, None, "invalid_request"),
         ("guest.deadline", [], None, "invalid_request"),
@@ -60,13 +60,13 @@ def answer(told: list[events.Event]) -> object:
         ("file.stat", {"path": "/defect", "user": "user", "follow": True}, None, "internal"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_the_next_call_works(pair: Pair, name: object, args: object, id_: object, code: str) -> None:
+def test_invalid_call_is_refused_and_the_next_call_works(pair: Pair, name: object, args: object, id_: object, code: str) -> None:
     assert answer(pair.ask(name, args, id_)[1]) == code
     assert not pair.done
     assert answer(pair.ask("guest.deadline", {})[1]) == {}
 
 
-def test_the_same_id_is_done_once(pair: Pair) -> None:
+def test_call_is_executed_once_per_id(pair: Pair) -> None:
     id_ = os.urandom(16)
     for _ in range(3):
         assert answer(pair.ask("guest.deadline", {}, id_)[1]) == {}
@@ -78,7 +78,7 @@ def test_the_same_id_is_done_once(pair: Pair) -> None:
     assert len(pair.done) == 2
 
 
-def test_the_memory_is_bounded(pair: Pair) -> None:
+def test_number_of_kept_outcomes_is_limited(pair: Pair) -> None:
     first = os.urandom(16)
     pair.ask("guest.deadline", {}, first)
     for _ in range(MAX_OUTCOMES):
@@ -87,32 +87,32 @@ def test_the_memory_is_bounded(pair: Pair) -> None:
     assert len(pair.done) == MAX_OUTCOMES + 2, "the oldest was forgotten"
 
 
-def test_a_call_under_way_answers_on_the_stream_that_asked_last(pair: Pair) -> None:
+def test_call_in_progress_responds_on_the_last_stream(pair: Pair) -> None:
     id_ = os.urandom(16)
     args = {"process": "x", "signal": 9}
     pair.ask("process.signal", args, id_)
     pair.greet()
     assert not pair.waiting[0].stream.is_open
-    stream, told = pair.ask("process.signal", args, id_)
-    assert not told
+    stream, received = pair.ask("process.signal", args, id_)
+    assert not received
     assert len(pair.waiting) == 1, "it was not begun again"
     pair.waiting[0].result(running=True)
-    told = pair.move()
-    assert answer(told) == {"running": True}
-    assert {event.stream for event in told if isinstance(event, events.StreamEvent)} == {stream}
+    received = pair.move()
+    assert answer(received) == {"running": True}
+    assert {event.stream for event in received if isinstance(event, events.StreamEvent)} == {stream}
 
 
-def test_an_answer_to_a_dead_connection_reaches_nobody(pair: Pair) -> None:
+def test_response_of_an_earlier_connection_is_dropped(pair: Pair) -> None:
     pair.ask("process.signal", {"process": "x", "signal": 9})
     pair.greet()
-    pair.ask("process.signal", {"process": "y", "signal": 9})  # the stream has the number that the dead one had
+    pair.ask("process.signal", {"process": "y", "signal": 9})  # the stream has the id of the earlier one
     pair.waiting[0].result(running=False)
     assert not pair.move()
     pair.waiting[1].result(running=True)
     assert answer(pair.move()) == {"running": True}
 
 
-def test_a_cancelled_call_is_told_so_once(pair: Pair) -> None:
+def test_cancellation_is_reported_to_the_call_once(pair: Pair) -> None:
     gone: list[str] = []
     stream, _ = pair.ask("process.signal", {"process": "x", "signal": 9})
     pair.waiting[0].on_gone = lambda: gone.append("gone")
@@ -123,14 +123,14 @@ def test_a_cancelled_call_is_told_so_once(pair: Pair) -> None:
     assert len(pair.router) == 0
 
 
-def test_what_was_done_and_dropped_is_refused_not_done_again(pair: Pair) -> None:
+def test_forgotten_call_is_refused_and_not_executed_again(pair: Pair) -> None:
     id_ = os.urandom(16)
     pair.rpc.forget_result(id_.hex(), "guest.deadline")
     assert answer(pair.ask("guest.deadline", {}, id_)[1]) == "process_not_found"
     assert not pair.done
 
 
-def test_what_starts_something_waits_while_it_is_held_and_nothing_else_does() -> None:
+def test_only_starts_wait_until_they_are_released() -> None:
     pair = Pair()
     begun: list[Call] = []
 
@@ -142,26 +142,26 @@ def test_what_starts_something_waits_while_it_is_held_and_nothing_else_does() ->
     start: dict[str, Any] = {"argv": ["true"], "env": {}, "cwd": None, "user": "user", "stdin": False, "timeout_s": None, "attach": False}
     pair.rpc.hold_starts()
     pair.rpc.hold_starts()
-    stream, told = pair.ask("process.start", start)
+    stream, received = pair.ask("process.start", start)
     given_up, _ = pair.ask("process.start", start)
     context: dict[str, Any] = {"kernel": "a", "language": "python", "cwd": None, "env": {}}
     lost, _ = pair.ask("kernel.create", context, b"k" * 16)
-    assert (begun, told) == ([], [])
-    _, told = pair.ask("guest.deadline", {"deadline_s": None})
+    assert (begun, received) == ([], [])
+    _, received = pair.ask("guest.deadline", {"deadline_s": None})
     assert len(pair.done) == 1
     for each in (given_up, lost):
         pair.host.reset(each, "conflict", "Nobody waits.")
     pair.move()
     pair.rpc.release_starts()
-    told = pair.move()
+    received = pair.move()
     assert [call.stream.id for call in begun] == [stream]
-    assert any(isinstance(event, events.Received) and event.stream == stream for event in told)
+    assert any(isinstance(event, events.Received) and event.stream == stream for event in received)
     pair.ask("kernel.create", context, b"k" * 16)
     assert len(begun) == 2, "asked again it is done"
     pair.rpc.release_starts()
 
 
-def test_outcome_of_a_call_that_is_answered_later_is_sent_again(pair: Pair) -> None:
+def test_outcome_of_a_delayed_response_is_sent_again(pair: Pair) -> None:
     id_ = os.urandom(16)
     pair.ask("process.signal", {"process": "x", "signal": 9}, id_)
     pair.waiting[0].result(running=True)

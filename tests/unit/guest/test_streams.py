@@ -1,4 +1,4 @@
-"""Streams of the guest against a real connection of the host: routing, and ends."""
+"""Streams of the guest on a real connection: routing and ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recorder:
 
 
 def opened(link: JoinedLink) -> tuple[Stream, Recorder, int]:
-    """Open a stream of the guest; return it, its handler, and its id for the host."""
+    """Open a stream of the guest. Return the stream, its handler and its id."""
     recorder = Recorder()
     stream = link.router.open({"service": "s", "args": {}}, recorder)
     (event,) = link.move()
@@ -49,7 +49,7 @@ def test_events_reach_the_handler_of_their_stream_only() -> None:
     assert (first.seen, second.seen) == ([b"one"], [b"two"])
 
 
-def test_stream_that_both_sides_ended_is_over_and_is_not_gone() -> None:
+def test_stream_that_both_sides_ended_is_not_reported_as_gone() -> None:
     link = JoinedLink()
     stream, recorder, id_ = opened(link)
     stream.end()
@@ -73,7 +73,7 @@ def test_reset_by_the_host_is_the_last_event() -> None:
     assert stream.room() == 0
 
 
-def test_stream_of_an_earlier_connection_does_not_reach_its_successor_with_the_same_id() -> None:
+def test_stream_of_an_earlier_connection_does_not_reach_a_new_stream_with_its_id() -> None:
     link = JoinedLink()
     old, recorder, old_id = opened(link)
     link.greet()
@@ -88,7 +88,7 @@ def test_stream_of_an_earlier_connection_does_not_reach_its_successor_with_the_s
     assert new.seen == []
 
 
-def test_asleep_guest_opens_no_stream() -> None:
+def test_guest_opens_no_stream_before_it_is_awake() -> None:
     link = JoinedLink()
     link.protocol.asleep = True
 

@@ -1,4 +1,4 @@
-"""Programs that run when a sandbox begins another life: in order, as whom they belong to, each for a while, all before what waits."""
+"""Wake scripts: order, users, timeout, log, and calls that wait for them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Machine:
             self.children.reap()
 
     def live(self) -> str:
-        """Run the scripts; return their log."""
+        """Run the scripts, and return their log."""
         self.held.clear()
         self.scripts.start()
         self.turn(lambda: self.held == [] or not self.held[-1])
@@ -71,7 +71,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     folder.mkdir()
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_mode & 0o055 != 0o055:
-            parent.chmod(0o755)  # scripts of uid 1000 are below pytest's folders
+            parent.chmod(0o755)  # so that uid 1000 reaches its scripts in pytest's folders
     monkeypatch.setattr(module, "LOG", str(tmp_path / "log/wake.log"))
     monkeypatch.setattr(module, "find_scripts", lambda: find_scripts(str(folder)))
     return Machine(folder, monkeypatch)
@@ -81,7 +81,7 @@ def test_folder_and_log_have_the_names_that_images_use() -> None:
     assert (module.FOLDER, module.LOG) == ("/etc/sandlot/wake.d", "/var/log/sandlot-wake.log")
 
 
-def test_where_there_are_none_nothing_waits(machine: Machine) -> None:
+def test_nothing_waits_without_wake_scripts(machine: Machine) -> None:
     machine.put("text", "exit", mode=0o644)
     (machine.folder / "folder").mkdir()
     (machine.folder / "dangling").symlink_to("nowhere")
@@ -90,7 +90,7 @@ def test_where_there_are_none_nothing_waits(machine: Machine) -> None:
     assert find_scripts(str(machine.folder / "none")) == []
 
 
-def test_they_run_in_the_order_of_their_names_each_as_whom_it_belongs_to(machine: Machine) -> None:
+def test_scripts_run_in_the_order_of_their_names_as_their_owners(machine: Machine) -> None:
     machine.put("20-user", "id -u; echo $SANDLOT_ENTROPY", owner=1000)
     machine.put("10-root", "id -u; echo $SANDLOT_ENTROPY $SANDLOT_SANDBOX_ID $OWN >&2")
     machine.put("30-anybodys", "id -u; exit 3", mode=0o777)
@@ -102,7 +102,7 @@ def test_they_run_in_the_order_of_their_names_each_as_whom_it_belongs_to(machine
     assert machine.held == [True, False]
 
 
-def test_one_that_does_not_end_is_killed_with_what_it_started_and_the_next_one_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_that_does_not_end_is_killed_and_the_next_one_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
     mark = f"30{os.getpid()}"
     machine.put("1", f"sleep {mark} & sleep {mark}")
@@ -113,16 +113,16 @@ def test_one_that_does_not_end_is_killed_with_what_it_started_and_the_next_one_r
     assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(each)]
 
 
-def test_what_cannot_be_started_is_told_and_passed_over(machine: Machine) -> None:
+def test_script_that_cannot_be_started_is_logged_and_skipped(machine: Machine) -> None:
     (machine.folder / "1").write_text("#!/no/such/interpreter\n")
     (machine.folder / "1").chmod(0o755)
     machine.put("2", "echo next")
     log = machine.live()
-    assert "[There is no program" in log
+    assert "[The sandbox has no program" in log
     assert log.endswith("next\n")
 
 
-def test_much_is_said_and_a_part_of_it_kept(machine: Machine) -> None:
+def test_size_of_the_log_is_limited(machine: Machine) -> None:
     machine.put("1", "head -c 10000000 /dev/zero | tr '\\0' x")
     machine.put("2", "true")
     assert len(machine.live()) == MAX_LOG_BYTES
@@ -130,7 +130,7 @@ def test_much_is_said_and_a_part_of_it_kept(machine: Machine) -> None:
     assert len(machine.live()) < 1000, "of the last life alone"
 
 
-def test_a_link_in_the_place_of_the_log_is_not_followed(machine: Machine, tmp_path: Path) -> None:
+def test_link_at_the_path_of_the_log_is_not_followed(machine: Machine, tmp_path: Path) -> None:
     log = Path(module.LOG)
     log.parent.mkdir()
     (tmp_path / "target").write_text("kept")
@@ -140,7 +140,7 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(machine: Machine, tmp_pa
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_another_life_in_the_middle_begins_them_anew(machine: Machine) -> None:
+def test_second_wake_starts_the_scripts_again(machine: Machine) -> None:
     machine.put("1", "echo begun; sleep 0.2")
     machine.scripts.start()
     first = machine.scripts._running  # noqa: SLF001 - the script that is replaced

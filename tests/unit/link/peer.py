@@ -1,4 +1,4 @@
-"""A guest in the test's own process: the real protocol on the far end of two real pipes, doing what a test tells it."""
+"""A scripted guest in the test process: the real protocol on the other end of two real pipes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ENTRY = {"name": "f", "path": "/f", "kind": "file", "size": 3, "mode": 0o644, "u
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    """Give everyone else their turns until something is so."""
+    """Run other tasks until a condition holds."""
     while not is_so():  # noqa: ASYNC110 - there is no event for what a test looks at
         await asyncio.sleep(0)
 
 
 def descriptors() -> set[str]:
-    """The open ones of this process."""
+    """Return the open descriptors of this process."""
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 class Pipes:
-    """A ByteStream over two pipe ends, and a peer's end the same."""
+    """A ByteStream over the ends of two pipes."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
@@ -140,10 +140,10 @@ Handler = Callable[[PeerCall], Awaitable[None]]
 
 
 class Peer:
-    """The far end.
+    """The scripted guest.
 
     Args:
-        handlers: call name -> what does it, in a task of its own.
+        handlers: Call name -> coroutine function that handles the call in a separate task.
     """
 
     def __init__(self, stream: Pipes, handlers: Mapping[str, Handler]) -> None:
@@ -158,7 +158,7 @@ class Peer:
         self.reads.set()
         self.unsent = b""
         self.errors: list[BaseException] = []
-        """What went wrong in a handler: the test's own mistake."""
+        """Exceptions of handlers, which are defects of the test."""
         self._by_stream: dict[int, PeerCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wants_write = asyncio.Event()
@@ -175,12 +175,12 @@ class Peer:
         self._wants_write.set()
 
     def raw(self, data: bytes) -> None:
-        """Any bytes, after what is queued."""
+        """Write raw bytes after the queued frames."""
         self.unsent += self.connection.next_batch(1 << 30) + data
         self.flush()
 
     def close(self) -> None:
-        """The guest dies."""
+        """End the guest: close its pipes."""
         for task in self._tasks:
             task.cancel()
         self.stream.is_closed = True
@@ -194,7 +194,7 @@ class Peer:
         return stream
 
     async def call(self, name: str) -> PeerCall:
-        """The latest call of that name, once it is there."""
+        """Wait for a call, and return the latest one of this name."""
         await until(lambda: any(call.name == name for call in self.calls))
         return [call for call in self.calls if call.name == name][-1]
 
@@ -275,7 +275,7 @@ class Peer:
 
 
 async def ended(call: PeerCall) -> None:
-    """A handler that says nothing."""
+    """A handler that responds with an empty result."""
     await call.over.wait()
 
 
@@ -285,7 +285,7 @@ async def stat(call: PeerCall) -> None:
 
 
 def pipes() -> tuple[Pipes, Pipes]:
-    """The host's end and the guest's."""
+    """Yield the host's end and the guest's end of the pipes."""
     to_guest, to_host = os.pipe(), os.pipe()
     return Pipes(to_host[0], to_guest[1]), Pipes(to_guest[0], to_host[1])
 
@@ -298,7 +298,7 @@ async def linked(
     asleep: bool = False,
     request_timeout_s: float = 60,
 ) -> AsyncIterator[tuple[Link, Peer]]:
-    """A link to a peer, greeted and awake; afterwards no task and no descriptor of it is left."""
+    """Yield a link that is awake, and its peer. Afterwards, check that no task and no descriptor is left."""
     before = descriptors()
     tasks = asyncio.all_tasks()
     host_end, guest_end = pipes()

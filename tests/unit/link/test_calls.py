@@ -1,4 +1,4 @@
-"""Processes and cells: output by offset, input, results, and a consumer that takes its time."""
+"""Calls about processes and cells: output by offset, input, results, and slow consumers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def collect(call: ProcessCall | CellCall) -> list[object]:
     return [item async for item in call]
 
 
-async def test_a_process_tells_its_pid_its_output_and_how_it_ended() -> None:
+async def test_process_reports_its_pid_output_and_result() -> None:
     async def start(call: PeerCall) -> None:
         call.started(42)
         call.put(1, b"out")
@@ -58,7 +58,7 @@ async def test_a_process_tells_its_pid_its_output_and_how_it_ended() -> None:
 
 
 @pytest.mark.parametrize("code", ["unauthenticated", "sandbox_not_found", "host_not_ready", "sandbox_ended", "service_unavailable", "no such code"])
-async def test_a_guest_does_not_speak_for_the_service(code: str) -> None:
+async def test_code_that_a_guest_may_not_send_becomes_internal(code: str) -> None:
     async def start(call: PeerCall) -> None:
         call.reset(code, "Because.")
 
@@ -68,7 +68,7 @@ async def test_a_guest_does_not_speak_for_the_service(code: str) -> None:
         assert raised.value.code == "internal"
 
 
-async def test_output_goes_on_where_the_reader_was_and_what_is_gone_is_told() -> None:
+async def test_attached_reader_gets_the_rest_and_gaps() -> None:
     async def attach(call: PeerCall) -> None:
         call.started()
         call.event("lost", channel=1, bytes=50)
@@ -86,7 +86,7 @@ async def test_output_goes_on_where_the_reader_was_and_what_is_gone_is_told() ->
         assert peer.calls[-1].id.hex() != ID, "attaching is a call of its own"
 
 
-async def test_a_process_that_does_not_read_holds_up_its_writer_only() -> None:
+async def test_process_that_does_not_read_stops_only_its_writer() -> None:
     async def start(call: PeerCall) -> None:
         call.consumes = False
         call.started()
@@ -111,7 +111,7 @@ async def _running(call: PeerCall) -> None:
     call.result(running=True)
 
 
-async def test_a_writer_learns_that_the_process_ended() -> None:
+async def test_write_after_the_end_of_the_process_fails() -> None:
     async def start(call: PeerCall) -> None:
         call.consumes = False
         call.started()
@@ -125,7 +125,7 @@ async def test_a_writer_learns_that_the_process_ended() -> None:
         assert (await process.result()).exit_code == 0
 
 
-async def test_many_megabytes_pass_in_bounded_memory_however_slow_the_consumer() -> None:
+async def test_memory_is_limited_with_a_slow_consumer() -> None:
     total = 6 * MIB
     block = bytes(range(256)) * 256
 
@@ -147,7 +147,7 @@ async def test_many_megabytes_pass_in_bounded_memory_however_slow_the_consumer()
                 at += len(item.data)
                 if at % 7 == 0:
                     await asyncio.sleep(0)
-            # Both ends are in this process: a window here, a queue there, a pipe's worth of frames between.
+            # Both ends are in this process: a window at one end, a queue at the other, and the frames in the pipe.
             assert tracemalloc.get_traced_memory()[1] < 4 * WINDOW_BYTES + MIB
         finally:
             tracemalloc.stop()
@@ -155,7 +155,7 @@ async def test_many_megabytes_pass_in_bounded_memory_however_slow_the_consumer()
         assert (await process.result()).exit_code == 0
 
 
-async def test_letting_go_resets_the_stream_and_the_rest_of_the_output_is_nobodys() -> None:
+async def test_closing_a_call_resets_its_stream() -> None:
     async def start(call: PeerCall) -> None:
         call.started()
         await call.data(1, b"x" * 4 * MIB)
@@ -175,7 +175,7 @@ async def test_letting_go_resets_the_stream_and_the_rest_of_the_output_is_nobody
         assert not link.closed
 
 
-async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() -> None:
+async def test_cancelled_wait_for_a_result_does_not_end_the_call() -> None:
     async def start(call: PeerCall) -> None:
         call.started()
         await call.ended.wait()
@@ -192,7 +192,7 @@ async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() ->
         assert (await patient).exit_code == 0
 
 
-async def test_waiting_takes_as_long_as_it_takes_and_can_be_given_up() -> None:
+async def test_wait_has_no_timeout_and_can_be_cancelled() -> None:
     async with linked({"process.wait": ended}, request_timeout_s=0.01) as (link, peer):
         waiting = asyncio.create_task(link.processes.wait(ID))
         call = await peer.call("process.wait")
@@ -203,7 +203,7 @@ async def test_waiting_takes_as_long_as_it_takes_and_can_be_given_up() -> None:
         assert call.reset_code == "cancelled"
 
 
-async def test_what_came_before_the_end_of_the_sandbox_is_still_given() -> None:
+async def test_output_before_the_end_of_the_sandbox_is_delivered() -> None:
     async def start(call: PeerCall) -> None:
         call.started()
         call.put(1, b"last words")
@@ -224,7 +224,7 @@ async def test_what_came_before_the_end_of_the_sandbox_is_still_given() -> None:
             await listing
 
 
-async def test_a_cell_shows_things_in_order_and_ends() -> None:
+async def test_cell_reports_its_events_in_order() -> None:
     async def execute(call: PeerCall) -> None:
         call.event("started", count=3)
         call.put(1, b"hello\n")
@@ -266,7 +266,7 @@ async def test_a_cell_shows_things_in_order_and_ends() -> None:
         }
 
 
-async def test_what_cannot_be_sent_is_refused_and_the_link_goes_on() -> None:
+async def test_request_that_cannot_be_encoded_is_refused_and_the_link_continues() -> None:
     async with linked({"process.signal": _running}) as (link, peer):
         with pytest.raises(LimitError, match="too large"):
             await link.kernels.execute("x" * (9 * MIB))

@@ -1,4 +1,4 @@
-"""Every call: what it sends fits the schema, what it gives back is the guest's answer."""
+"""All calls of a link: requests match the schema, and results are those of the guest."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_every_call_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_call_sends_its_arguments_and_gives_the_answer(name: str) -> None:
+async def test_call_sends_its_arguments_and_returns_the_result(name: str) -> None:
     make, answer, expected, args = CASES[name]
 
     async def serve(call: PeerCall) -> None:
@@ -122,7 +122,7 @@ async def test_a_call_sends_its_arguments_and_gives_the_answer(name: str) -> Non
         assert call.args == args
 
 
-async def test_all_that_is_sent_fits_the_schema() -> None:
+async def test_all_requests_match_the_schema() -> None:
     async def anything(call: PeerCall) -> None:
         call.reset("unsupported", "no")
 
@@ -145,7 +145,7 @@ async def test_all_that_is_sent_fits_the_schema() -> None:
             await _drain(cell.result())
         assert {call.name for call in peer.calls} == schema.CALLS.keys()
         for call in peer.calls:
-            assert schema.mismatch(schema.CALLS[call.name]["args"], call.args) == "", call.name
+            assert schema.validate_fields(schema.CALLS[call.name]["args"], call.args) == "", call.name
 
 
 async def _drain(made: Awaitable[Any]) -> None:
@@ -153,9 +153,9 @@ async def _drain(made: Awaitable[Any]) -> None:
         await made
 
 
-async def test_who_does_not_get_warm_in_time_is_given_up() -> None:
+async def test_warm_has_a_timeout() -> None:
     async def silent(_call: PeerCall) -> None:
-        """Takes longer."""
+        """Respond too late."""
 
     async with linked({"guest.warm": silent}) as (link, _):
         with pytest.raises(TimeoutExceededError, match=r"guest\.warm within 0\.05 s"):

@@ -1,4 +1,4 @@
-"""Files through the link: streamed, bounded, and dropped as a whole where they break."""
+"""Files over the link: streaming, limited memory, and incomplete transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.link.peer import ENTRY, PeerCall, ended, linked, until
 MIB = 1024 * 1024
 
 
-async def test_a_file_is_read_as_a_stream() -> None:
+async def test_file_is_read_as_a_stream() -> None:
     body = bytes(range(256)) * 4096 * 3
 
     async def read(call: PeerCall) -> None:
@@ -31,7 +31,7 @@ async def test_a_file_is_read_as_a_stream() -> None:
         assert peer.calls[-1].args == {"path": "/f", "user": "root", "offset": 5, "length": len(body)}
 
 
-async def test_a_reader_that_stops_early_stops_the_guest() -> None:
+async def test_reader_that_stops_early_resets_its_stream() -> None:
     async def read(call: PeerCall) -> None:
         call.event("stat", **ENTRY)
         await call.data(0, b"x" * 8 * MIB)
@@ -50,7 +50,7 @@ async def written(call: PeerCall) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4084, 128 * 1024, MIB])
-async def test_bytes_are_written(size: int) -> None:
+async def test_file_is_written(size: int) -> None:
     async with linked({"file.write": written}) as (link, peer):
         entry = await link.files.write("/f", b"x" * size, user=User.ROOT, mode=0o600, parents=False, append=True)
         assert entry.size == size
@@ -59,7 +59,7 @@ async def test_bytes_are_written(size: int) -> None:
         assert call.args == {"path": "/f", "user": "root", "mode": 0o600, "parents": False, "append": True}
 
 
-async def test_many_megabytes_go_up_in_bounded_memory() -> None:
+async def test_memory_of_an_upload_is_limited() -> None:
     block = bytes(65536)
     count = 4 * MIB // len(block)
     made = 0
@@ -74,7 +74,7 @@ async def test_many_megabytes_go_up_in_bounded_memory() -> None:
         size = 0
         while not call.ended.is_set() or call.input:
             size += len(call.input)
-            # Never far ahead of what was taken: a queue, a pipe, a window.
+            # The unread bytes are at most those of a queue, a pipe and a window.
             assert made * len(block) - size < MIB
             call.input.clear()
             await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_many_megabytes_go_up_in_bounded_memory() -> None:
             tracemalloc.stop()
 
 
-async def test_an_error_of_the_guest_ends_the_sending() -> None:
+async def test_error_of_the_guest_ends_the_upload() -> None:
     asked = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -109,7 +109,7 @@ async def test_an_error_of_the_guest_ends_the_sending() -> None:
 
 
 @pytest.mark.parametrize("end", ["reset", "close"])
-async def test_a_body_that_never_comes_does_not_outlive_the_call(end: str) -> None:
+async def test_waiting_content_is_closed_with_the_call(end: str) -> None:
     closed = asyncio.Event()
 
     async def never() -> AsyncIterator[bytes]:
@@ -132,7 +132,7 @@ async def test_a_body_that_never_comes_does_not_outlive_the_call(end: str) -> No
         await closed.wait()
 
 
-async def test_a_body_that_breaks_is_dropped_by_the_guest() -> None:
+async def test_content_that_raises_resets_the_upload() -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"half"
         raise OSError("the client went away")
@@ -146,7 +146,7 @@ async def test_a_body_that_breaks_is_dropped_by_the_guest() -> None:
         assert not call.ended.is_set()
 
 
-async def test_a_cancelled_upload_is_dropped_by_the_guest() -> None:
+async def test_cancelled_upload_is_reset() -> None:
     async with linked({"file.write": ended}) as (link, peer):
         writing = asyncio.create_task(link.files.write("/f", b"x" * 3))
         call = await peer.call("file.write")

@@ -1,4 +1,4 @@
-"""Root inside can forge any byte of the link: its own sandbox ends, its callers are told, and nothing else happens."""
+"""Hostile guests: root inside can forge any byte of the link. Only this sandbox ends, and its callers get an error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
-async def test_a_guest_that_breaks_the_protocol_ends_its_link_and_every_call_on_it(raw: bytes) -> None:
+async def test_violation_ends_the_link_and_all_its_calls(raw: bytes) -> None:
     async def start(call: PeerCall) -> None:
         call.started()
         await call.ended.wait()
@@ -66,7 +66,7 @@ async def test_a_guest_that_breaks_the_protocol_ends_its_link_and_every_call_on_
             asyncio.create_task(link.files.write("/f", b"x" * MIB)),
         ]
         await peer.call("file.write")
-        peer.answers = False  # what it would have said politely is not said any more
+        peer.answers = False  # the peer sends no regular responses from now on
         peer.raw(raw)
         lost = await link.wait_closed()
         assert lost.reason is LinkClosedReason.VIOLATION
@@ -83,7 +83,7 @@ async def _collect(call: Any) -> list[Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("cut", [0, 1, 11, 12, 30])
-async def test_death_in_the_middle_of_a_frame(cut: int) -> None:
+async def test_end_of_the_guest_within_a_frame_ends_the_link(cut: int) -> None:
     async def stat(call: PeerCall) -> None:
         call.peer.answers = False
         call.peer.raw(frame(frames.MESSAGE, call.stream, values.encode({"result": ENTRY}))[:cut])
@@ -111,7 +111,7 @@ MAKE: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any]]] = {
 
 
 def spoiled() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each answer with each field missing, of every wrong kind, and with one too many."""
+    """Yield each result with a field missing, with a field of every wrong type, and with an additional field."""
     for name, (_, answer) in MAKE.items():
         yield name, {**answer, "unknown": 1}
         for field, value in answer.items():
@@ -125,8 +125,8 @@ def spoiled() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "process.list", {"processes": [PROCESS] * 1025}
 
 
-async def test_an_answer_that_does_not_fit_is_a_violation_or_within_every_bound() -> None:
-    """Some wrong values are possible ones (an empty name, a target where there was none); those must come out as they are."""
+async def test_response_is_within_all_limits_or_a_violation() -> None:
+    """Some changed values are valid, such as an empty name. They must be returned unchanged."""
     violations = 0
     for name, answer in spoiled():
 
@@ -141,7 +141,7 @@ async def test_an_answer_that_does_not_fit_is_a_violation_or_within_every_bound(
                 violations += 1
             else:
                 assert not link.closed
-                assert schema.mismatch(schema.CALLS[name]["result"], answer) == "", f"{name} took {answer}"
+                assert schema.validate_fields(schema.CALLS[name]["result"], answer) == "", f"{name} took {answer}"
                 assert len(repr(given)) < 5000
     assert violations > 300
 
@@ -168,7 +168,7 @@ BAD_ENDS: list[Any] = [
 
 @pytest.mark.parametrize("result", BAD_ENDS, ids=range(len(BAD_ENDS)))
 @pytest.mark.parametrize("attach", [True, False])
-async def test_a_process_that_ended_impossibly_is_a_violation(result: object, *, attach: bool) -> None:
+async def test_impossible_result_of_a_process_is_a_violation(result: object, *, attach: bool) -> None:
     async def serve(call: PeerCall) -> None:
         call.started(9)
         call.say({"result": result})
@@ -243,7 +243,7 @@ MISDEEDS: dict[str, tuple[str, Misdeed]] = {
 
 
 @pytest.mark.parametrize("kind, misdeed", MISDEEDS.values(), ids=MISDEEDS.keys())
-async def test_a_stream_that_goes_wrong_is_a_violation(kind: str, misdeed: Misdeed) -> None:
+async def test_invalid_stream_is_a_violation(kind: str, misdeed: Misdeed) -> None:
     async def serve(call: PeerCall) -> None:
         misdeed(call)
 
@@ -276,7 +276,7 @@ async def _ask(link: Link, kind: str) -> None:
 # -- floods -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_other_sandboxes() -> None:
+async def test_flood_of_ignored_frames_takes_no_memory_and_does_not_block_others() -> None:
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1)) * 500
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.files.stat("/f")
@@ -303,12 +303,12 @@ async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_o
         assert not hostile.closed
 
 
-async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
-    """The flood comes from a process of its own, so that there is always more to read."""
+async def test_pipe_that_is_never_empty_does_not_block_the_loop() -> None:
+    """A separate process sends the flood, so that there is always more to read."""
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.files.stat("/f")
-        # Opened anew, so that the flooder may block where the peer must not: O_NONBLOCK belongs to the open file, open(2).
+        # Open the pipe again, so that the flooder may block and the peer not: O_NONBLOCK belongs to the open file (open(2)).
         pipe = os.open(f"/proc/self/fd/{flooder.stream.write_fd}", os.O_WRONLY)
         program = f"import os\npast = bytes.fromhex({past.hex()!r})\nwhile True: os.write(1, past); os.write(2, b'.')"
         flood = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=pipe, stderr=asyncio.subprocess.PIPE)
@@ -328,7 +328,7 @@ async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
             await flood.communicate()
 
 
-async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory() -> None:
+async def test_memory_of_unread_small_frames_is_limited() -> None:
     streams = 2
 
     async def start(call: PeerCall) -> None:
@@ -352,7 +352,7 @@ async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory
         assert [await anext(first) for _ in range(2)] == [Output(1, 0, b"x"), Output(2, 0, b"x")]
 
 
-async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
+async def test_guest_that_never_reads_blocks_only_its_own_callers() -> None:
     async with linked({}) as (deaf, peer), linked({"file.stat": stat}) as (honest, _):
         peer.reads.clear()
         asking = [asyncio.create_task(deaf.kernels.execute("#" * MIB)) for _ in range(10)]
@@ -367,8 +367,8 @@ async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
 
 
 @pytest.mark.parametrize("at", range(0, 200, 13))
-async def test_whatever_byte_is_changed_no_call_hangs_and_no_other_error_comes(at: int) -> None:
-    """One byte of true traffic is changed; the call ends with an answer, a model error, or the link."""
+async def test_changed_byte_neither_hangs_a_call_nor_raises_another_error(at: int) -> None:
+    """One byte of valid traffic is changed. The call ends with a result, with a model error, or with the link."""
     for change in (0x00, 0xFF, 0xA5):
 
         async def serve(call: PeerCall, change: int = change) -> None:

@@ -1,4 +1,4 @@
-"""What a guest says, checked word by word."""
+"""Parsing the values of a guest."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ PARSERS = [
 ]
 
 
-@settings(max_examples=40)  # tests/fuzz gives all parsers many more, out of true traffic
+@settings(max_examples=40)  # tests/fuzz runs all parsers on more inputs, derived from real traffic
 @given(WORDS, st.sampled_from(PARSERS))
-def test_any_words_are_a_value_or_a_violation(words: object, parser: Any) -> None:  # noqa: ANN401 - one of many
+def test_any_message_is_a_value_or_a_violation(words: object, parser: Any) -> None:  # noqa: ANN401 - one of many
     try:
         parser(words)
     except ProtocolError:
         return
 
 
-def test_an_entry_at_its_bounds() -> None:
+def test_entry_at_its_limits_is_accepted() -> None:
     largest = {
         "name": "n" * 255,
         "path": "/" + "p" * 4094,
@@ -77,7 +77,7 @@ def test_an_entry_at_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("mime", ["text/plain", "image/svg+xml", "application/vnd.plotly.v1+json", "text/html; charset=utf-8", "a/b"])
-def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
+def test_display_maps_mime_types_to_text_or_bytes(mime: str) -> None:
     for content in ("x", b"x", "", b""):
         assert parse.display({"data": {mime: content}, "main": True}) == Display({mime: content}, main=True)
 
@@ -85,26 +85,26 @@ def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
 @pytest.mark.parametrize(
     "mime", ["", "text", "text/", "/plain", "text/plain\n", "text/<b>", "te xt/plain", "x" * 128 + "/y", "text/pl\0ain", "text/plain\r\nX: y"]
 )
-def test_a_key_of_a_display_that_is_no_mime_type_is_refused(mime: str) -> None:
+def test_display_with_an_invalid_mime_type_is_refused(mime: str) -> None:
     with pytest.raises(ProtocolError):
         parse.display({"data": {mime: "x"}, "main": True})
 
 
-def test_every_code_of_a_guest_is_the_models() -> None:
+def test_every_code_of_a_guest_is_a_model_code() -> None:
     assert set(schema.RESET_CODES) <= {code.value for code in ErrorCode}
     for code in CODES:
         error = parse.reset_error({"code": code.value, "message": "m"})
         assert error.code == (code if code.value in schema.RESET_CODES else ErrorCode.INTERNAL)
 
 
-def test_an_error_is_bounded_whatever_it_says() -> None:
+def test_size_of_an_error_is_limited() -> None:
     error = parse.reset_error({"code": "conflict", "message": "m" * 100_000, "hint": "h" * 100_000})
     assert len(error.message) == schema.LIMITS["text"]
     assert len(error.hint) <= 1024
     assert parse.reset_error({"code": "conflict", "message": "m", "hint": b"h"}).hint == ""
 
 
-def test_the_fields_of_an_error_are_never_a_guests() -> None:
-    """One of them becomes a header of the answer, another one names the request."""
+def test_fields_of_an_error_are_not_taken_from_the_guest() -> None:
+    """Some fields become headers of the response."""
     forged = {"retry_after_s": "1\r\nSet-Cookie: a=b", "request_id": "forged", "sandbox": "another"}
     assert not parse.reset_error({"code": "busy", "message": "m", **forged}).fields

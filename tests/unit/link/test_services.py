@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
-    """Says everything back, after its arguments."""
+    """A service that sends back its arguments and all input."""
     await stream.send({"args": dict(args)})
     async for item in stream:
         if isinstance(item, bytes):
@@ -30,7 +30,7 @@ async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
 
 
 async def collected(peer: Peer, stream: int) -> list[object]:
-    """What the guest gets, until the end."""
+    """Return the bytes and messages that the guest receives until the end."""
     found: list[object] = []
     while True:
         event = await peer.services[stream].get()
@@ -47,7 +47,7 @@ async def collected(peer: Peer, stream: int) -> list[object]:
         peer.flush()
 
 
-async def test_an_unknown_service_is_refused_and_the_link_goes_on() -> None:
+async def test_unknown_service_is_refused_and_the_link_continues() -> None:
     async with linked(services={"echo": echo}) as (link, peer):
         streams = [peer.open_service({"service": "none", "args": {}}) for _ in range(20)]
         for stream in streams:
@@ -69,13 +69,13 @@ async def test_an_unknown_service_is_refused_and_the_link_goes_on() -> None:
     ],
     ids=str,
 )
-async def test_a_stream_that_asks_for_no_service_is_a_violation(head: object) -> None:
+async def test_stream_without_a_service_is_a_violation(head: object) -> None:
     async with linked(services={"echo": echo}) as (link, peer):
         peer.open_service(head)
         assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
 
 
-async def test_a_service_that_fails_resets_its_stream_only() -> None:
+async def test_failed_service_resets_only_its_stream() -> None:
     async def refuses(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
         raise NotFoundError("No such package.", code=ErrorCode.NOT_FOUND)
 
@@ -90,7 +90,7 @@ async def test_a_service_that_fails_resets_its_stream_only() -> None:
         assert peer.connection.streams == 0
 
 
-async def test_a_service_that_does_not_read_holds_a_window_at_most() -> None:
+async def test_service_that_does_not_read_buffers_at_most_a_window() -> None:
     held = []
 
     async def waits(stream: GuestStream, _args: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ async def test_a_service_that_does_not_read_holds_a_window_at_most() -> None:
         assert size() <= WINDOW_BYTES + 65536
 
 
-async def test_a_guest_that_gives_up_ends_the_service() -> None:
+async def test_reset_of_the_guest_cancels_the_service() -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     begun = asyncio.Event()
 
@@ -131,7 +131,7 @@ async def test_a_guest_that_gives_up_ends_the_service() -> None:
         assert await outcome == "cancelled"
 
 
-async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
+async def test_number_of_services_is_limited_if_a_guest_opens_and_resets() -> None:
     running = most = refused = 0
     may_end = asyncio.Event()
 
@@ -144,7 +144,7 @@ async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
             await asyncio.Event().wait()
         finally:
             async with asyncio.timeout(60):
-                await may_end.wait()  # as one that has to clean up does
+                await may_end.wait()  # like a service with a slow clean-up
             running -= 1
 
     async with linked(services={"stubborn": stubborn}) as (link, peer):
@@ -164,7 +164,7 @@ async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
         assert isinstance(await peer.services[stream].get(), events.Received)
 
 
-async def test_closing_the_link_ends_every_service() -> None:
+async def test_closing_the_link_ends_all_services() -> None:
     outcomes = []
 
     async def waits(stream: GuestStream, _args: Mapping[str, Any]) -> None:

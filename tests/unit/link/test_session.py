@@ -1,4 +1,4 @@
-"""The life of a link: greeting, waking, coming to rest, the end; and calls with one short answer."""
+"""The session of a link: handshake, wake, quiesce, end, and requests with one short response."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ async def wake(link: Link) -> str | None:
 
 
 def state(link: Link) -> str:
-    """In one word; a property that was looked at twice would stay what it was to the type checker."""
+    """Return the state as text. A property would not do, because the type checker assumes that its value is constant."""
     return "closed" if link.closed else "asleep" if link.asleep else "awake"
 
 
-async def test_a_guest_is_greeted_woken_and_asked() -> None:
+async def test_guest_is_woken_after_the_handshake() -> None:
     async def info(call: PeerCall) -> None:
         call.result(generation=1, identity="sb-test", uptime_s=1.5, processes=2, tasks=5, cpu_s=0.25, streams=1)
 
     async with linked({"guest.info": info}, asleep=True) as (link, peer):
         assert state(link) == "asleep"
         assert link.generation == 1
-        with pytest.raises(UnavailableError, match="asleep"):
+        with pytest.raises(UnavailableError, match="suspended"):
             await link.info()
         assert await wake(link) == "/usr/bin/python3"
         assert state(link) == "awake"
@@ -43,21 +43,21 @@ async def test_a_guest_is_greeted_woken_and_asked() -> None:
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
         limits = {"memory_bytes": None, "deadline_s": 9.5, "workspace": "/workspace"}
         assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, **limits}
-        told = await link.info()
-        assert (told.identity, told.uptime_s, told.processes, told.tasks, told.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
+        facts = await link.info()
+        assert (facts.identity, facts.uptime_s, facts.processes, facts.tasks, facts.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):
             await wake(link)
 
 
-async def test_a_guest_that_does_not_answer_the_greeting_is_given_up() -> None:
+async def test_handshake_has_a_timeout() -> None:
     host_end, guest_end = pipes()
-    with pytest.raises(TimeoutExceededError, match="did not answer"):
+    with pytest.raises(TimeoutExceededError, match="did not respond"):
         await Link.open(host_end, timeout_s=0.05)
     assert host_end.is_closed
     await guest_end.aclose()
 
 
-async def test_hello_is_said_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hello_is_repeated_until_the_guest_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandlot.link.session._HELLO_INTERVAL_S", 0.01)
     host_end, guest_end = pipes()
     greet = asyncio.create_task(Link.open(host_end))
@@ -75,7 +75,7 @@ async def test_hello_is_said_again_until_it_is_answered(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("last_words", [b"", b"\xa5", b"Traceback (most recent call last):\n"])
-async def test_a_guest_that_dies_during_the_greeting_is_told_as_ended(last_words: bytes) -> None:
+async def test_end_of_the_guest_during_the_handshake_is_reported(last_words: bytes) -> None:
     host_end, guest_end = pipes()
     greet = asyncio.create_task(Link.open(host_end))
     await guest_end.receive(65536)
@@ -86,7 +86,7 @@ async def test_a_guest_that_dies_during_the_greeting_is_told_as_ended(last_words
     assert host_end.is_closed
 
 
-async def test_a_guest_of_another_generation_is_a_violation() -> None:
+async def test_guest_of_another_generation_is_a_violation() -> None:
     host_end, guest_end = pipes()
     greet = asyncio.create_task(Link.open(host_end))
     hello = handshake.parse_hello((await guest_end.receive(65536))[frames.HEADER_BYTES :])
@@ -97,7 +97,7 @@ async def test_a_guest_of_another_generation_is_a_violation() -> None:
     await guest_end.aclose()
 
 
-async def test_a_cancelled_greeting_leaves_nothing_open() -> None:
+async def test_cancelled_handshake_leaves_nothing_open() -> None:
     host_end, guest_end = pipes()
     greet = asyncio.create_task(Link.open(host_end))
     await guest_end.receive(65536)
@@ -108,8 +108,8 @@ async def test_a_cancelled_greeting_leaves_nothing_open() -> None:
     await guest_end.aclose()
 
 
-async def test_a_second_service_takes_the_guest_over_from_a_dead_one() -> None:
-    """The first is gone in the middle of everything: a frame half written, a flood under way, a call in flight."""
+async def test_second_service_takes_over_the_guest_of_a_dead_service() -> None:
+    """The first service ends during a partly written frame, a flood of output and a call."""
     to_guest, to_host = os.pipe(), os.pipe()
 
     async def start(call: PeerCall) -> None:
@@ -122,7 +122,7 @@ async def test_a_second_service_takes_the_guest_over_from_a_dead_one() -> None:
     await first.processes.start(ProcessSpec(("yes",)))
     pending = asyncio.create_task(first.files.stat("/f"))
     await until(lambda: peer.unsent)
-    await first.aclose()  # to the guest the same as a kill: nothing is said
+    await first.aclose()  # for the guest the same as a kill: no frame is sent
     with pytest.raises(UnavailableError):
         await pending
     assert os.read(to_host[0], 1000), "what nobody read lies in the pipe"
@@ -136,7 +136,7 @@ async def test_a_second_service_takes_the_guest_over_from_a_dead_one() -> None:
     await peer.aclose()
 
 
-async def test_rest_resets_everything_and_only_waking_follows() -> None:
+async def test_quiesce_resets_all_streams_and_only_wake_is_served() -> None:
     async def start(call: PeerCall) -> None:
         call.started()
         await call.data(1, b"x" * 1_000_000)
@@ -147,10 +147,10 @@ async def test_rest_resets_everything_and_only_waking_follows() -> None:
         await peer.call("file.stat")
         await link.quiesce()
         for cut in (pending, process.result()):
-            with pytest.raises(ConflictError, match="was paused") as told:
+            with pytest.raises(ConflictError, match="was paused") as raised:
                 await cut
-            assert not told.value.retryable  # what was begun goes on
-            assert (told.value.code, told.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
+            assert not raised.value.retryable  # the effect of the call may last
+            assert (raised.value.code, raised.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
         assert link.asleep
         assert not link.closed
         assert peer.connection.asleep
@@ -161,19 +161,19 @@ async def test_rest_resets_everything_and_only_waking_follows() -> None:
             link.files.write("/f", b""),
             link.kernels.execute("1"),
         ):
-            with pytest.raises(UnavailableError, match="asleep"):
+            with pytest.raises(UnavailableError, match="suspended"):
                 await call
         await wake(link)
         await link.quiesce()
         await wake(link)
 
 
-async def test_a_guest_that_does_not_come_to_rest_ends_the_wait_and_takes_no_calls() -> None:
+async def test_quiesce_has_a_timeout_after_which_no_calls_are_made() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
         peer.quiesces = False
         pending = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")
-        with pytest.raises(TimeoutExceededError, match="rest"):
+        with pytest.raises(TimeoutExceededError, match="did not stop"):
             await link.quiesce(timeout_s=0.05)
         with pytest.raises(UnavailableError):
             await link.info()
@@ -185,7 +185,7 @@ async def test_a_guest_that_does_not_come_to_rest_ends_the_wait_and_takes_no_cal
 
 
 @pytest.mark.parametrize("code", ["path_not_found", "process_not_found"])
-async def test_an_error_of_the_guest_is_raised_as_the_models(code: str) -> None:
+async def test_error_of_the_guest_is_raised_as_a_model_error(code: str) -> None:
     async def stat(call: PeerCall) -> None:
         call.reset(code, "There is none.", hint="Look elsewhere.", path="/f", secret=b"\0")
 
@@ -197,7 +197,7 @@ async def test_an_error_of_the_guest_is_raised_as_the_models(code: str) -> None:
         assert not raised.value.fields
 
 
-async def test_patience_ends_a_call_that_should_be_short() -> None:
+async def test_request_has_a_timeout() -> None:
     async with linked({"file.stat": ended}, request_timeout_s=0.05) as (link, peer):
         with pytest.raises(TimeoutExceededError, match=r"file\.stat"):
             await link.files.stat("/f")
@@ -207,7 +207,7 @@ async def test_patience_ends_a_call_that_should_be_short() -> None:
         assert not link.closed
 
 
-async def test_cancelling_a_caller_resets_its_stream() -> None:
+async def test_cancelled_caller_resets_its_stream() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
         asking = asyncio.create_task(link.files.stat("/f"))
         call = await peer.call("file.stat")
@@ -219,7 +219,7 @@ async def test_cancelling_a_caller_resets_its_stream() -> None:
         assert peer.connection.streams == 0
 
 
-async def test_as_many_calls_as_are_allowed_and_no_more() -> None:
+async def test_number_of_calls_is_limited() -> None:
     async with linked({"file.stat": ended}) as (link, _):
         asking = [asyncio.create_task(link.files.stat("/f")) for _ in range(192)]
         await asyncio.sleep(0)
@@ -236,7 +236,7 @@ async def test_as_many_calls_as_are_allowed_and_no_more() -> None:
             assert isinstance(outcome, UnavailableError)
 
 
-async def test_the_end_is_told_once_and_to_everyone() -> None:
+async def test_end_of_the_link_is_reported_once_to_every_caller() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
         waiting = [asyncio.create_task(link.wait_closed()) for _ in range(3)]
         asking = asyncio.create_task(link.files.stat("/f"))
@@ -259,7 +259,7 @@ async def checkpoint(call: PeerCall) -> None:
 
 
 def unread(peer: Peer) -> int:
-    """Bytes that lie in the pipe to the guest."""
+    """Return the number of bytes in the pipe to the guest."""
     return int(struct.unpack("i", fcntl.ioctl(peer.stream.read_fd, termios.FIONREAD, b"\0" * 4))[0])
 
 
@@ -269,7 +269,7 @@ async def test_nothing_is_sent_while_a_checkpoint_is_taken() -> None:
         (await peer.call("process.start")).started()
         reading = await starting
         asking = []
-        for is_armed_already in (False, True):  # what is paused is armed, and again before it is written down
+        for is_armed_already in (False, True):  # a pause arms the guest, and a snapshot arms it again
             await link.checkpoint(armed=True)
             assert unread(peer) == 0
             before = peer.stream.reads
@@ -285,7 +285,7 @@ async def test_nothing_is_sent_while_a_checkpoint_is_taken() -> None:
         reading.abandon()
 
 
-async def test_what_is_under_way_when_a_checkpoint_is_announced_has_arrived_once_that_is_answered() -> None:
+async def test_earlier_bytes_have_arrived_when_the_guest_is_armed() -> None:
     async with linked({"guest.checkpoint": checkpoint, "file.stat": stat}) as (link, peer):
         fcntl.fcntl(peer.stream.read_fd, fcntl.F_SETPIPE_SZ, 4096)
         peer.reads.clear()
@@ -305,7 +305,7 @@ async def test_what_is_under_way_when_a_checkpoint_is_announced_has_arrived_once
         assert len(await asyncio.gather(*asking)) == 20
 
 
-async def test_a_checkpoint_that_is_refused_holds_nothing_up() -> None:
+async def test_refused_checkpoint_does_not_stop_sending() -> None:
     async def refuse(call: PeerCall) -> None:
         call.reset("conflict", "not now")
 
@@ -315,7 +315,7 @@ async def test_a_checkpoint_that_is_refused_holds_nothing_up() -> None:
         assert (await link.files.stat("/f")).path == "/f"
 
 
-async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_words() -> None:
+async def test_guest_that_closes_its_input_is_lost_after_its_last_output() -> None:
     async def stat(call: PeerCall) -> None:
         nothing = os.open("/dev/null", os.O_RDONLY)
         os.dup2(nothing, call.peer.stream.read_fd)
@@ -329,7 +329,7 @@ async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_word
         assert (await link.wait_closed()).reason is LinkClosedReason.BROKEN
 
 
-async def test_closing_is_idempotent_and_says_so_to_callers() -> None:
+async def test_close_is_idempotent_and_ends_calls_with_an_error() -> None:
     async with linked({"file.stat": ended}) as (link, peer):
         asking = asyncio.create_task(link.files.stat("/f"))
         await peer.call("file.stat")

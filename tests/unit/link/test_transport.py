@@ -1,4 +1,4 @@
-"""The I/O shell: writes of whole frames, nobody waits for a full pipe, one reason for the end."""
+"""The transport: writes of whole frames, full pipes, and the reason of the end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableErr
 from sandlot.protocol import events, frames
 from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, stat, until
 
-F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ, fcntl(2); the name came with Python 3.10 on some builds only
+F_SETPIPE_SZ = 1031  # fcntl(2); not every build of Python has fcntl.F_SETPIPE_SZ
 PAGE = 4096
 
 
-async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
+async def test_every_write_has_whole_frames_of_at_most_4096_bytes() -> None:
     async def write(call: PeerCall) -> None:
         await call.ended.wait()
         call.result(**ENTRY)
@@ -33,7 +33,7 @@ async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
         assert len(sizes) >= 1_000_000 // frames.HOST_FRAME_MAX
 
 
-async def test_a_call_and_its_end_are_one_write() -> None:
+async def test_call_and_its_end_are_one_write() -> None:
     async with linked({"file.stat": stat}) as (link, _):
         sent = link._session.transport._stream.frames  # type: ignore[attr-defined]  # noqa: SLF001
         before = len(sent)
@@ -42,7 +42,7 @@ async def test_a_call_and_its_end_are_one_write() -> None:
 
 
 class Recorder:
-    """A stream's owner that only remembers."""
+    """Owner of a stream that records events and errors."""
 
     def __init__(self) -> None:
         self.errors: list[SandlotError] = []
@@ -54,7 +54,7 @@ class Recorder:
         self.errors.append(error)
 
 
-async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_defect_of_the_service_ends_only_this_link_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with linked({"file.stat": stat}) as (link, _):
         owner = Recorder()
         with caplog.at_level(logging.ERROR):
@@ -66,7 +66,7 @@ async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest
         assert "a defect at Received" in caplog.text
 
 
-async def test_link_whose_bytes_took_long_waits_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_pauses_as_long_as_handling_took(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, real_sleep = asyncio.get_running_loop(), asyncio.sleep
     real_time = loop.time
     spent_s, waits_s = 0.0, [0.0]
@@ -90,7 +90,7 @@ async def test_link_whose_bytes_took_long_waits_as_long_as_they_took(monkeypatch
         assert max(waits_s) >= 3.0
 
 
-async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
+async def test_first_reason_of_the_end_is_reported_once() -> None:
     host_end, guest_end = pipes()
     transport = FrameTransport(host_end, lambda _: None)
     owner = Recorder()
@@ -99,7 +99,7 @@ async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
     transport.close(LinkClosedReason.VIOLATION, "second")
     transport.close_streams(UnavailableError("third"))
     assert transport.closed.result() == LinkClosed(LinkClosedReason.BROKEN, "first")
-    assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads. Create a new one."]
+    assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads its input. Create a new sandbox."]
     with pytest.raises(SandboxEndedError):
         transport.open({}, owner)
     await transport.aclose()

@@ -1,4 +1,4 @@
-"""Tunnels through the link: halves that end by themselves, and a guest that lies of them."""
+"""Tunnels over the link: separate ends of both directions, and invalid messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.link.peer import PeerCall, linked, until
 
 
 async def echoing(call: PeerCall) -> None:
-    """A program that says what it heard once it has heard all."""
+    """A program that sends back its whole input after the end of the input."""
     call.event("connected", address="127.0.0.1")
     await call.ended.wait()
     await call.data(0, bytes(call.input))
@@ -21,7 +21,7 @@ async def echoing(call: PeerCall) -> None:
     call.result()
 
 
-async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
+async def test_tunnel_transfers_bytes_and_ends_each_direction() -> None:
     body = bytes(range(256)) * 4096
     async with linked({"port.connect": echoing}) as (link, peer):
         tunnel = await link.connect_port(8000)
@@ -34,20 +34,20 @@ async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
         await tunnel.wait()
 
 
-async def test_what_is_broken_off_is_no_end() -> None:
+async def test_reset_connection_is_an_error_and_not_an_end() -> None:
     async def cut(call: PeerCall) -> None:
         call.event("connected", address="127.0.0.1")
         await call.ended.wait()
-        call.reset("conflict", "The program broke the connection off.")
+        call.reset("conflict", "The program reset the connection.")
 
     async with linked({"port.connect": cut}) as (link, _):
         tunnel = await link.connect_port(1)
         tunnel.end()
-        with pytest.raises(ConflictError, match="broke"):
+        with pytest.raises(ConflictError, match="reset"):
             await anext(tunnel)
 
 
-async def test_who_lets_go_resets_and_who_waits_for_a_connection_gives_it_up() -> None:
+async def test_closing_or_cancelling_a_tunnel_resets_its_stream() -> None:
     async def silent(call: PeerCall) -> None:
         if call.args["port"] == 1:
             call.event("connected", address="127.0.0.1")
@@ -77,25 +77,25 @@ LIES: Mapping[str, Sequence[object]] = {
     "a word that there is not": ({"event": "moved", "to": "10.0.0.1"},),
     "a result that there is not": (CONNECTED, {"result": {"bytes": 1}}),
 }
-"""What a guest says: messages, and channels of which it sends a byte."""
+"""Messages of the guest, and channels on which it sends one byte."""
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_guest_that_lies_is_ended(lie: str) -> None:
-    async def told(call: PeerCall) -> None:
+async def test_invalid_tunnel_message_is_a_violation(lie: str) -> None:
+    async def send_invalid(call: PeerCall) -> None:
         for said in LIES[lie]:
             if isinstance(said, int):
                 call.put(said, b"x")
             else:
                 call.say(said)
 
-    async with linked({"port.connect": told}) as (link, _):
+    async with linked({"port.connect": send_invalid}) as (link, _):
         with pytest.raises(SandboxEndedError, match="protocol"):
             await heard(await link.connect_port(1))
 
 
 async def heard(tunnel: Tunnel) -> None:
-    """All that a guest says of one."""
+    """Return the bytes and events of a tunnel."""
     async for _ in tunnel:
         pass
     await tunnel.wait()

@@ -1,4 +1,4 @@
-"""Two connections and the two pipes between them, without I/O: bytes move when a test says so, and as many as it says."""
+"""Two connections and the two pipes between them, without I/O. The test decides when and how many bytes move."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ NONCE = b"0123456789abcdef"
 
 
 class Ends:
-    """A host, a guest, and what is under way between them.
+    """A host, a guest, and the bytes in the pipes between them.
 
-    The host writes whole frames (law 1). The guest writes bytes, so it may be in the middle of a frame at any time, as
-    a real one is whose pipe is full.
+    The host writes whole frames. The guest may write a part of a frame, as a real guest does when its pipe is full.
     """
 
     def __init__(self, *, asleep: bool = False) -> None:
@@ -41,7 +40,7 @@ class Ends:
         self.guest_events.clear()
 
     def host_writes(self, count: int = 1) -> int:
-        """That many frames of the host, or fewer where it has none; how many."""
+        """Move up to ``count`` frames of the host into its pipe, and return their number."""
         for written in range(count):
             frame = self.host.next_frame()
             if frame is None:
@@ -52,7 +51,7 @@ class Ends:
         return count
 
     def guest_writes(self, size: int, *, batch: int = frames.GUEST_FRAME_MAX) -> int:
-        """That many bytes of the guest, or fewer where it has none; how many."""
+        """Move up to ``size`` bytes of the guest into its pipe, and return their number."""
         written = 0
         while written < size:
             if not self.half_written:
@@ -67,7 +66,7 @@ class Ends:
         return written
 
     def guest_reads(self, size: int = 1 << 30) -> list[events.Event]:
-        """The guest takes so many bytes out of its pipe."""
+        """Let the guest read bytes from its pipe."""
         data = bytes(self.to_guest[:size])
         del self.to_guest[:size]
         happened = self.guest.receive(data)
@@ -79,7 +78,7 @@ class Ends:
         return happened
 
     def host_reads(self, size: int = 1 << 30) -> list[events.Event]:
-        """The host takes so many bytes out of its pipe."""
+        """Let the host read bytes from its pipe."""
         data = bytes(self.to_host[:size])
         del self.to_host[:size]
         happened = self.host.receive(data)
@@ -87,21 +86,21 @@ class Ends:
         return happened
 
     def settle(self) -> None:
-        """Move everything until nothing moves. Nobody consumes, so streams stop at their credit."""
+        """Move bytes until none are left. No credit is returned, so streams stop at their credit."""
         while self.host_writes(1 << 20) or self.guest_writes(1 << 20) or self.to_guest or self.to_host:
             self.guest_reads()
             self.host_reads()
 
     def arm(self, *, armed: bool) -> None:
-        """The guest was told that a checkpoint is about to be taken, or has been."""
+        """Arm or disarm the guest, as before and after a checkpoint."""
         self.guest.armed = armed
 
     def kill_host(self, *, half_read: int = 0) -> None:
-        """The service dies, having read so many bytes that it did nothing with; the pipes stay as they are."""
+        """End the service after it has read some bytes without handling them. The pipes keep their content."""
         del self.to_host[:half_read]
         self.host = Connection(HOST)
         self.host_events = []
 
     def of(self, kind: type[events.Event], side: str = HOST) -> Iterator[events.Event]:
-        """The events of one kind that a side was told."""
+        """Return the events of one type at one end."""
         return (event for event in (self.host_events if side == HOST else self.guest_events) if isinstance(event, kind))

@@ -1,4 +1,4 @@
-"""The connection, case by case: greetings, ends, resets, rest, and everything a guest must not do."""
+"""The connection: handshakes, ends, resets, quiesce, and all violations by a guest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said(happened: list[events.Event]) -> list[type[events.Event]]:
 # -- greeting -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_greeting_tells_the_generation_and_whether_the_guest_is_asleep() -> None:
+def test_handshake_reports_the_generation_and_the_sleep_state() -> None:
     for asleep in (True, False):
         ends = Ends(asleep=asleep)
         ends.host.hello(NONCE)
@@ -36,7 +36,7 @@ def test_a_greeting_tells_the_generation_and_whether_the_guest_is_asleep() -> No
         assert said(ends.guest_events) == [events.Greeted]
 
 
-def test_nothing_can_be_opened_or_brought_to_rest_before_the_greeting() -> None:
+def test_open_and_quiesce_are_refused_before_the_handshake() -> None:
     for end in (Connection(HOST), Connection(GUEST)):
         with pytest.raises(ProtocolError):
             end.open({})
@@ -53,7 +53,7 @@ def test_nothing_can_be_opened_or_brought_to_rest_before_the_greeting() -> None:
         assert end.next_batch() == b""
 
 
-def test_a_repeated_hello_is_echoed_again_and_changes_nothing() -> None:
+def test_repeated_hello_is_echoed_and_changes_nothing() -> None:
     ends = Ends()
     ends.host.hello(NONCE)
     for _ in range(3):
@@ -71,17 +71,17 @@ def test_a_repeated_hello_is_echoed_again_and_changes_nothing() -> None:
     assert ends.host.next_frame() is None, "nobody greets who was answered"
 
 
-def test_an_echo_of_another_nonce_is_not_believed() -> None:
+def test_echo_of_another_nonce_is_ignored() -> None:
     host = Connection(HOST)
     host.hello(NONCE)
     assert host.receive(handshake.welcome(OTHER, 1, asleep=False) * 5) == []
     assert said(host.receive(handshake.welcome(NONCE, 1, asleep=False))) == [events.Ready]
-    with pytest.raises(ProtocolError, match="answers no HELLO"):
+    with pytest.raises(ProtocolError, match="another nonce"):
         host.receive(handshake.welcome(OTHER, 1, asleep=False))
 
 
 @pytest.mark.parametrize("generation", [0, GENERATION + 1, 0xFFFF])
-def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
+def test_guest_of_another_generation_is_refused(generation: int) -> None:
     host = Connection(HOST)
     host.hello(NONCE)
     with pytest.raises(ProtocolError, match="generation"):
@@ -89,12 +89,12 @@ def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
     assert not host.is_ready
 
 
-def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
+def test_host_neither_sends_nor_receives_after_a_violation() -> None:
     ends = Ends.greeted()
     ends.host.open({})
-    with pytest.raises(ProtocolError, match="no frame"):
+    with pytest.raises(ProtocolError, match="instead of 0xa5"):
         ends.host.receive(b"garbage......")
-    with pytest.raises(ProtocolError, match="no frame"):
+    with pytest.raises(ProtocolError, match="instead of 0xa5"):
         ends.host.receive(b"")
     assert ends.host.next_frame() is None
     assert ends.host.streams == 0
@@ -105,7 +105,7 @@ def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
 # -- calls --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_messages_pass_both_ways_and_larger_ones_are_refused_before_they_are_sent() -> None:
+def test_largest_message_is_sent_and_a_larger_one_is_refused() -> None:
     ends = Ends.greeted()
     body = b"x" * (MESSAGE_MAX_BYTES - 7)
     stream = ends.host.open({"b": body[:-1]})
@@ -131,12 +131,12 @@ def test_the_largest_messages_pass_both_ways_and_larger_ones_are_refused_before_
         ends.host.open(b"x" * MESSAGE_MAX_BYTES)
     with pytest.raises(TooLarge):
         ends.guest.open(b"x" * frames.GUEST_FRAME_MAX)
-    with pytest.raises(values.BadValue):
+    with pytest.raises(values.EncodingError):
         ends.host.open(object())
     assert ends.host.open({}) == stream + 2, "what was refused took no id"
 
 
-def test_as_many_streams_as_are_allowed() -> None:
+def test_number_of_streams_is_limited() -> None:
     ends = Ends.greeted()
     streams = [ends.host.open({}) for _ in range(HOST_STREAMS_MAX)]
     with pytest.raises(TooMany):
@@ -146,8 +146,8 @@ def test_as_many_streams_as_are_allowed() -> None:
         ends.guest.open({})
     ends.settle()
     ends.host.reset(streams[0], "conflict", "no")
-    with pytest.raises(TooMany, match="at once"):
-        ends.host.open({})  # the RESET is still here, so the guest still counts it
+    with pytest.raises(TooMany, match="maximum number"):
+        ends.host.open({})  # the RESET is not sent yet, so the guest still counts the stream
     ends.host_writes(1)
     ends.host.open({})
     ends.guest.reset(served[0], "conflict", "no")
@@ -163,13 +163,13 @@ def test_as_many_streams_as_are_allowed() -> None:
 # -- rest ---------------------------------------------------------------------------------------------------------------
 
 
-def test_an_armed_guest_goes_on_and_falls_asleep_at_the_next_greeting() -> None:
+def test_armed_guest_is_asleep_after_the_next_handshake() -> None:
     ends = Ends.greeted()
     stream = ends.host.open({"call": "x"})
     ends.settle()
     ends.arm(armed=True)
     ends.guest.send_bytes(stream, 1, b"undisturbed")
-    ends.host.hello(NONCE)  # said again: the same life
+    ends.host.hello(NONCE)  # repeated: the same connection
     ends.settle()
     assert not list(ends.of(events.Quiesced))
     assert [event.data for event in ends.of(events.Bytes) if isinstance(event, events.Bytes)] == [b"undisturbed"]
@@ -180,20 +180,20 @@ def test_an_armed_guest_goes_on_and_falls_asleep_at_the_next_greeting() -> None:
     assert ends.host.asleep
 
 
-def test_it_is_armed_for_one_greeting() -> None:
+def test_guest_is_armed_for_one_handshake() -> None:
     ends = Ends.greeted()
     ends.arm(armed=True)
     ends.kill_host()
     ends.host.hello(OTHER)
     ends.settle()
-    ends.guest.asleep = False  # it was woken
+    ends.guest.asleep = False  # as after guest.wake
     ends.kill_host()
     ends.host.hello(b"a third service.")
     ends.settle()
     assert not ends.host.asleep
 
 
-def test_a_guest_that_was_disarmed_stays_awake() -> None:
+def test_disarmed_guest_stays_awake() -> None:
     ends = Ends.greeted()
     ends.arm(armed=True)
     ends.arm(armed=False)
@@ -203,7 +203,7 @@ def test_a_guest_that_was_disarmed_stays_awake() -> None:
     assert not ends.host.asleep
 
 
-def test_a_repeated_hello_that_waits_in_the_pipe_survives_the_rest() -> None:
+def test_repeated_hello_in_the_pipe_does_not_disturb_a_quiesce() -> None:
     ends = Ends()
     ends.host.hello(NONCE)
     ends.host_writes(1)
@@ -284,7 +284,7 @@ def _feed(host: Connection, sent: bytes, chunk: int) -> None:
 
 @pytest.mark.parametrize("sent", VIOLATIONS.values(), ids=VIOLATIONS.keys())
 @pytest.mark.parametrize("chunk", [1 << 20, 4099])
-def test_a_violation_ends_the_connection(sent: bytes, chunk: int) -> None:
+def test_violation_ends_the_connection(sent: bytes, chunk: int) -> None:
     ends = Ends.greeted()
     assert ends.host.open({}) == 1
     ends.settle()
@@ -294,7 +294,7 @@ def test_a_violation_ends_the_connection(sent: bytes, chunk: int) -> None:
     assert ends.host.next_frame() is None
 
 
-def test_a_quiesced_with_something_after_it_is_a_violation() -> None:
+def test_bytes_after_quiesced_are_a_violation() -> None:
     ends = Ends.greeted()
     ends.host.quiesce()
     ends.host_writes(1)
@@ -302,14 +302,14 @@ def test_a_quiesced_with_something_after_it_is_a_violation() -> None:
         ends.host.receive(frame(frames.QUIESCED, 0) + b"\xa5")
 
 
-def test_an_answer_before_the_question_left_is_a_violation() -> None:
+def test_frame_on_a_stream_whose_open_was_not_sent_is_a_violation() -> None:
     ends = Ends.greeted()
     ends.host.open({})
     with pytest.raises(ProtocolError, match="not open yet"):
         ends.host.receive(frame(frames.END, 1))
 
 
-def test_floods_of_what_is_ignored_leave_nothing_behind() -> None:
+def test_flood_of_ignored_frames_leaves_no_state() -> None:
     ends = Ends.greeted()
     stream = ends.host.open({})
     ends.settle()
@@ -321,7 +321,7 @@ def test_floods_of_what_is_ignored_leave_nothing_behind() -> None:
     assert ends.host.next_frame() is None
 
 
-def test_a_guest_that_never_reads_cannot_make_the_host_queue_without_end() -> None:
+def test_queue_of_the_host_is_limited_if_the_guest_never_reads() -> None:
     ends = Ends.greeted()
     ids = range(2, 2 + 2 * GUEST_STREAMS_MAX, 2)
     for id_ in ids:
@@ -332,7 +332,7 @@ def test_a_guest_that_never_reads_cannot_make_the_host_queue_without_end() -> No
         ends.host.receive(frame(frames.OPEN, ids.stop, SERVICE))
 
 
-def test_credit_is_owed_once_however_often_a_guest_begins_anew() -> None:
+def test_queued_credit_is_limited_over_many_handshakes() -> None:
     ends = Ends.greeted()
     for number in range(200):
         id_ = 2 + 2 * number
@@ -346,7 +346,7 @@ def test_credit_is_owed_once_however_often_a_guest_begins_anew() -> None:
 # -- the guest's start --------------------------------------------------------------------------------------------------
 
 
-def test_the_guest_imports_nothing_slow(tmp_path: Path) -> None:
+def test_guest_imports_no_slow_modules(tmp_path: Path) -> None:
     (tmp_path / "sandlot").mkdir()
     (tmp_path / "sandlot" / "__init__.py").touch()
     (tmp_path / "sandlot" / "protocol").symlink_to(Path(frames.__file__).parent)

@@ -1,4 +1,4 @@
-"""Frames: the exact bytes of generation 1, and a decoder that takes nothing else."""
+"""Frames: the exact bytes of generation 1, and a decoder that refuses all others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _fields(frame: frames.Frame) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("encoded, golden, frame", VECTORS)
-def test_the_bytes_of_generation_1(encoded: bytes, golden: str, frame: frames.Frame) -> None:
+def test_frames_have_the_bytes_of_generation_1(encoded: bytes, golden: str, frame: frames.Frame) -> None:
     assert encoded == bytes.fromhex(golden)
     decoder = frames.Decoder(from_host=frame.type not in frames.FROM_GUEST_ONLY)
     decoder.feed(bytes.fromhex(golden))
@@ -73,7 +73,7 @@ def test_the_bytes_of_generation_1(encoded: bytes, golden: str, frame: frames.Fr
     assert decoder.at_boundary
 
 
-def test_there_is_a_vector_of_every_type() -> None:
+def test_every_frame_type_has_a_vector() -> None:
     assert {vector.values[2].type for vector in VECTORS if isinstance(vector.values[2], frames.Frame)} == set(frames.NAMES)
 
 
@@ -92,7 +92,7 @@ FRAMES = st.lists(
 
 
 @given(sent=FRAMES, cuts=st.lists(st.integers(1, 5000), min_size=1), from_host=st.booleans())
-def test_frames_come_out_however_the_bytes_are_cut(sent: list[tuple[int, int, bytes, int, bool]], cuts: list[int], *, from_host: bool) -> None:
+def test_frames_are_decoded_from_pieces_of_any_size(sent: list[tuple[int, int, bytes, int, bool]], cuts: list[int], *, from_host: bool) -> None:
     raw = b"".join(frames.encode(*frame) for frame in sent)
     decoder = frames.Decoder(from_host=from_host)
     got = []
@@ -131,7 +131,7 @@ def _header(sync: int = 0xA5, type_: int = frames.DATA, flags: int = 0, channel:
         _header(type_=frames.QUIESCE, stream=1, length=0),
     ],
 )
-def test_a_bad_header_is_refused_before_its_payload_is_waited_for(header: bytes, *, from_host: bool) -> None:
+def test_invalid_header_is_refused_before_its_payload_arrives(header: bytes, *, from_host: bool) -> None:
     decoder = frames.Decoder(from_host=from_host)
     decoder.feed(header)
     with pytest.raises(ProtocolError):
@@ -140,7 +140,7 @@ def test_a_bad_header_is_refused_before_its_payload_is_waited_for(header: bytes,
     assert decoder.at_boundary
 
 
-def test_each_side_is_held_to_its_own_size_and_types() -> None:
+def test_each_side_has_its_own_maximum_size_and_frame_types() -> None:
     for from_host, longest in ((True, 4096 - 12), (False, 65536 - 12)):
         decoder = frames.Decoder(from_host=from_host)
         decoder.feed(_header(length=longest))
@@ -148,10 +148,10 @@ def test_each_side_is_held_to_its_own_size_and_types() -> None:
         with pytest.raises(ProtocolError, match="at most"):
             _decode(_header(length=longest + 1), from_host=from_host)
     for type_ in frames.FROM_HOST_ONLY:
-        with pytest.raises(ProtocolError, match="this side"):
+        with pytest.raises(ProtocolError, match="this direction"):
             _decode(_header(type_=type_, stream=0, length=0), from_host=False)
     for type_ in frames.FROM_GUEST_ONLY:
-        with pytest.raises(ProtocolError, match="this side"):
+        with pytest.raises(ProtocolError, match="this direction"):
             _decode(_header(type_=type_, stream=0, length=0), from_host=True)
 
 
@@ -161,5 +161,5 @@ def _decode(raw: bytes, *, from_host: bool) -> frames.Frame | None:
     return decoder.next()
 
 
-def test_a_frame_in_a_log_shows_no_payload() -> None:
+def test_repr_of_a_frame_contains_no_payload() -> None:
     assert repr(frames.Frame(frames.DATA, 3, b"secret", 1)) == "<DATA stream=3 channel=1 more=False bytes=6>"

@@ -1,4 +1,4 @@
-"""HELLO and WELCOME are found in anything."""
+"""Finding HELLO and WELCOME in arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(st.one_of(st.binary(max_size=50), PIECES), max_size=12), st.binary(max_size=60), st.integers(1, 200))
-def test_the_host_finds_the_echo_of_its_nonce_and_nothing_else(noise: list[bytes], after: bytes, chunk: int) -> None:
+def test_host_finds_only_the_echo_of_its_nonce(noise: list[bytes], after: bytes, chunk: int) -> None:
     before = b"".join(noise)
     if handshake.MAGIC + NONCE in before + handshake.MAGIC:
         return
@@ -32,7 +32,7 @@ def test_the_host_finds_the_echo_of_its_nonce_and_nothing_else(noise: list[bytes
     assert rest == after
 
 
-def test_the_search_keeps_no_more_than_a_greeting() -> None:
+def test_search_buffers_at_most_one_payload() -> None:
     search = handshake.Search.for_hello()
     for _ in range(100):
         assert search.feed(b"\x93SANDLT" * 1000) == (b"", b"")
@@ -48,6 +48,6 @@ def test_the_search_keeps_no_more_than_a_greeting() -> None:
     "payload",
     [b"", handshake.MAGIC, handshake.MAGIC + NONCE + b"\0\1\1", handshake.MAGIC + NONCE + b"\0\1\1\0\0", b"\x93SANDLTx" + NONCE + b"\0\1\1\0"],
 )
-def test_what_is_no_greeting_is_none(payload: bytes) -> None:
+def test_invalid_payload_is_not_a_handshake(payload: bytes) -> None:
     assert handshake.parse_welcome(payload) is None
     assert handshake.parse_hello(payload[:20]) is None

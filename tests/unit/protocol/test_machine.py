@@ -1,4 +1,4 @@
-"""Two honest ends in any order of events: nothing is lost, nothing is forged, nobody exceeds a bound.
+"""A state machine test of two correct ends: for any order of events, nothing is lost or invented, and all limits hold.
 
 The model is what each owner asked for. Bytes move in pieces of any size, streams are opened by both, ended, reset, half
 consumed; the host comes to rest and is killed at any byte and comes back.
@@ -24,11 +24,11 @@ SIZES = st.one_of(st.integers(0, 300), st.integers(0, 300_000), st.sampled_from(
 SIDES = st.sampled_from([HOST, GUEST])
 RARELY = st.sampled_from([False] * 7 + [True])
 Key = tuple[str, int]
-"""Who sends, and on which stream."""
+"""Sender and stream."""
 
 
 class Both(RuleBasedStateMachine):
-    """Honest ends."""
+    """Two correct ends, and the model of their streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Both(RuleBasedStateMachine):
         self.forget()
 
     def forget(self) -> None:
-        """A new connection: what was agreed before counts no more."""
+        """Forget the model of the earlier connection, because a new one begins."""
         self.epoch += 1
         self.sent: dict[Key, list[object]] = defaultdict(list)
         self.got: dict[Key, list[object]] = defaultdict(list)
@@ -67,11 +67,11 @@ class Both(RuleBasedStateMachine):
         self.forget()
 
     def move(self) -> None:
-        """Everything that may move without anyone consuming."""
+        """Move all bytes that can move without returned credit."""
         self.ends.settle()
 
     def look(self) -> None:
-        """Take what the ends tell, and check it against what was asked for."""
+        """Take the events of both ends, and check them against the model."""
         for side, happened in ((HOST, self.ends.host_events), (GUEST, self.ends.guest_events)):
             far = GUEST if side == HOST else HOST
             for event in happened:
@@ -95,7 +95,7 @@ class Both(RuleBasedStateMachine):
             happened.clear()
 
     def joined(self, items: list[object]) -> list[object]:
-        """DATA is a stream: pieces of one channel are one."""
+        """Join consecutive DATA of one channel."""
         whole: list[object] = []
         for item in items:
             if isinstance(item, tuple) and whole and isinstance(whole[-1], tuple) and whole[-1][0] == item[0]:
@@ -107,12 +107,12 @@ class Both(RuleBasedStateMachine):
     # -- rules --------------------------------------------------------------------------------------------------------
 
     def some(self, which: int) -> int:
-        """One of the streams of this connection; 0 where there is none."""
+        """Return one of the open streams; 0 if there is none."""
         ids = sorted(self.heads)
         return ids[which % len(ids)] if ids else 0
 
     def may_send(self, side: str, id_: int) -> bool:
-        """Whether that side knows of the stream, and has not ended it."""
+        """Return True if an end knows the stream and has not ended it."""
         knows = id_ in self.opened or (id_ % 2 == 1) == (side == HOST)
         return knows and self.end(side).is_open(id_) and "end" not in self.sent[side, id_]
 
@@ -182,7 +182,7 @@ class Both(RuleBasedStateMachine):
 
     @rule()
     def work(self) -> None:
-        """A while in which both do what they are there for."""
+        """Move bytes and consume events for some rounds."""
         for side in (HOST, GUEST):
             self.move()
             self.consume(side, 1)
@@ -238,7 +238,7 @@ class Both(RuleBasedStateMachine):
                 )
 
     def teardown(self) -> None:
-        """With everybody consuming, everything of every stream that nobody reset arrives."""
+        """Check that all data of all streams without a reset arrives when all events are consumed."""
         for _ in range(10_000):
             self.move()
             self.look()

@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The order and the limits of the send queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def known(id_: int) -> Stream:
 
 
 def taken(outbox: SendQueue) -> list[tuple[int, int, int]]:
-    """Type, stream and payload size of every frame that may be sent now."""
+    """Return type, stream and payload size of every frame that may be sent now."""
     found = []
     while (item := outbox.next()) is not None:
         _, type_, _, _, stream, size = frames.HEADER.unpack_from(item[0])
@@ -22,7 +22,7 @@ def taken(outbox: SendQueue) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_a_reset_fits_one_frame_whatever_it_says() -> None:
+def test_reset_fits_into_one_frame() -> None:
     for fields in ({}, {"path": "x" * 5000}, {"hint": "\U0001f600" * 2000}):
         outbox = SendQueue(MAX)
         outbox.put_reset(known(1), "conflict", "\U0001f600" * 5000, fields)
@@ -32,7 +32,7 @@ def test_a_reset_fits_one_frame_whatever_it_says() -> None:
         assert values.decode(item[0][frames.HEADER_BYTES :])["code"] == "conflict"
 
 
-def test_a_greeting_waits_once_however_often_it_is_said() -> None:
+def test_repeated_hello_is_queued_once() -> None:
     outbox = SendQueue(MAX)
     for _ in range(5):
         outbox.put_control(b"hello")

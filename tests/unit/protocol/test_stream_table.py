@@ -1,4 +1,4 @@
-"""Which streams are open, which were, and which may be opened."""
+"""The table of open streams, and the rules for opening them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def opening(id_: int, *, more: bool = False) -> frames.Frame:
     return frames.Frame(frames.OPEN, id_, b"x", more=more)
 
 
-def test_when_all_ids_are_used_up_a_new_greeting_is_needed() -> None:
+def test_new_handshake_is_needed_when_all_ids_are_used() -> None:
     host, _ = table()
     host._last_local = STREAM_ID_MAX - 2  # noqa: SLF001 - two thousand million calls take too long
     host.check_open()

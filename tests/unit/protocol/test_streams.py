@@ -1,4 +1,4 @@
-"""Credit: what may begin, what it costs, when it is given back; and the one message in pieces."""
+"""Credit: when data may be sent, what it costs, and when it is returned; and the assembly of a message in pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stream() -> Stream:
 
 
 @given(st.lists(st.tuples(st.sampled_from([frames.DATA, frames.MESSAGE]), st.integers(1, 400_000)), max_size=30))
-def test_both_ends_count_the_same_and_what_waits_is_bounded(sent: list[tuple[int, int]]) -> None:
+def test_both_ends_agree_on_the_credit_and_buffers_are_limited(sent: list[tuple[int, int]]) -> None:
     sender, receiver = stream(), stream()
     for type_, size in sent:
         sender.put(Outgoing(type_, b"x" * size))
@@ -48,7 +48,7 @@ def _piece(payload: bytes, *, more: bool, id_: int = 1, type_: int = frames.MESS
     return frames.Frame(type_, id_, payload, more=more)
 
 
-def test_an_assembly_is_bounded_in_bytes_and_in_memory() -> None:
+def test_size_and_memory_of_an_assembly_are_limited() -> None:
     assembly = Assembly(1000)
     for _ in range(1000):
         assembly.add(_piece(b"x", more=True))

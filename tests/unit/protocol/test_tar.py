@@ -1,4 +1,4 @@
-"""The tar codec: what it writes it reads, wherever the bytes are cut, and nothing that it is fed breaks it otherwise than by its own error."""
+"""Reading and writing tar archives: round trips, pieces of any size, and hostile input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ paths = st.lists(names.filter(lambda name: name not in {".", ".."}), min_size=1,
 
 
 def read(raw: bytes, step: int) -> list[tuple[tar.Member, bytes]]:
-    """All members and their contents, fed in pieces of that size."""
+    """Return all members and their contents, read in pieces of ``step`` bytes."""
     reader, found = tar.Reader(), list[tuple[tar.Member, bytes]]()
     for at in range(0, len(raw), step):
         for event in reader.feed(raw[at : at + step]):
@@ -33,7 +33,7 @@ def read(raw: bytes, step: int) -> list[tuple[tar.Member, bytes]]:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(paths, st.binary(max_size=2000)), max_size=4), st.integers(1, 3000))
-def test_what_is_written_is_read_wherever_it_is_cut(files: list[tuple[str, bytes]], step: int) -> None:
+def test_written_archive_is_read_from_pieces_of_any_size(files: list[tuple[str, bytes]], step: int) -> None:
     raw = b""
     for path, content in files:
         raw += tar.header(tar.Member(path, tar.FILE, size=len(content), mode=0o640, mtime_s=7)) + content + tar.padding(len(content))
@@ -43,39 +43,39 @@ def test_what_is_written_is_read_wherever_it_is_cut(files: list[tuple[str, bytes
 
 @settings(max_examples=25)
 @given(paths, st.integers(0, 1 << 40), st.sampled_from([tar.FILE, tar.FOLDER, tar.SYMLINK]))
-def test_python_reads_its_heads(path: str, size: int, kind: str) -> None:
+def test_tarfile_reads_the_headers(path: str, size: int, kind: str) -> None:
     member = tar.Member(path, kind, size=size if kind == tar.FILE else 0, target="../" + path if kind == tar.SYMLINK else "")
     with tarfile.open(fileobj=io.BytesIO(tar.header(member) + tar.END)) as opened:
-        told = opened.next()
-    assert told is not None
-    assert (told.name, told.size, told.linkname) == (path.rstrip("/"), member.size, member.target)
+        found = opened.next()
+    assert found is not None
+    assert (found.name, found.size, found.linkname) == (path.rstrip("/"), member.size, member.target)
 
 
 @settings(max_examples=25)
 @given(st.binary(max_size=3000), st.integers(0, 2600), st.integers(1, 1000))
-def test_whatever_it_is_fed_it_fails_by_its_own_error_alone(noise: bytes, at: int, step: int) -> None:
+def test_any_bytes_raise_only_tar_errors(noise: bytes, at: int, step: int) -> None:
     raw = archive(entry("a" * 150, content=b"x" * 700), entry("link", tarfile.SYMTYPE, target="b"))
     with suppress(tar.TarError):
         read(raw[:at] + noise + raw[at + len(noise) :], step)
 
 
 @pytest.mark.parametrize("name,expected", [("a/b", ["a", "b"]), ("./a//b/", ["a", "b"]), (".", []), ("", []), ("...", ["..."]), ("a..", ["a.."])])
-def test_a_name_is_parts_below_the_folder(name: str, expected: list[str]) -> None:
+def test_name_is_split_into_parts(name: str, expected: list[str]) -> None:
     assert tar.parts(name) == expected
 
 
 @pytest.mark.parametrize("target,depth", [("a", 0), ("a/b", 0), ("./a", 0), ("../a", 1), ("../../a/b", 2), ("..", 1)])
-def test_a_link_may_stay_inside(target: str, depth: int) -> None:
+def test_link_inside_the_folder_is_accepted(target: str, depth: int) -> None:
     tar.check_target(tar.Member("l", tar.SYMLINK, target=target), depth)
 
 
 @pytest.mark.parametrize("target,depth", [("", 0), ("/a", 3), ("..", 0), ("../../a", 1), ("a/..", 3), ("a/../..", 3), ("../a/..", 3), ("a\0", 0)])
-def test_a_link_may_not_lead_out(target: str, depth: int) -> None:
+def test_link_out_of_the_folder_is_refused(target: str, depth: int) -> None:
     with pytest.raises(tar.TarError, match="'l'"):
         tar.check_target(tar.Member("l", tar.SYMLINK, target=target), depth)
 
 
-def test_headers_that_mean_nothing_here_are_not_kept() -> None:
+def test_unused_pax_headers_are_dropped() -> None:
     reader = tar.Reader()
     tracemalloc.start()
     try:
@@ -89,7 +89,7 @@ def test_headers_that_mean_nothing_here_are_not_kept() -> None:
         tracemalloc.stop()
 
 
-def test_a_word_of_ours_among_many_of_others_is_kept() -> None:
+def test_sandlot_keyword_among_many_others_is_kept() -> None:
     reader = tar.Reader()
     others = b"".join(b"12 k%06d=\n" % number for number in range(1000))
     list(

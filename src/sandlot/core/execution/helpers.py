@@ -28,9 +28,8 @@ from sandlot.model.errors import ConflictError, InternalError, SandboxEndedError
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema, values
+from sandlot.protocol.helpers import MAX_MESSAGE_BYTES
 
-MESSAGE_BYTES: Final = 1024 * 1024
-"""Maximum size of a message from a helper, in bytes."""
 LEAVE_S: Final = 2.0
 """Seconds that a closed helper has to clean up between SIGTERM and SIGKILL."""
 
@@ -68,7 +67,7 @@ class GuestHelper:
         self._name = name
         self._hold: Hold | None = Hold(sandbox.activity) if holds else None
         self._received: list[Mapping[str, Any]] = []
-        self._messages = values.MessageReader(MESSAGE_BYTES)
+        self._messages = values.MessageReader(MAX_MESSAGE_BYTES)
         self._verdict: Mapping[str, Any] | None = None
         self._over = False
 
@@ -205,7 +204,7 @@ class GuestHelper:
                     self._verdict = message
                 else:
                     self._received.append(message)
-        except values.BadValue:
+        except values.EncodingError:
             raise self._broken() from None
 
     def _check(self) -> Mapping[str, Any]:
@@ -231,7 +230,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
 
     Args:
         sandbox: Sandbox of the helper.
-        name: Name of a module of ``guest/helpers/``.
+        name: Name of the helper, a constant of ``protocol/helpers.py``.
         request: First message to the helper.
         user: User that the helper runs as.
         holds: True keeps the sandbox from being idle while the helper runs.

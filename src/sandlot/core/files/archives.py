@@ -18,6 +18,7 @@ from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.specs import User, check_path
+from sandlot.protocol.helpers import PACK, UNPACK
 
 MAX_ENTRIES = 100_000
 """Maximum number of entries of an archive to unpack. Each entry takes an inode of the sandbox's disk, however small the file is."""
@@ -84,7 +85,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
         SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "pack", {"path": path, "gzip": compress}, user=user)
+    helper = await helpers.start(sandbox, PACK, {"path": path, "gzip": compress}, user=user)
     try:
         async with sandbox.connection():
             await anext(helper, None)  # the first message reports that the helper program has opened the path; a failure is raised here
@@ -110,7 +111,7 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
         SandlotError: The sandbox has ended. Exceptions that ``chunks`` raises are passed on.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "unpack", {"path": path, "entries": MAX_ENTRIES}, user=user)
+    helper = await helpers.start(sandbox, UNPACK, {"path": path, "entries": MAX_ENTRIES}, user=user)
     result = await helper.feed(chunks)
     return Unpacked(*(_number(result.get(name)) for name in ("files", "folders", "links", "bytes")))
 

@@ -23,11 +23,10 @@ from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
+from sandlot.protocol.helpers import CHANGES, MAX_CHANGED_FILES
 
 MAX_FOLDERS = 16
 """Maximum number of folders that are compared for one execution."""
-MAX_FILES = 1_000
-"""Maximum number of reported files."""
 _MAX_NUMBER = (1 << 63) - 1
 
 _log = structlog.get_logger("sandlot.core")
@@ -79,7 +78,7 @@ class ChangeTracker:
                 async for message in self._helper:
                     found += parse_report(message)
                     messages += 1
-                    if max(messages, len(found)) > MAX_FILES:
+                    if max(messages, len(found)) > MAX_CHANGED_FILES:
                         raise _invalid_report()
                 result = await self._helper.result()
         finally:
@@ -115,7 +114,7 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
         raise InvalidRequestError(f"The request names {len(folders)} folders; 1 to {MAX_FOLDERS} are allowed.", fields={"field": "folders"})
     for folder in folders:
         check_path(folder)
-    helper = await helpers.start(sandbox, "changes", {"folders": list(folders)}, user=user)
+    helper = await helpers.start(sandbox, CHANGES, {"folders": list(folders)}, user=user)
     try:
         async with sandbox.connection():
             await anext(helper, None)  # the first message reports that the helper program has recorded the state; a failure is raised here
@@ -132,7 +131,7 @@ def parse_report(message: Any) -> list[ChangedFile]:  # noqa: ANN401 - a guest s
         ConflictError: The message is invalid.
     """
     files = message.get("files") if isinstance(message, dict) else None
-    if not isinstance(files, list) or len(files) > MAX_FILES:
+    if not isinstance(files, list) or len(files) > MAX_CHANGED_FILES:
         raise _invalid_report()
     return [_changed_file(file) for file in files]
 

@@ -25,8 +25,8 @@ from sandlot.host import durable
 from sandlot.host.blocking import run_blocking
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
+from sandlot.protocol.helpers import APPLY_LAYER, OVERLAY, PACK_LAYER
 
-PROGRAM = "overlay"
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 WRITE_BYTES = 4 * 1024 * 1024
@@ -60,7 +60,7 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
         SandlotError: A file in the sandbox could not be read, or the sandbox has ended.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
-    helper = await helpers.start(sandbox, PROGRAM, {"do": "pack"}, user=User.ROOT)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT)
     draft = OverlayDraft(into.with_name(into.name + ".part"), max_bytes)
     try:
         await draft.open()
@@ -93,7 +93,7 @@ async def apply_overlay(sandbox: Sandbox, file: Path) -> None:
         HostError: The overlay cannot be read from the host's disk.
         SandlotError: The sandbox has ended, or a file in the sandbox could not be written.
     """
-    helper = await helpers.start(sandbox, PROGRAM, {"do": "apply"}, user=User.ROOT)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": APPLY_LAYER}, user=User.ROOT)
     await helper.feed(_chunks(file))
 
 

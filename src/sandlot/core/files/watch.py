@@ -32,11 +32,13 @@ from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
+from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH, WATCH_EVENTS
 
 MAX_FOLDERS = 1_000
 """Maximum number of folders of one recursive watch."""
-CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW, GONE = "created", "modified", "removed", "moved", "overflow", "gone"
-_KINDS = frozenset({CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW})
+CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
+GONE = "gone"
+_KINDS = frozenset(WATCH_EVENTS)
 _MAX_MESSAGE_EVENTS = 1_000
 """Maximum number of events in one message of the helper program."""
 MAX_WATCHERS: Final = 32
@@ -118,7 +120,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
         SandlotError: The sandbox has ended, or cannot start another process.
     """
     check_path(path)
-    helper = await helpers.start(sandbox, "watch", {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": by}, user=user, holds=holds)
+    helper = await helpers.start(sandbox, WATCH, {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": by}, user=user, holds=holds)
     try:
         async with sandbox.connection():
             message = await anext(helper, None)
@@ -128,7 +130,7 @@ async def watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool = Fa
     started = message if isinstance(message, Mapping) else {}
     root = started.get("root")
     valid = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
-    return FolderWatch(helper, path, "scan" if started.get("by") == "scan" else "inotify", str(root) if valid else path)
+    return FolderWatch(helper, path, SCAN if started.get("by") == SCAN else INOTIFY, str(root) if valid else path)
 
 
 def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest sends this value, so it can be anything

@@ -40,8 +40,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InternalError, Invali
 from sandlot.model.ports import Change, DriverCapability
 from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed, slots
 from sandlot.model.states import State
-
-PROGRAM = "volumes"
+from sandlot.protocol.helpers import VOLUMES
 
 
 def mount_step(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> SetupStep:
@@ -73,7 +72,7 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
     Raises:
         SandlotError: The program failed; the message gives the reason.
     """
-    helper = await helpers.start(sandbox, PROGRAM, {"gone": [], "there": [], **request}, user=User.ROOT)
+    helper = await helpers.start(sandbox, VOLUMES, {"gone": [], "there": [], **request}, user=User.ROOT)
     try:
         return await helper.result()
     finally:

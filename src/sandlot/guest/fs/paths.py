@@ -1,4 +1,4 @@
-"""Opening and describing paths with the rights of a user, and errors for paths."""
+"""Paths: opening and describing them with the permissions of a user, and the errors of system calls on them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Without O_DIRECTORY: in gVisor (release 20240729), ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path, where
-Linux refuses it (open(2)). O_NOFOLLOW alone refuses it in both; the type of what was opened is checked afterwards."""
+"""Without O_DIRECTORY: in gVisor (release 20240729), ``O_DIRECTORY | O_NOFOLLOW`` follows a link at the end of a path, which
+Linux refuses (open(2)). Both refuse it with O_NOFOLLOW alone. The type of the opened file is checked afterwards."""
 
 _CODES = {
-    errno.ENOENT: ("path_not_found", "There is no {path}.", "Check the path."),
+    errno.ENOENT: ("path_not_found", "{path} does not exist.", "Check the path."),
     errno.ENOTDIR: ("path_invalid", "A part of {path} is not a folder.", "Check the path."),
-    errno.EISDIR: ("path_invalid", "{path} is a folder.", "Name a file."),
-    errno.EEXIST: ("path_exists", "{path} is there already.", "Choose another name, or allow overwriting."),
+    errno.EISDIR: ("path_invalid", "{path} is a folder.", "Pass the path of a file."),
+    errno.EEXIST: ("path_exists", "{path} already exists.", "Choose another name, or allow overwriting."),
     errno.ENOTEMPTY: ("path_exists", "{path} is a folder that is not empty.", "Remove it recursively."),
-    errno.EACCES: ("permission_denied", "The user may not do that at {path}.", "Ask for user='root', or change the permissions."),
-    errno.EPERM: ("permission_denied", "The user may not do that at {path}.", "Ask for user='root', or change the permissions."),
-    errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Write elsewhere."),
-    errno.ELOOP: ("path_invalid", "{path} goes through too many links.", "Check the links."),
-    errno.ENAMETOOLONG: ("path_invalid", "A name in {path} is too long, or the whole of it.", "Names have at most 255 bytes, paths 4,095."),
-    errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or ask for more disk."),
-    errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or ask for more disk."),
-    errno.ENXIO: ("path_invalid", "{path} is no regular file.", "Name a file."),
-    errno.EINVAL: ("path_invalid", "{path} cannot be used that way.", "Check the path."),
+    errno.EACCES: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
+    errno.EPERM: ("permission_denied", "The user has no permission for {path}.", "Use user='root', or change the permissions."),
+    errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Choose another folder."),
+    errno.ELOOP: ("path_invalid", "{path} contains too many symbolic links.", "Check the links."),
+    errno.ENAMETOOLONG: ("path_invalid", "{path} is too long, or one of its names is.", "Use at most 255 bytes for a name and 4,095 for a path."),
+    errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
+    errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or use a larger disk."),
+    errno.ENXIO: ("path_invalid", "{path} is not a regular file.", "Pass the path of a file."),
+    errno.EINVAL: ("path_invalid", "{path} cannot be used for this operation.", "Check the path."),
     errno.EXDEV: ("path_invalid", "{path} is on another file system.", "Copy it instead."),
     errno.EBUSY: ("conflict", "{path} is in use.", "Try another path."),
 }
@@ -47,7 +47,7 @@ def path_error(error: OSError, path: str) -> RpcError:
 
 
 def describe(path: str, found: os.stat_result) -> dict[str, Any]:
-    """Return the record of one file."""
+    """Return the record of a file for the host."""
     kind = "other"
     target = None
     if stat.S_ISREG(found.st_mode):
@@ -75,7 +75,11 @@ def describe(path: str, found: os.stat_result) -> dict[str, Any]:
 
 
 def stat_path(path: str, account: Account, *, follow: bool) -> dict[str, Any]:
-    """Return the record of one file, as far as a user may see it."""
+    """Return the record of the file at a path, looked up with the permissions of a user.
+
+    Raises:
+        RpcError: The file does not exist, or the user may not see it.
+    """
     try:
         with as_file_user(account):
             return describe(path, os.stat(path) if follow else os.lstat(path))
@@ -84,10 +88,10 @@ def stat_path(path: str, account: Account, *, follow: bool) -> dict[str, Any]:
 
 
 def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> int:
-    """Open a regular file as a user. Opening never blocks, also if the path is a FIFO or a device.
+    """Open a regular file as a user. The call never blocks, even if the path is that of a FIFO or a device.
 
     Raises:
-        RpcError: The file cannot be opened, or is no regular file.
+        RpcError: The file cannot be opened, or is not a regular file.
     """
     try:
         with as_file_user(account):
@@ -99,7 +103,7 @@ def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> 
         os.close(fd)
         if stat.S_ISDIR(kind):
             raise path_error(OSError(errno.EISDIR, "folder"), path)
-        raise RpcError("path_invalid", f"{path[:300]!r} is no regular file.", "Name a file.")
+        raise RpcError("path_invalid", f"{path[:300]!r} is not a regular file.", "Pass the path of a file.")
     return fd
 
 
@@ -111,8 +115,8 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
         dir_fd: Open folder that the path is relative to.
 
     Raises:
-        NotADirectoryError: The path is no folder.
-        OSError: The folder cannot be opened; ELOOP if the path is a link.
+        NotADirectoryError: The path is not a folder.
+        OSError: The folder cannot be opened. ELOOP: the path is a link.
     """
     fd = os.open(path, _FOLDER_FLAGS, dir_fd=dir_fd)
     if not stat.S_ISDIR(os.fstat(fd).st_mode):

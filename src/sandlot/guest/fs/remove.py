@@ -1,10 +1,10 @@
-"""Removing a tree: bottom up, without following links, without recursion, however deep it is.
+"""Removal of a folder tree of any depth: bottom up, without following links and without recursion.
 
 Invariants:
-- Names are relative to the folder that is being emptied, and only this folder is open. A whole path would be limited to 4,095
-  bytes (PATH_MAX), and an open folder for each level to the descriptors of a process.
-- On the way up, ``..`` must lead back to the parent: a program may have moved the folder meanwhile (as in fts(3)).
-- Every step is short, so that other work gets its turn.
+- Names are relative to the folder that is being emptied, and only this folder is open. So the depth is limited neither by the
+  length of a path (4,095 bytes, PATH_MAX) nor by the number of descriptors.
+- On the way up, ``..`` is compared with the parent, because a program may have moved the folder meanwhile (as in fts(3)).
+- Every step is short, so that it does not delay other work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
 
 STEP_ENTRIES = 100
-"""Limit of the entries that one step handles."""
+"""Maximum number of entries that one step handles."""
 
 
 def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
@@ -30,10 +30,10 @@ def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
 
     Args:
         path: Path of the folder.
-        account: Account whose rights apply.
+        account: Account whose permissions apply.
 
     Raises:
-        OSError: An entry cannot be removed, or a folder was moved meanwhile. Entries that were removed before stay removed.
+        OSError: An entry cannot be removed, or a folder was moved meanwhile. Entries that were removed before are not restored.
     """
     removal = _Removal()
     try:
@@ -48,7 +48,7 @@ def remove_tree(path: str, account: Account) -> Generator[int, None, None]:
 
 
 class _Removal:
-    """State of a removal: the open folder and its parents."""
+    """State of one removal: the open folder and its parents."""
 
     __slots__ = ("_fd", "_identities", "_inner", "names")
 
@@ -72,7 +72,7 @@ class _Removal:
         self._inner.append([])
 
     def step(self) -> int:
-        """Handle some entries; return the number of those that were removed."""
+        """Handle up to ``STEP_ENTRIES`` entries, and return the number of removed entries."""
         gone = looked = 0
         while self.names and looked < STEP_ENTRIES:
             inner = self._inner[-1]
@@ -89,7 +89,7 @@ class _Removal:
         return gone
 
     def _empty(self, inner: list[str]) -> int:
-        """Remove entries that are no folders, and add the folders to ``inner``, within the limit of a step."""
+        """Remove the entries that are not folders, and add the folders to ``inner``, within the limit of a step."""
         gone = 0
         with os.scandir(self._fd) as entries:
             for found in entries:
@@ -116,7 +116,7 @@ class _Removal:
             return
         self._open("..")
         if self._identity() != self._identities[-1]:
-            raise OSError(errno.EBUSY, "moved")
+            raise OSError(errno.EBUSY, "the folder was moved")
         os.rmdir(name, dir_fd=self._fd)
 
     def _open(self, name: str) -> None:

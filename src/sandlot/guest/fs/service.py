@@ -1,10 +1,10 @@
-"""The ``file.*`` calls: read, write, list, stat, mkdir, move and remove, with the rights of the user that the host names.
+"""The ``file.*`` calls: read, write, list, stat, mkdir, move and remove, with the permissions of the user that the host names.
 
 Invariants:
-- Every path is opened with the effective ids of that user (``as_file_user``), so a link leads only where the user could go.
-- Only regular files are read and written. A FIFO or a device is refused, and opening one never blocks.
-- A file is written beside its target and renamed when the body is complete: a broken transfer leaves the old file.
-- Long work yields, so that a huge folder or a deep tree does not stop the guest.
+- Every path is opened with the effective ids of that user (``as_file_user``), so following a link gives no further access.
+- Only regular files are read and written. A FIFO or a device is refused, and opening it never blocks.
+- A new file is written beside its target and renamed when its content is complete, so an incomplete transfer leaves the old file.
+- Long work is done in steps, so that a huge folder or a deep tree does not block the guest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def _require_absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
-        raise RpcError("path_invalid", f"The path {path[:300]!r} is not absolute.", "Start it with '/'.")
+        raise RpcError("path_invalid", f"The path {path[:300]!r} is not absolute.", "Begin the path with '/'.")
     return path
 
 
@@ -41,7 +41,7 @@ class FileService:
 
     Args:
         loop: The guest's loop.
-        rpc: Forgets a broken upload, so that a repetition of its call begins again.
+        rpc: Forgets an incomplete upload, so that a repeated call starts it again.
     """
 
     __slots__ = ("_loop", "_rpc")
@@ -54,7 +54,7 @@ class FileService:
         """Handle ``file.read``."""
         path = _require_absolute(call.args["path"])
         if call.args["offset"] < 0 or (call.args["length"] or 0) < 0:
-            raise RpcError("invalid_request", "Offset and length are not negative.")
+            raise RpcError("invalid_request", "The offset or the length is negative.")
         fd = open_regular(path, os.O_RDONLY, lookup_account(call.args["user"]))
         try:
             found = os.fstat(fd)
@@ -97,7 +97,7 @@ class FileService:
                     try:
                         entries.append(describe(inner, os.lstat(inner)))
                     except OSError as error:
-                        if error.errno == errno.ENAMETOOLONG:  # the entry exists, but no path leads to it: it must not be left out silently
+                        if error.errno == errno.ENAMETOOLONG:  # the entry exists, but its path is too long: do not leave it out silently
                             call.respond(path_error(error, inner))
                             return
                         # Otherwise the entry was removed after the folder was read.
@@ -105,9 +105,9 @@ class FileService:
         call.result(entries=entries, more=len(names) > end)
 
     def mkdir(self, call: Call) -> None:
-        """Handle ``file.mkdir``. With ``parents``, a folder that exists is no error, as with mkdir -p.
+        """Handle ``file.mkdir``. With ``parents``, an existing folder is not an error, as with mkdir -p.
 
-        The mode is that of the folder itself, regardless of the umask, as with mkdir -m; its parents get the umask's.
+        The mode applies to the folder itself, regardless of the umask, as with mkdir -m. Its new parents get the default mode.
         """
         path = _require_absolute(call.args["path"]).rstrip("/") or "/"
         account = lookup_account(call.args["user"])
@@ -116,7 +116,7 @@ class FileService:
             with as_file_user(account):
                 if call.args["parents"]:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
-                # Not by chmod(2) afterwards: the path may be another program's link by then.
+                # chmod(2) after mkdir(2) would be unsafe: the path may have become a link of another program.
                 umask = os.umask(0) if mode is not None else None
                 try:
                     os.mkdir(path, 0o777 if mode is None else mode & 0o7777)
@@ -143,11 +143,11 @@ class FileService:
         except OSError as error:
             raise path_error(error, target if error.errno in {errno.EEXIST, errno.ENOTEMPTY} else source) from None
         if taken:
-            raise path_error(OSError(errno.EEXIST, "exists"), target)
+            raise path_error(OSError(errno.EEXIST, "the target exists"), target)
         call.result(**stat_path(target, account, follow=False))
 
     def remove(self, call: Call) -> None:
-        """Handle ``file.remove``: remove a file, a link itself, or a folder."""
+        """Handle ``file.remove``: remove a file, a link (not its target) or a folder."""
         path = _require_absolute(call.args["path"])
         self._loop.add_task(self._remove(call, path, lookup_account(call.args["user"]), recursive=call.args["recursive"]))
 

@@ -1,4 +1,4 @@
-"""Transfers of file bodies: downloads and uploads."""
+"""Transfers of file contents: downloads and uploads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ_BYTES = 60000
 
 
 class Download:
-    """Sends a file to the host, as fast as the stream takes it."""
+    """One download: sends a file to the host as fast as the stream accepts it."""
 
     __slots__ = ("_call", "_fd", "_left", "_path", "_sent")
 
@@ -62,7 +62,7 @@ class Download:
 
 
 class Upload:
-    """Writes a body of the host into a file."""
+    """One upload: writes the bytes of the host into a file."""
 
     __slots__ = ("_account", "_call", "_fd", "_path", "_rpc", "_temporary")
 
@@ -81,7 +81,7 @@ class Upload:
     def _begin(self) -> None:
         folder, _, name = self._path.rpartition("/")
         if not name or name in {".", ".."}:
-            raise RpcError("path_invalid", f"{self._path[:300]!r} is a folder.", "Name a file.")
+            raise RpcError("path_invalid", f"{self._path[:300]!r} is a folder.", "Pass the path of a file.")
         mode = self._call.args["mode"]
         try:
             with as_file_user(self._account):
@@ -95,7 +95,7 @@ class Upload:
         if self._call.args["append"]:
             self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._account, mode & 0o777)
             return
-        # Independent of the target's name, which may already have the longest length (255 bytes).
+        # The name does not contain that of the target, which may already have the maximum length (255 bytes).
         self._temporary = f"{folder}/.{self._call.id}.part"
         try:
             with as_file_user(self._account):
@@ -107,10 +107,10 @@ class Upload:
             raise path_error(error, self._path) from None
 
     def _stat_target(self) -> os.stat_result | None:
-        """Return the status of the file that is there now. A link is followed, so that writing keeps it.
+        """Return the status of an existing file, or None. If the path is a link, its target is written, and the link stays.
 
         Raises:
-            OSError: The path is no regular file, or the user may not write it.
+            OSError: The path is not a regular file, or the user may not write it.
         """
         try:
             found = os.stat(self._path)
@@ -119,11 +119,11 @@ class Upload:
                 self._path = os.path.realpath(self._path)
             return None
         if stat.S_ISDIR(found.st_mode):
-            raise OSError(errno.EISDIR, "folder")
+            raise OSError(errno.EISDIR, "the path is a folder")
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.ENXIO, "special")
+            raise OSError(errno.ENXIO, "the path is a special file")
         if not os.access(self._path, os.W_OK, effective_ids=True):
-            raise OSError(errno.EACCES, "not writable")
+            raise OSError(errno.EACCES, "the user may not write the file")
         if os.path.islink(self._path):
             self._path = os.path.realpath(self._path)
         return found
@@ -158,7 +158,7 @@ class Upload:
             self._call.respond(error)
 
     def _abort(self) -> None:
-        """Remove what was written, because the body is incomplete: the old file stays."""
+        """Remove the temporary file, because the content is incomplete. The old file stays."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,5 +1,5 @@
-"""Helpers: programs of the guest that run beside it, as processes, because their work would block the guest's loop.
+"""Helpers: programs for work that would block the guest's loop. Each request starts one as a process.
 
-The host starts them on the guest's own interpreter, as the user of the request. They are modules of the guest's zip, except ``sudo``, which
-``/usr/bin/sudo`` of the image starts by its path.
+The host starts them on the guest's own interpreter, as the user of the request; ``protocol/helpers.py`` lists them. They are modules of the
+guest's zip, except ``sudo``, which ``/usr/bin/sudo`` of the image starts by its path.
 """

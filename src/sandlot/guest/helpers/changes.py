@@ -1,14 +1,14 @@
-"""Finds regular files that were created or changed below some folders between two moments.
+"""Finds regular files that were created or changed in folders between two moments.
 
-The request names the folders. ``{"marked": True}`` is sent when they were examined: the first moment. The next message of the host is the second
-moment; the result contains the differences.
+The request names the folders. The helper examines them and sends ``{"marked": True}``, which is the first moment. The next message of the host is
+the second moment: the helper examines the folders again and sends the differences.
 
 Invariants:
 - A file differs by inode, size, mtime or ctime (stat(2)). Every write, rename and change of mode changes the ctime, and no program can set it.
-- The kernel stamps files with a clock that advances every few milliseconds (CLOCK_REALTIME_COARSE). A change in the tick of the first look
-  would be missed, so the first moment is not before the end of that tick.
-- At most ``MAX_FILES`` entries are examined below each folder, in a fixed order. Entries beyond are neither reported nor taken for new: if one
-  of the looks was cut off, files that only the other one has reached do not count, and ``more`` is true.
+- The kernel's clock for file times advances every few milliseconds (CLOCK_REALTIME_COARSE). A change within the same tick as the first look
+  would be missed, so the helper waits for the end of that tick before it sends ``marked``.
+- At most ``MAX_FILES`` entries below each folder are examined, in a fixed order. If a look was cut off, entries that only the other look has
+  reached are not reported, and ``more`` is true.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 
 from sandlot.guest.helpers.helper import receive_message, send_message, serve
 from sandlot.guest.helpers.walk import UnreadableFolder, walk
+from sandlot.protocol.helpers import MAX_CHANGED_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,27 +31,28 @@ if TYPE_CHECKING:
     Place = tuple[list[str], str]
 
 MAX_FILES = 20_000
-MAX_REPORTED = 1_000
+"""Maximum number of entries that are examined below each folder."""
 MAX_REPORTED_BYTES = 256 * 1024
-"""Paths of one report."""
+"""Maximum total length of the reported paths."""
 BATCH = 100
+"""Number of files in one message."""
 COARSE = 5
-"""CLOCK_REALTIME_COARSE, clock_gettime(2); python 3.11 has no name for it."""
+"""CLOCK_REALTIME_COARSE (clock_gettime(2)), which Python 3.11 does not define."""
 TICK_S = 0.05
-"""Longer than any tick: a file with a time in the future is not waited for."""
+"""Maximum time to wait, longer than any tick. A file may have a time in the future."""
 
 
 class Look:
-    """The files below one folder at one moment.
+    """A record of the files below one folder at one moment.
 
     Args:
-        root: The folder.
-        max_entries: Entries to examine.
+        root: Path of the folder.
+        max_entries: Maximum number of entries to examine.
 
     Attributes:
-        files: Folder -> name -> what tells whether a file has changed.
-        newest_ns: Latest ctime.
-        reached: Folder and name at which the look was cut off; None if it was complete.
+        files: Folder -> name -> inode, size and times of the file.
+        newest_ns: Latest ctime of a file.
+        reached: Folder and name at which the look was cut off; None if it was not.
         unseen: Folders that could not be examined.
     """
 
@@ -66,11 +68,11 @@ class Look:
 
     @property
     def complete(self) -> bool:
-        """True if everything was examined."""
+        """True if all entries were examined."""
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
-        """Return whether the look would have found a file, if the file had existed."""
+        """Return True if the look has reached the place of a file, so that a missing file did not exist."""
         if self.reached is not None and (inside.split("/"), name) >= self.reached:
             return False
         return not any(folder in {"", inside} or inside.startswith(f"{folder}/") for folder in self.unseen)
@@ -92,7 +94,7 @@ class Look:
             self.unseen.append("")
 
     def _look_in(self, folder: Folder, max_entries: int) -> int:
-        """Examine the files of one folder; return how many further entries may be examined."""
+        """Examine the files of one folder, and return the number of entries that may still be examined."""
         found: dict[str, Key] = {}
         for name, status in folder.entries():
             if not max_entries:
@@ -108,7 +110,7 @@ class Look:
 
 
 def wait_for_next_tick(looks: list[Look]) -> None:
-    """Wait for the end of the tick in which the newest file was written."""
+    """Wait for the end of the clock tick in which the newest file was written."""
     newest_ns = max((look.newest_ns for look in looks), default=0)
     until_s = time.monotonic() + TICK_S
     while time.clock_gettime_ns(COARSE) <= newest_ns and time.monotonic() < until_s:
@@ -116,7 +118,7 @@ def wait_for_next_tick(looks: list[Look]) -> None:
 
 
 def difference(before: Look, after: Look) -> list[dict[str, Any]]:
-    """Return the files that differ between two looks."""
+    """Return the files that were created or changed between two looks."""
     found = []
     for inside, files in after.files.items():
         known = before.files.get(inside, {})
@@ -146,7 +148,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     size = 0
     for file in sorted(found.values(), key=lambda file: file["path"]):
         size += len(os.fsencode(file["path"]))
-        if len(report) == MAX_REPORTED or size > MAX_REPORTED_BYTES:
+        if len(report) == MAX_CHANGED_FILES or size > MAX_REPORTED_BYTES:
             more = True
             break
         report.append(file)

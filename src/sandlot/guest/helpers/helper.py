@@ -1,11 +1,11 @@
-"""Messages between the host and a helper that the host has started.
+"""Messages between the host and a helper that the host has started, and the common frame of all helpers.
 
-Descriptor 0 carries the request, one message, and then whatever the helper reads: an archive, or further messages. Descriptor 1 carries
-bytes of the helper, descriptor 2 its messages (``protocol/values.py``).
+Descriptor 0 carries the request, which is one message, and then the input of the helper: an archive or further messages. Descriptor 1
+carries bytes of the helper, descriptor 2 its messages (``protocol/values.py``).
 
 Invariants:
 - The last message is ``{"result": ...}`` or ``{"error": ..., "message": ..., "hint": ...}``. A helper that ends without one has failed.
-- A helper ends when its input ends, on SIGTERM, and when the host does not take its output; it removes what it has left half done.
+- A helper ends when its input ends, on SIGTERM, and when the host closes its output. It removes incomplete files before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from sandlot.guest.errors import RpcError
 from sandlot.protocol import values
 from sandlot.protocol.fast_imports import signal
+from sandlot.protocol.helpers import MAX_MESSAGE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +23,16 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 REQUESTS, BYTES, MESSAGES = 0, 1, 2
-MAX_MESSAGE_BYTES = 1024 * 1024
-"""The host refuses longer messages."""
 MAX_TRACE_CHARS = 2000
 
 
 def send_message(message: dict[str, Any]) -> None:
-    """Send a message; wait while the host does not take it."""
+    """Send a message. Waits while the host does not read."""
     send(values.encode_message(message), MESSAGES)
 
 
 def send(data: bytes | memoryview, to: int = BYTES) -> None:
-    """Send bytes; wait while the host does not take them."""
+    """Send bytes. Waits while the host does not read."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(to, rest) :]
@@ -50,10 +49,10 @@ def receive_message() -> Any:
 
 
 def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
-    """Carry out the request of the host, send the result or the error, and end the process.
+    """Execute the request of the host, send the result or the error, and end the process.
 
     Args:
-        work: Takes the request and returns the result.
+        work: Function that takes the request and returns the result.
     """
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -61,7 +60,7 @@ def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
         send_message(_outcome(work))
     except (EOFError, BrokenPipeError):
         os._exit(1)  # the host is gone
-    os._exit(0)  # nothing is left to clean up, and the interpreter takes milliseconds for its own end
+    os._exit(0)  # nothing is left to clean up, and a regular exit of the interpreter takes milliseconds
 
 
 def _outcome(work: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
@@ -72,9 +71,13 @@ def _outcome(work: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]
     except (EOFError, BrokenPipeError, SystemExit):
         raise
     except MemoryError:
-        return {"error": "limit_exceeded", "message": "The sandbox has no memory for this.", "hint": "Ask for more memory, or for less at once."}
-    except Exception:  # noqa: BLE001 - the host logs every defect
-        import traceback  # noqa: PLC0415 - slow to import, and seldom needed
+        return {
+            "error": "limit_exceeded",
+            "message": "The sandbox has not enough memory for this request.",
+            "hint": "Use a sandbox with more memory, or split the request.",
+        }
+    except Exception:  # noqa: BLE001 - the host logs the traceback
+        import traceback  # noqa: PLC0415 - slow to import, and rarely needed
 
         return {"error": "internal", "message": traceback.format_exc()[-MAX_TRACE_CHARS:], "hint": ""}
 

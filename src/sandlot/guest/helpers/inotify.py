@@ -25,7 +25,7 @@ class InotifyEvent:
     Attributes:
         watch: Number of the watch.
         mask: Kind of the event.
-        cookie: Number that the two events of a move have in common.
+        cookie: Number that is the same in the two events of a move.
         name: Name of the entry in the watched folder.
     """
 
@@ -50,14 +50,14 @@ class Inotify:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._libc, "inotify_init1"):
-            raise OSError(errno.ENOSYS, "no inotify")
+            raise OSError(errno.ENOSYS, "the C library has no inotify functions")
         self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, path: str) -> int:
-        """Watch a folder; return the number of the watch.
+        """Watch a folder, and return the number of the watch.
 
         Raises:
-            OSError: The path is no folder or does not exist, or there are too many watches (ENOSPC).
+            OSError: The path is not a folder or does not exist, or there are too many watches (ENOSPC).
         """
         return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), WANTED))
 
@@ -66,7 +66,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self.fd, watch)  # it may have ended with its folder
 
     def read(self) -> Iterator[InotifyEvent]:
-        """Return the events so far."""
+        """Yield the events so far, without waiting."""
         while True:
             try:
                 raw = os.read(self.fd, _READ_BYTES)

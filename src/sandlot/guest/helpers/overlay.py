@@ -1,22 +1,23 @@
-"""Packs what a sandbox has in addition to its image as a layer, and applies such a layer: files without memory.
+"""Packs the differences between the files of a sandbox and its image as a layer, and applies such a layer to another sandbox.
 
-The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host about folders of the image, because only the
-host can still see them: ``{"folder": path}`` is answered by ``{"names", "ctimes", "more"}`` (``more``: another message follows) or by
-``{"missing": True}``. The layer is sent, or received, as bytes.
+The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host for the entries of folders of the image,
+because the sandbox shows only the changed folders. The response to ``{"folder": path}`` is ``{"names", "ctimes", "more"}``, where ``more`` means
+that another message follows, or ``{"missing": True}``. The layer is sent, or received, as bytes.
 
-A layer is a sequence of records: a length of four bytes, big endian, and a map (``protocol/values.py``). A record of kind ``file`` is followed
-by the chunks of the file: four bytes, whose first bit marks a hole of the length in the other bits; otherwise that many bytes follow. A
-length of zero ends the file. The first record contains the version, the last one is ``end`` with the number of records before.
+A layer is a sequence of records. A record is a length of four bytes, big endian, and a map (``protocol/values.py``). The chunks of the file
+follow a record of kind ``file``. A chunk is a number of four bytes and that many bytes; if the first bit of the number is set, the chunk is a
+hole and has no bytes. The number 0 ends the file. The first record contains the version; the last record has the kind ``end`` and the number of
+records before.
 
 Invariants:
-- An entry belongs to the image if its ctime does: every change copies the entry, and each folder above it, into the sandbox's own layer.
-  That gives them another ctime, which no program can set (overlayfs and gVisor's overlay alike). So a folder with the image's ctime is
-  skipped. Times are not compared: an image may be newer on this host than the sandbox.
+- An entry is unchanged if it has the same ctime as in the image. Every change copies the entry, and each folder above it, into the upper
+  layer of the overlay, where they get another ctime, which no program can set (overlayfs and gVisor). So a folder with the ctime of the
+  image is skipped. Times are compared for equality only, because the image may be newer than the sandbox.
 - A layer contains regular files, folders, symbolic and hard links, and pipes, with owner, mode, mtime and the extended attributes that programs
-  set. It contains no sockets and devices, nothing of other file systems but ``/tmp``, and nothing of Sandlot.
-- Entries of the image that were removed are in the layer as well.
-- No link is followed. A layer without its end is incomplete. That is found out after its records were applied: the caller applies a layer
-  to a new sandbox and throws that away then.
+  set. It contains no sockets or devices, no other file systems except ``/tmp``, and no files of Sandlot.
+- Removed entries of the image are recorded in the layer.
+- No link is followed. A layer without a record ``end`` is incomplete. This is detected after its records were applied, so the caller
+  applies a layer only to a new sandbox, which it deletes after an error.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from sandlot.guest.fs.remove import remove_tree
 from sandlot.guest.helpers.helper import REQUESTS, receive_message, send, send_message, serve
 from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
+from sandlot.protocol.helpers import LAYER_VERSION, PACK_LAYER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = 1
 CHUNK_BYTES = 256 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
 HOLE = 1 << 31
 MIN_HOLE_BYTES = 4096
-"""Shortest run of zeros that becomes a hole."""
+"""Minimum length of a chunk of zeros that is sent as a hole."""
 ATTRIBUTES = (b"user.", b"security.capability")
 MAX_ATTRIBUTE_BYTES = 65536
-"""Extended attributes of one entry that are kept."""
+"""Maximum size of the extended attributes of one entry. Further attributes are left out."""
 OWN = frozenset({b"/proc", b"/sys", b"/dev", b"/.sandlot", b"/run/sandlot"})
 TMP = b"/tmp"
 _ZEROS = bytes(CHUNK_BYTES)
@@ -69,7 +70,7 @@ class LayerWriter:
 
     def run(self) -> dict[str, Any]:
         """Send the whole layer."""
-        self._record({"kind": "layer", "version": VERSION})
+        self._record({"kind": "layer", "version": LAYER_VERSION})
         pending = [b"/"]
         while pending:
             path = pending.pop()
@@ -84,7 +85,7 @@ class LayerWriter:
         return {"records": self.records, "bytes": self.bytes}
 
     def _folder(self, path: bytes) -> list[bytes]:
-        """Send the changes in a folder; return the folders in it that may contain changes."""
+        """Send the changed entries of a folder, and return the subfolders that may contain changes."""
         known = {} if path in self._mounts else image_entries(path)
         fd = open_folder(os.fsdecode(path))
         below = []
@@ -113,7 +114,7 @@ class LayerWriter:
         return below
 
     def _entry(self, at: int, name: bytes, path: bytes, found: os.stat_result) -> bool:
-        """Send an entry that differs from the image; return whether it is a folder."""
+        """Send an entry that differs from the image. Return True if it is a folder."""
         about: dict[str, Any] = {
             "path": path,
             "mode": stat.S_IMODE(found.st_mode),
@@ -144,7 +145,7 @@ class LayerWriter:
             if (opened.st_dev, opened.st_ino) != key:
                 raise FileNotFoundError  # another file has its name now
             self._record(about)
-            left = opened.st_size  # what is appended meanwhile belongs to a later state
+            left = opened.st_size  # bytes that are appended meanwhile are not packed
             while left > 0:
                 piece = os.read(fd, min(left, CHUNK_BYTES))
                 if not piece:
@@ -181,7 +182,7 @@ class LayerWriter:
 
 
 def image_entries(path: bytes) -> dict[bytes, int]:
-    """Ask the host for a folder of the image: names and ctimes of its entries; nothing if the image has no such folder."""
+    """Ask the host for a folder of the image, and return name -> ctime of its entries; empty if the image has no such folder."""
     send_message({"folder": path})
     found: dict[bytes, int] = {}
     while True:
@@ -194,7 +195,7 @@ def image_entries(path: bytes) -> dict[bytes, int]:
 
 
 def attributes(path: bytes) -> dict[str, bytes]:
-    """Return the extended attributes of an entry that are kept (xattr(7))."""
+    """Return the extended attributes of an entry to keep (xattr(7))."""
     found: dict[str, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -213,7 +214,7 @@ def attributes(path: bytes) -> dict[str, bytes]:
 
 
 def mount_points() -> set[bytes]:
-    """Return the mount points below the root (proc(5), mountinfo)."""
+    """Return all mount points except the root (proc(5), mountinfo)."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             rows = file.read().splitlines()
@@ -223,7 +224,7 @@ def mount_points() -> set[bytes]:
 
 
 def unescape(text: bytes) -> bytes:
-    """Return a path of mountinfo, which contains spaces and some other characters as octal numbers."""
+    """Decode a path of mountinfo, in which spaces and some other characters are written as octal numbers."""
     first, *rest = text.split(b"\\")
     return first + b"".join(bytes([int(part[:_OCTAL_DIGITS], 8)]) + part[_OCTAL_DIGITS:] for part in rest)
 
@@ -232,7 +233,7 @@ def unescape(text: bytes) -> bytes:
 
 
 class LayerSource:
-    """The bytes of a layer that is received."""
+    """The bytes of a received layer."""
 
     __slots__ = ("_at", "_data")
 
@@ -244,7 +245,7 @@ class LayerSource:
         """Return the next ``size`` bytes.
 
         Raises:
-            EOFError: The input has ended before.
+            EOFError: The input has ended.
         """
         while len(self._data) - self._at < size:
             more = os.read(REQUESTS, CHUNK_BYTES)
@@ -264,7 +265,7 @@ class LayerSource:
         """Return the next record."""
         size = self.number()
         if size > MAX_RECORD_BYTES:
-            raise values.BadValue("a record that is too long")
+            raise values.EncodingError("a record is too long")
         record: dict[str, Any] = values.decode(self.take(size))
         return record
 
@@ -283,12 +284,16 @@ class LayerReader:
         """Apply the whole layer."""
         try:
             first = self._source.record()
-            if first.get("kind") != "layer" or first["version"] != VERSION:
-                raise RpcError("unsupported", "The layer of files is of another version of Sandlot.", "Restore it by the version that made it.")
+            if first.get("kind") != "layer" or first["version"] != LAYER_VERSION:
+                raise RpcError(
+                    "unsupported",
+                    "The files of the snapshot have the format of another version of Sandlot.",
+                    "Restore the snapshot with the version that created it.",
+                )
             while self._next():
                 pass
-        except (EOFError, values.BadValue, LookupError, TypeError, ValueError):
-            raise RpcError("conflict", "The layer of files is not whole.", "Take another snapshot.") from None
+        except (EOFError, values.EncodingError, LookupError, TypeError, ValueError):
+            raise RpcError("conflict", "The files of the snapshot are incomplete.", "Create another snapshot.") from None
         for about in reversed(self._folders):
             self._finish(about)
         return {"records": self.records}
@@ -331,7 +336,7 @@ class LayerReader:
         if not there:
             make_room(path)
             os.mkdir(path, 0o700)
-        self._folders.append(about)  # its mtime is set after its entries were created
+        self._folders.append(about)  # the mtime is set at the end, because creating entries changes it
 
     def _file(self, path: bytes, about: dict[str, Any]) -> None:
         fd = os.open(path, _MAKE, 0o600)
@@ -365,7 +370,7 @@ class LayerReader:
 
 
 def make_room(path: bytes) -> None:
-    """Remove what is at a path, and create the folder above it."""
+    """Remove the entry at a path, or create the folder above it."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -387,7 +392,7 @@ def remove(path: bytes) -> None:
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
     """Pack or apply a layer."""
-    return LayerWriter().run() if request["do"] == "pack" else LayerReader().run()
+    return LayerWriter().run() if request["do"] == PACK_LAYER else LayerReader().run()
 
 
 def main() -> None:

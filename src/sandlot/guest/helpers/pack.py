@@ -1,11 +1,11 @@
-"""Packs a folder or one file as a tar archive, plain or compressed by gzip, that is sent as bytes.
+"""Packs a folder or a file as a tar archive, plain or compressed with gzip, and sends the bytes.
 
 Invariants:
-- Names are relative to the folder; a single file has its own name. Regular files, folders and symbolic links are packed. Pipes, sockets and
-  devices are left out; the result has their number.
-- No link is followed below the folder; what is packed is what was found there (device and inode).
-- Anything that cannot be read ends the packing: an archive that is complete has everything. The error is in the archive as well, for
-  clients that know its format.
+- Names are relative to the folder; a single file keeps its name. Regular files, folders and symbolic links are packed. Pipes, sockets and
+  devices are left out, and the result contains their number.
+- No link is followed below the folder. A file that was replaced after its folder was read is skipped (device and inode are compared).
+- An entry that cannot be read ends the packing, so a complete archive contains all entries. The error is also written into the archive, for
+  clients that know the format (``tar.ERROR_CODE``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 256 * 1024
 COMPRESSION_LEVEL = 3
-"""Level 6, the default of zlib, takes three times as long and saves a tenth."""
+"""Compression level of zlib. The default, 6, takes three times as long and saves 10 %."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -36,7 +36,7 @@ class ArchiveWriter:
     """Sends one archive.
 
     Args:
-        compress: True to compress it by gzip.
+        compress: True to compress the archive with gzip.
     """
 
     __slots__ = ("_deflate", "_pending", "_pending_bytes", "bytes", "files", "folders", "left_out", "links")
@@ -48,7 +48,7 @@ class ArchiveWriter:
         self.files = self.folders = self.links = self.left_out = self.bytes = 0
 
     def put(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append bytes to the archive."""
         self._pending.append(data)
         self._pending_bytes += len(data)
         if self._pending_bytes >= CHUNK_BYTES:
@@ -66,12 +66,12 @@ class ArchiveWriter:
         send(data)
 
     def fail(self, error: RpcError) -> None:
-        """Write into the archive why it ends here."""
-        self.put(tar.message_header("SANDLOT.code", error.code) + tar.message_header("SANDLOT.error", error.message))
+        """Write an error into the archive, which ends there."""
+        self.put(tar.message_header(tar.ERROR_CODE, error.code) + tar.message_header(tar.ERROR_MESSAGE, error.message))
         self.flush(cut=True)
 
     def add_folder(self, folder: Folder, root: str) -> None:
-        """Add the entries of a folder, without those of folders in it."""
+        """Add the entries of a folder, without the entries of its subfolders."""
         for name, found in folder.entries():
             path = folder.path(name)
             member = tar.Member(path, tar.FILE, mode=stat.S_IMODE(found.st_mode), mtime_s=max(0, int(found.st_mtime)))
@@ -95,7 +95,11 @@ class ArchiveWriter:
         if folder.error is not None:
             raise path_error(folder.error, f"{root}/{folder.inside}")
         if folder.cut:
-            raise RpcError("too_large", f"{tar.shown(f'{root}/{folder.inside}')} has too many entries to be packed.", "Pack it by a command inside.")
+            raise RpcError(
+                "too_large",
+                f"{tar.shown(f'{root}/{folder.inside}')} has too many entries to be packed.",
+                "Pack the folder with a command in the sandbox.",
+            )
 
     def add_file(self, member: tar.Member, fd: int, found: os.stat_result, path: str) -> None:
         """Add a regular file and close its descriptor."""
@@ -108,7 +112,7 @@ class ArchiveWriter:
             while left:
                 piece = os.read(fd, min(left, CHUNK_BYTES))
                 if not piece:
-                    raise RpcError("conflict", f"{tar.shown(path)} became shorter while it was read.", "Try again while nothing writes to it.")
+                    raise RpcError("conflict", f"{tar.shown(path)} became shorter while it was read.", "Retry when no program writes to the file.")
                 left -= len(piece)
                 self.put(piece)
         finally:
@@ -127,7 +131,9 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         alone = None
         if not stat.S_ISDIR(found.st_mode):
             if not stat.S_ISREG(found.st_mode):
-                raise RpcError("path_invalid", f"{tar.shown(request['path'])} is neither a file nor a folder.", "Name a file or a folder.")
+                raise RpcError(
+                    "path_invalid", f"{tar.shown(request['path'])} is neither a file nor a folder.", "Pass the path of a file or a folder."
+                )
             alone = os.open(root, _READ)
         else:
             os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

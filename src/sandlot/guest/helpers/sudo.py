@@ -1,7 +1,8 @@
-"""``sudo`` of a sandbox: asks the guest to run a program as root, with this program's standard streams.
+"""``sudo`` of a sandbox: requests the guest to run a program as root, with the standard streams of this process.
 
-Runs on the guest's interpreter, started by ``/usr/bin/sudo``. It accepts ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--] [NAME=VALUE ...]
-PROGRAM [ARGUMENT ...]``, and ``-i`` or ``-s`` for a shell. There is no password: the boundary is the sandbox, not the user.
+It runs on the guest's interpreter, started by ``/usr/bin/sudo`` of the image. It accepts ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--]
+[NAME=VALUE ...] PROGRAM [ARGUMENT ...]``, and ``-i`` or ``-s`` for a shell. No password is needed: the security boundary is the sandbox, not
+the user.
 
 If ``/usr/local`` belongs to the caller, as in Sandlot's images, files that root installs there are given to the caller afterwards. Otherwise
 ``pip install --upgrade`` would fail after ``sudo pip install``. (S_ISGID does not help: gVisor's overlay loses that bit.)
@@ -41,9 +42,9 @@ class SudoArguments:
         self.shell = False
 
     def option(self, word: str, following: list[str]) -> int:
-        """Parse an option or assignment; return its number of words, 0 at the program."""
+        """Parse one option or assignment, and return its number of words; 0 if ``word`` is the program."""
         if word in {"-u", "--user"} and following[:1] not in (["root"], ["0"]):
-            raise UsageError("only root can be asked for")
+            raise UsageError("only -u root is supported")
         if word in {"-u", "--user", "-g", "-p"}:
             return 2
         if word in {"-V", "--version"}:
@@ -88,12 +89,12 @@ def parse(arguments: list[str]) -> SudoArguments:
 
 
 def run_as_root(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program as root; return its exit status."""
+    """Run a program as root, and return its exit status."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(SOCKET)
     except OSError as error:
-        sys.stderr.write(f"sudo: the sandbox's guest cannot be reached: {error}\n")
+        sys.stderr.write(f"sudo: cannot connect to the guest of the sandbox: {error}\n")
         return 1
     message = memoryview(values.encode_message({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()}))
     descriptors = array.array("i", [0, 1, 2])
@@ -103,7 +104,7 @@ def run_as_root(argv: list[str], env: dict[str, str]) -> int:
     reader = values.MessageReader()
     while part := link.recv(65536):
         reader.feed(part)
-    reply = next(reader.messages(), {"error": "the guest did not answer"})
+    reply = next(reader.messages(), {"error": "the guest closed the connection without a response"})
     if "error" in reply:
         sys.stderr.write(f"sudo: {reply['error']}\n")
         return 1
@@ -111,7 +112,7 @@ def run_as_root(argv: list[str], env: dict[str, str]) -> int:
 
 
 def install_times() -> dict[str, int]:
-    """Return the modification times, in nanoseconds, of the folders that installers change; none if they are not the caller's."""
+    """Return the modification times in nanoseconds of the folders that installers change; empty if the caller does not own the prefix."""
     found: dict[str, int] = {}
     try:
         if os.stat(INSTALL_PREFIX).st_uid != os.getuid():
@@ -129,7 +130,7 @@ def install_times() -> dict[str, int]:
 
 
 def main() -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line, and return the exit status."""
     try:
         parsed = parse(sys.argv[1:])
     except UsageError as error:

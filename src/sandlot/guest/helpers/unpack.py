@@ -1,9 +1,9 @@
-"""Unpacks a tar archive, plain or compressed by gzip, that is received as input, into a folder.
+"""Unpacks a tar archive from the input, plain or compressed with gzip, into a folder.
 
 Invariants:
-- Nothing is written outside of the folder: every name is walked from the open folder on, one part at a time, without following a link.
-- A file appears under its name complete or not at all. An existing file is replaced; so is a link, never its target.
-- An error names the entry that was refused. What was unpacked before stays.
+- Nothing is written outside the folder: each part of a name is opened relative to the folder before it, without following a link.
+- A file gets its name only when it is complete. An existing file is replaced. An existing link is replaced too, not its target.
+- An error names the entry that was refused. Entries that were unpacked before stay.
 - The files belong to the user that runs the helper; set-uid bits are cleared.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 * 1024
 INFLATED_BYTES = 256 * 1024
-"""Decompressed bytes at once: a decompression bomb is written piece by piece, until the limit of the disk stops it."""
+"""Maximum size of one decompressed piece. A decompression bomb is written in pieces until the disk is full, and uses no memory."""
 MAX_HELD_FOLDERS = 64
-"""Levels whose folders stay open for the next entry; deeper folders are opened each time."""
+"""Number of nested folders that stay open for the next entry. Deeper folders are opened for each entry."""
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GZIP = b"\x1f\x8b"
 MAGIC_BYTES = 6
@@ -38,7 +38,7 @@ _OWN = 0o700
 
 
 class Inflater:
-    """Decompresses an archive that may be compressed by gzip (RFC 1952), of one or more members."""
+    """Decompresses an archive that may be compressed with gzip (RFC 1952). A gzip file may consist of several members."""
 
     __slots__ = ("_begun", "_first", "_inflate", "_padded")
 
@@ -52,7 +52,7 @@ class Inflater:
         """Return the decompressed bytes of the next part.
 
         Raises:
-            TarError: The data is broken.
+            TarError: The compressed data is damaged.
         """
         if not self._begun:
             data = self._first = self._first + data
@@ -68,14 +68,14 @@ class Inflater:
                 if data == _GZIP[:1]:  # a read may end between the two bytes
                     self._first = data
                     return
-                if self._padded or not data.startswith(_GZIP):  # the rest is padding
+                if self._padded or not data.startswith(_GZIP):  # padding follows the last member
                     self._padded = True
                     return
                 self._inflate = zlib.decompressobj(31)
             try:
                 piece = self._inflate.decompress(data, INFLATED_BYTES)
             except zlib.error as error:
-                raise tar.TarError(f"The archive's compressed data is broken ({error}).") from None
+                raise tar.TarError(f"The archive's compressed data is damaged ({error}).") from None
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
             yield piece
 
@@ -83,7 +83,7 @@ class Inflater:
         self._begun, self._first = True, b""
         for magic, name in _OTHERS:
             if data.startswith(magic):
-                raise tar.TarError(f"The archive is compressed by {name}; it may be plain or compressed by gzip.")
+                raise tar.TarError(f"The archive is compressed with {name}; it must be plain or compressed with gzip.")
         if data.startswith(_GZIP):
             self._inflate = zlib.decompressobj(31)
 
@@ -94,7 +94,7 @@ class ArchiveExtractor:
     Args:
         root: Descriptor of the folder.
         path: Path of the folder, for messages.
-        max_entries: Number of entries that the archive may have.
+        max_entries: Maximum number of entries of the archive.
     """
 
     __slots__ = (
@@ -133,7 +133,7 @@ class ArchiveExtractor:
         """Handle the next event of a tar reader.
 
         Raises:
-            TarError: The entry is outside of the folder.
+            TarError: The entry is outside the folder.
             RpcError: The entry cannot be written.
         """
         if isinstance(event, tar.Member):
@@ -150,7 +150,7 @@ class ArchiveExtractor:
             raise path_error(error, self._shown()) from None
 
     def set_folder_modes(self) -> None:
-        """Set the modes of folders that would have prevented writing into them."""
+        """Set the modes of folders that would have made them read-only during the unpacking."""
         for names, mode in reversed(self._rights):
             fd = self._folder(names)
             try:
@@ -159,7 +159,7 @@ class ArchiveExtractor:
                 os.close(fd)
 
     def close(self) -> None:
-        """Remove a file that is not complete."""
+        """Remove the incomplete file, if there is one."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
@@ -174,8 +174,8 @@ class ArchiveExtractor:
         if self._entries > self._max_entries:
             raise RpcError(
                 "too_large",
-                f"The archive has more than {self._max_entries} entries; {tar.shown(member.name)} is one too many.",
-                "Send it in several parts.",
+                f"The archive has more than {self._max_entries} entries, the maximum; {tar.shown(member.name)} was not unpacked.",
+                "Split the archive.",
             )
         self._names = tar.parts(member.name)
         if not self._names:
@@ -232,13 +232,13 @@ class ArchiveExtractor:
         self.links += 1
 
     def _link(self, member: tar.Member, temporary: str) -> None:
-        """Create a hard link to a regular file in the folder; a hard link to a symbolic link would lead elsewhere."""
+        """Create a hard link to a regular file in the folder. A hard link to a symbolic link could point out of the folder."""
         *above, name = tar.parts(member.target) or [""]
         source = self._folder(above, make=False)
         try:
             if not name or not stat.S_ISREG(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
                 raise tar.TarError(
-                    f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is no file.", member.name
+                    f"The archive's hard link {tar.shown(member.name)} is to {tar.shown(member.target)}, which is not a file.", member.name
                 )
             os.link(name, temporary, src_dir_fd=source, dst_dir_fd=self._at, follow_symlinks=False)
         finally:
@@ -252,7 +252,7 @@ class ArchiveExtractor:
         self._at = -1
 
     def _folder(self, names: list[str], *, make: bool = True) -> int:
-        """Return the descriptor of a folder; the caller closes it."""
+        """Open a folder below the root, and return its descriptor, which the caller closes."""
         same = 0
         while same < min(len(names), len(self._held)) and names[same] == self._held[same][0]:
             same += 1
@@ -279,8 +279,8 @@ class ArchiveExtractor:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             return RpcError(
                 "path_invalid",
-                f"The archive's entry {tar.shown(member.name)} leads through a link, or through what is no folder.",
-                "Remove that first.",
+                f"A part of the path of the archive's entry {tar.shown(member.name)} is a link or a file in the folder.",
+                "Remove the link or file first.",
             )
         if member.kind == tar.HARDLINK and error.errno == errno.ENOENT:
             return RpcError(
@@ -290,7 +290,7 @@ class ArchiveExtractor:
 
 
 def _enter(fd: int, name: str, *, make: bool) -> int:
-    """Open a folder in an open one; create it if it does not exist."""
+    """Open a subfolder of an open folder. Create it if it does not exist."""
     try:
         return open_folder(name, fd)
     except FileNotFoundError:
@@ -304,7 +304,7 @@ def _enter(fd: int, name: str, *, make: bool) -> int:
 
 
 def _temporary_name() -> str:
-    """Return a name for a file that is not complete."""
+    """Return a new name for an incomplete file."""
     return f".{os.urandom(8).hex()}.part"
 
 
@@ -321,7 +321,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         _unpack(extractor)
         extractor.set_folder_modes()
     except tar.TarError as error:
-        raise RpcError("invalid_request", error.message, "What came before it was unpacked.") from None
+        raise RpcError("invalid_request", error.message, "Repair the archive. The entries before the error were unpacked.") from None
     finally:
         extractor.close()
     return {"files": extractor.files, "folders": extractor.folders, "links": extractor.links, "bytes": extractor.bytes}

@@ -1,8 +1,8 @@
-"""Binds volumes to their paths: each volume is in a folder of the hub, which the driver has mounted.
+"""Binds volumes to their paths. The driver has mounted the volumes in folders of the hub (``link/payload.py``, ``VOLUMES``).
 
 Invariants:
-- After a volume was removed from its path, what was there before is visible again; nothing in the volume changes.
-- A request may be repeated: what is already as requested stays.
+- After a volume was unbound from its path, the former content of the path is visible again. The volume does not change.
+- A request may be repeated. Volumes that are bound as requested already stay bound.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
     """Unbind some volumes and bind others.
 
     Args:
-        request: ``gone``: paths of volumes to unbind, even if they are in use. ``free``: volumes to unbind only if they are not in use: path,
-            folder in the hub, a folder with many files, and how often to read these, which makes gVisor release what nothing uses.
-            ``there``: volumes to bind: folder in the hub, path, and whether to bind it read-only. The host enforces that as well; here it
-            makes write calls fail instead of losing their effect.
+        request: ``gone``: paths of volumes to unbind, even if they are in use. ``free``: volumes to unbind only if they are not in use. Each has
+            a path, a folder in the hub, a folder with many files, and the number of times to stat these files, which makes gVisor drop unused
+            files of the volume from its caches. ``there``: volumes to bind. Each has a folder in the hub, a path, and a flag to bind it
+            read-only. The host also prevents writes; the flag makes write calls inside fail instead of having no effect.
 
     Returns:
         ``used``: paths that stay bound because they are in use.
@@ -37,7 +37,7 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
     used: list[str] = []
     libc = ctypes.CDLL(None, use_errno=True)
     for path in request["gone"]:
-        libc.umount2(os.fsencode(path), MNT_DETACH)  # a process inside may have done it already
+        libc.umount2(os.fsencode(path), MNT_DETACH)  # fails if a process inside has unbound it already
     for path, source, others, rounds in request.get("free", ()):
         files = _files_in(others)
         if _is_bound(source, path) and libc.umount2(os.fsencode(path), 0) and ctypes.get_errno() == EBUSY:
@@ -57,21 +57,23 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
             failed_call = libc.mount(None, where, None, ctypes.c_ulong(MS_REMOUNT | MS_BIND | MS_RDONLY), None)
         if failed_call:
             number = ctypes.get_errno()
-            raise RpcError("unsupported", f"The volume cannot be put at {path}: {os.strerror(number)}.", "Choose another path, or another template.")
+            raise RpcError(
+                "unsupported", f"The volume cannot be mounted at {path}: {os.strerror(number)}.", "Choose another path, or another template."
+            )
     return {"used": used}
 
 
 def _files_in(others: str) -> list[str]:
-    """Return the files of the folder that has many."""
+    """Return the paths of the files in the folder with many files."""
     try:
         return [f"{others}/{name}" for name in os.listdir(others)]
     except FileNotFoundError:
-        message = "This sandbox was started by an earlier version, and cannot give a volume back as it is."
-        raise RpcError("conflict", message, "Hibernate it once; then detach the volume.") from None
+        message = "The sandbox was started by an earlier version of Sandlot, and cannot detach a volume while it runs."
+        raise RpcError("conflict", message, "Hibernate and resume the sandbox; then detach the volume.") from None
 
 
 def _is_bound(source: str, path: str) -> bool:
-    """Return whether a folder of the hub is bound to a path."""
+    """Return True if a folder of the hub is bound to a path."""
     try:
         here, there = os.stat(source), os.stat(path)
     except OSError:

@@ -1,10 +1,10 @@
-"""A walk through the folders below a folder, in the order of their names, that follows no link.
+"""A walk through all folders below a folder, in the order of their names, without following links.
 
 Invariants:
-- No link is followed below the root. A folder is opened by its path, and is used only if it is the one that its parent named (device and
-  inode), whatever was put in its place meanwhile.
-- One folder is open at a time, however deep the tree is.
-- A folder comes before those in it, in the order of names: two walks of the same tree are the same.
+- No link is followed below the root. A folder is opened by its path, and used only if device and inode are those that were read from its
+  parent, so a folder that was replaced meanwhile is skipped.
+- One folder is open at a time, even in a deep tree.
+- A folder comes before its subfolders, in the order of names: two walks of the same tree give the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_NAMES = 100_000
-"""Entries of one folder; more names would take too much memory."""
+"""Maximum number of entries of one folder. More names would take too much memory."""
 
 Identity = tuple[int, int]
 
@@ -28,12 +28,12 @@ class Folder:
     """One folder of a walk.
 
     Args:
-        inside: Its path below the root, without a slash at either end; empty for the root.
-        fd: Its descriptor, open until the next folder is requested.
+        inside: Path relative to the root, without a slash at either end; empty for the root.
+        fd: Descriptor of the folder, open until the next folder is requested.
 
     Attributes:
-        cut: True if some of its entries were not seen.
-        error: Why not, if a system call failed.
+        cut: True if some entries were not read.
+        error: The failed system call that is the reason, if there is one.
     """
 
     __slots__ = ("_below", "cut", "error", "fd", "inside")
@@ -46,7 +46,7 @@ class Folder:
         self._below: list[tuple[str, Identity]] = []
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Return names and lstat(2) of its entries. Folders among them are visited later in the walk."""
+        """Return the name and the lstat(2) result of each entry. Subfolders are visited later in the walk."""
         names = os.listdir(self.fd)
         if len(names) > MAX_NAMES:
             self.cut = True
@@ -65,20 +65,20 @@ class Folder:
             yield name, found
 
     def path(self, name: str) -> str:
-        """Return the path of an entry below the root."""
+        """Return the path of an entry, relative to the root."""
         return f"{self.inside}/{name}" if self.inside else name
 
     def below(self) -> list[tuple[str, Identity]]:
-        """Return the folders that were seen in it, last name first."""
+        """Return the subfolders that were read, last name first."""
         return self._below[::-1]
 
 
 def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
-    """Return a folder and all folders below it; the entries of each must be read before the next is requested.
+    """Yield a folder and all folders below it. The entries of a folder must be read before the next folder is requested.
 
     Args:
-        root: Absolute path.
-        follow: True if links in that path are followed.
+        root: Absolute path of the folder.
+        follow: True to follow links in ``root``.
 
     Raises:
         OSError: The root cannot be opened.
@@ -111,7 +111,7 @@ class UnreadableFolder(Folder):
     """A folder that could not be opened.
 
     Args:
-        inside: Its path below the root.
+        inside: Path relative to the root.
         error: The failed system call.
     """
 

@@ -1,12 +1,13 @@
 """Watches a folder and reports what is created, modified, removed and moved in it.
 
-It uses inotify(7) if the kernel has it. Otherwise it scans the folder every second; what comes and goes between two scans is missed.
+The helper uses inotify(7) if the kernel supports it. Otherwise it scans the folder every second, and misses files that exist only between
+two scans.
 
 Invariants:
-- Everything after ``{"watching": ...}`` is reported; if something may have been missed, ``overflow`` is reported.
-- No link is followed, and at most as many folders are watched as the request allows.
-- Changes of one file within a short time are one event: a program that writes a gigabyte causes few events.
-- If the folder itself is removed, moved or unmounted, that is the last report.
+- Every change after ``{"watching": ...}`` is reported. If changes may have been missed, ``overflow`` is reported.
+- No link is followed. At most the requested number of folders is watched.
+- Changes of one file within a short time are reported as one event, so a program that writes a gigabyte causes few events.
+- The watch ends when the folder itself is removed, moved or unmounted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sandlot.guest.helpers import inotify
 from sandlot.guest.helpers.helper import REQUESTS, send_message, serve
 from sandlot.guest.helpers.inotify import Inotify
 from sandlot.guest.helpers.walk import UnreadableFolder, walk
+from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH_EVENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,20 +33,23 @@ if TYPE_CHECKING:
 
     from sandlot.guest.helpers.inotify import InotifyEvent
 
+CREATED, MODIFIED, REMOVED, MOVED, OVERFLOW = WATCH_EVENTS
 BATCH_DELAY_S = 0.03
+"""Time for which further events are collected before a report."""
 SCAN_INTERVAL_S = 1.0
 MAX_SCANNED = 20_000
-"""Entries of a scan."""
+"""Maximum number of entries of a scan."""
 MAX_EVENTS = 100
+"""Maximum number of events in one message."""
 _GONE = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.UNMOUNT | inotify.IGNORED
 
 
 class TooManyFoldersError(Exception):
-    """There are more folders than may be watched."""
+    """The limit of watched folders is exceeded."""
 
 
 class Batch:
-    """Events that are reported together, without repetitions."""
+    """Events that are reported together, without duplicates."""
 
     __slots__ = ("_events", "_known")
 
@@ -54,12 +59,12 @@ class Batch:
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
         """Add an event. A modification of an entry that was just created is left out."""
-        if kind in {"created", "modified", "overflow"}:
-            if (kind, path) in self._known or (kind == "modified" and ("created", path) in self._known):
+        if kind in {CREATED, MODIFIED, OVERFLOW}:
+            if (kind, path) in self._known or (kind == MODIFIED and (CREATED, path) in self._known):
                 return
             self._known.add((kind, path))
         else:
-            self._known -= {("created", path), ("modified", path)}
+            self._known -= {(CREATED, path), (MODIFIED, path)}
         self._events.append({"kind": kind, "path": path, "folder": folder, "from": source})
 
     def send(self) -> None:
@@ -73,8 +78,8 @@ class InotifyWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: True to watch the folders in it as well.
-        max_folders: Number of folders that may be watched.
+        recursive: True to watch all folders below the folder too.
+        max_folders: Maximum number of watched folders.
 
     Raises:
         OSError: inotify cannot be used.
@@ -95,7 +100,7 @@ class InotifyWatcher:
             self._enter("", None)
 
     def report(self) -> bool:
-        """Report events; return False once the folder is gone."""
+        """Report new events. Return False if the folder is gone."""
         batch = Batch()
         events = list(self._queue.read())
         arrived = {event.cookie: event for event in events if event.mask & inotify.MOVED_TO}
@@ -103,7 +108,7 @@ class InotifyWatcher:
         alive = True
         for event in events:
             if event.mask & inotify.OVERFLOW:
-                batch.add("overflow")
+                batch.add(OVERFLOW)
                 self._entered("", batch)
             elif event.watch == self._watch and event.mask & _GONE:
                 alive = False
@@ -121,33 +126,33 @@ class InotifyWatcher:
             to = arrived.get(event.cookie)
             if to is None or to.watch not in self._folders:
                 self._leave(inside)
-                batch.add("removed", path, folder=folder)
+                batch.add(REMOVED, path, folder=folder)
                 return
             self._rename(inside, self._path(to))
-            batch.add("moved", f"{self._root.rstrip('/')}/{self._path(to)}", folder=folder, source=path)
+            batch.add(MOVED, f"{self._root.rstrip('/')}/{self._path(to)}", folder=folder, source=path)
         elif event.mask & inotify.DELETE:
-            batch.add("removed", path, folder=folder)
+            batch.add(REMOVED, path, folder=folder)
         elif event.mask & (inotify.CREATE | inotify.MOVED_TO):
             if event.mask & inotify.MOVED_TO and event.cookie in left:
                 return  # reported together with MOVED_FROM
-            batch.add("created", path, folder=folder)
+            batch.add(CREATED, path, folder=folder)
             if folder:
                 self._entered(inside, batch)
         elif event.mask & (inotify.MODIFY | inotify.ATTRIB):
-            batch.add("modified", path, folder=folder)
+            batch.add(MODIFIED, path, folder=folder)
 
     def _path(self, event: InotifyEvent) -> str:
         above = self._folders[event.watch]
         return f"{above}/{event.name}" if above else event.name
 
     def _entered(self, inside: str, batch: Batch) -> None:
-        """Watch a new folder, and report what was created in it before that."""
+        """Watch a new folder, and report the entries that were created before it was watched."""
         if not self._recursive:
             return
         try:
             self._enter(inside, batch)
         except TooManyFoldersError:
-            batch.add("overflow")
+            batch.add(OVERFLOW)
         except OSError:
             return  # removed meanwhile
 
@@ -169,10 +174,10 @@ class InotifyWatcher:
                     continue
             for name, found in folder.entries():
                 if batch is not None and inside not in known:
-                    batch.add("created", f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
+                    batch.add(CREATED, f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
 
     def _leave(self, inside: str) -> None:
-        """Remove the watches of a folder that was moved away, and of the folders in it."""
+        """Remove the watches of a folder that was moved away, and of all folders below it."""
         for watch, known in list(self._folders.items()):
             if known == inside or known.startswith(f"{inside}/"):
                 del self._folders[watch]
@@ -189,7 +194,7 @@ class PollingWatcher:
 
     Args:
         root: Absolute path that contains no link.
-        recursive: True to scan the folders in it as well.
+        recursive: True to scan all folders below the folder too.
     """
 
     __slots__ = ("_known", "_recursive", "_root", "fd")
@@ -201,7 +206,7 @@ class PollingWatcher:
         self._known, _ = self._scan()
 
     def report(self) -> bool:
-        """Report differences from the last scan; return False once the folder is gone."""
+        """Scan again and report the differences. Return False if the folder is gone."""
         batch = Batch()
         try:
             now, whole = self._scan()
@@ -209,19 +214,19 @@ class PollingWatcher:
             return False
         before, self._known = self._known, now
         if not whole:
-            batch.add("overflow")
+            batch.add(OVERFLOW)
         gone = {key[:2]: path for path, key in before.items() if path not in now}
         for path, key in now.items():
             earlier = before.get(path)
             source = gone.pop(key[:2], None) if earlier is None else None
             if source is not None:
-                batch.add("moved", path, folder=key[2], source=source)
+                batch.add(MOVED, path, folder=key[2], source=source)
             elif earlier is None or earlier[:2] != key[:2]:
-                batch.add("created", path, folder=key[2])
+                batch.add(CREATED, path, folder=key[2])
             elif earlier != key and not key[2]:
-                batch.add("modified", path)
+                batch.add(MODIFIED, path)
         for identity, path in gone.items():
-            batch.add("removed", path, folder=before[path][:2] == identity and before[path][2])
+            batch.add(REMOVED, path, folder=before[path][:2] == identity and before[path][2])
         batch.send()
         return True
 
@@ -240,7 +245,7 @@ class PollingWatcher:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch until the folder is gone or the host ends the input."""
+    """Watch until the folder is gone, or until the host closes the input."""
     root = os.path.realpath(request["path"])
     try:
         found = os.stat(root)
@@ -248,7 +253,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         watched = _watched(root, recursive=request["recursive"], max_folders=request["folders"], by=request["by"])
     except OSError as error:
         raise path_error(error, request["path"]) from None
-    send_message({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan", "root": root.encode("utf-8", "replace").decode()})
+    send_message({"watching": True, "by": INOTIFY if watched.fd >= 0 else SCAN, "root": root.encode("utf-8", "replace").decode()})
     poll = select.poll()
     poll.register(REQUESTS, select.POLLIN | select.POLLHUP)
     if watched.fd >= 0:
@@ -264,7 +269,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ended(ready: Iterable[tuple[int, int]]) -> bool:
-    """Return whether the host has ended the input."""
+    """Return True if the host has closed the input."""
     return any(fd == REQUESTS for fd, _ in ready)
 
 
@@ -277,12 +282,14 @@ def _same(root: str, found: os.stat_result) -> bool:
 
 
 def _watched(root: str, *, recursive: bool, max_folders: int, by: str) -> InotifyWatcher | PollingWatcher:
-    if by != "scan":
+    if by != SCAN:
         try:
             return InotifyWatcher(root, recursive=recursive, max_folders=max_folders)
         except TooManyFoldersError:
             raise RpcError(
-                "limit_exceeded", f"There are more than {max_folders} folders below it, or more than may be watched.", "Watch a smaller folder."
+                "limit_exceeded",
+                f"More than {max_folders} folders are below the folder, or the user's limit of watches is reached.",
+                "Watch a smaller folder.",
             ) from None
         except OSError as error:
             if error.errno not in {errno.ENOSYS, errno.EMFILE, errno.ENOSPC}:

@@ -1,5 +1,5 @@
-"""The programs that run cells, one folder for each language.
+"""Kernels: the programs that run cells, with one folder for each language.
 
-The guest starts them with a socket that carries messages (``docs/design/0011-kernels.md``); their output goes to pipes of the guest. They
-are shipped as sources: those of Python and JavaScript run on the image's interpreters, that of bash on the guest's.
+The guest starts a kernel with a socket for messages (``docs/design/0011-kernels.md``); its output goes to pipes of the guest. Kernels are
+shipped as sources: those for Python and JavaScript run on interpreters of the image, that for bash on the guest's interpreter.
 """

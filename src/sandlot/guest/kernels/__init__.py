@@ -1,1 +1,1 @@
-"""Kernels for the host: the processes that run cells, and the cells."""
+"""Code contexts: their kernels, which are the processes that run cells, and the cells."""

@@ -1,14 +1,14 @@
 """Cells: the output, the events and the result of one execution, and the calls that follow it.
 
 Invariants:
-- A follower receives output and events in the order in which they came, across both channels, as far as the last ``MAX_RUNS`` changes
-  from one to another.
-- While a cell runs, a follower that does not read stops the kernel. A cell that is being interrupted, or has ended, stops no kernel: what
-  its follower has not read by then may be dropped, and is reported as dropped.
-- A follower that does not wait receives what there was when it came and ends then, however fast more comes.
-- A cell that has ended still takes what its threads and children write, for as long as it is remembered.
-- Results take up to ``MAX_RESULTS_BYTES``. A result that is cleared or updated gives its bytes back. A result that does not fit is left
-  out; the first one is replaced by a note. Errors have a limit of their own, so that results never displace them.
+- A follower receives output and events in their original order, across both channels. The order of the last ``MAX_RUNS`` runs is kept; a
+  run is a piece of one channel, or events, without anything else in between.
+- While a cell runs, a follower that does not read stops the kernel. After an interrupt or the end of the cell, the kernel is not stopped:
+  output that a follower has not read may then be dropped, and the follower gets an event with the number of dropped bytes.
+- A follower that does not wait receives the output and events so far, and ends, even if the cell keeps writing.
+- A cell that has ended still accepts output of its threads and children, as long as the cell is remembered.
+- Results of a cell may take ``MAX_RESULTS_BYTES``. A result that is cleared or updated no longer counts. A result that does not fit is left
+  out, and a note replaces the first such result. Errors have a separate limit, so that results never displace errors.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call
 
 MAX_RESULTS_BYTES = MESSAGE_MAX_BYTES - 65536
-"""Results of one cell that are kept."""
+"""Maximum size of the results of one cell."""
 MAX_ERRORS_BYTES = 1 << 20
-"""Errors of one cell that are kept, beside its results. If a further one does not fit, those before it lose their text."""
-LEFT_OUT = "A result was left out here, and maybe others after it: this cell's results are too large together."
+"""Maximum size of the errors of one cell. If a further error does not fit, the earlier errors lose their text."""
+LEFT_OUT = "This result and perhaps later ones are left out, because the results of this cell are too large in total."
 EVENT_BYTES = 512
-"""Memory in bytes that an event takes besides, at least."""
+"""Memory in bytes that an event takes in addition to its content."""
 MAX_EVENTS = MAX_RESULTS_BYTES // EVENT_BYTES
 RESERVED_ERRORS = 256
-"""Number of events that is kept free for errors."""
+"""Number of events that are reserved for errors."""
 MAX_RUNS = 4096
+"""Number of runs whose order is kept."""
 SHORT_CELL_S = 0.005
-"""Age in seconds up to which events of a cell are not sent at once: most cells end before, and everything is sent in one write."""
+"""Age of a cell in seconds up to which its events are delayed. Most cells end earlier, and everything is sent in one write."""
 ERROR_LINES = 25
-"""Lines of a traceback that are kept if the error is too large; each line has up to 32 KB."""
+"""Number of traceback lines that are kept if an error is too large; each line has up to 32 KB."""
 CLEARED = {"event": "clear", "wait": False}
-FORGOTTEN = {"event": "error", "name": "Error", "value": "It was forgotten: many errors came after it.", "traceback": []}
+FORGOTTEN = {"event": "error", "name": "Error", "value": "The text was dropped, because many errors followed.", "traceback": []}
 EVENTS = 0
-"""In an interleaving: an event, in the place of the number of a channel."""
+"""Kind of a run in :class:`OutputInterleaving` that consists of events. Other kinds are numbers of channels."""
 
 
 class OutputInterleaving:
-    """The order of output and events: runs of one kind, each with the offset after it.
+    """The order of output and events, as a list of runs: pieces of output of one channel, or events.
 
     Attributes:
         first: Number of the oldest run that is kept.
-        runs: Pairs of a channel, or ``EVENTS``, and the offset after the run; for events, their number.
+        runs: Kind and end of each run. The kind is a channel or ``EVENTS``; the end is the offset in the channel or the number of events.
     """
 
     __slots__ = ("first", "runs")
@@ -68,7 +69,7 @@ class OutputInterleaving:
 
         Args:
             kind: A channel, or ``EVENTS``.
-            end: Offset after it; for events, their number.
+            end: Offset in the channel after the output, or number of events so far.
         """
         if self.runs and self.runs[-1][0] == kind:
             self.runs.pop()
@@ -79,7 +80,7 @@ class OutputInterleaving:
 
 
 class CellOutputBuffer(Buffer):
-    """One channel of a cell, whose output is noted in an interleaving."""
+    """The output of one channel of a cell, which is also recorded in an interleaving."""
 
     __slots__ = ("_channel", "_order")
 
@@ -89,7 +90,7 @@ class CellOutputBuffer(Buffer):
         self._order = order
 
     def append(self, data: bytes) -> None:
-        """Keep more output."""
+        """Add output."""
         super().append(data)
         self._order.note(self._channel, self.end)
 
@@ -99,7 +100,7 @@ class CellOutputs(OutputLog):
 
     Attributes:
         order: Order of output and events.
-        ignores_backpressure: True if output is read although followers do not read it.
+        ignores_backpressure: True if output is read from the kernel even if followers do not read it.
     """
 
     __slots__ = ("ignores_backpressure", "order")
@@ -111,25 +112,25 @@ class CellOutputs(OutputLog):
         self.ignores_backpressure = False
 
     def may_read(self, channel: int) -> bool:
-        """Return whether more output of the channel should be read now."""
+        """Return True if more output of the channel may be read from the kernel now."""
         return self.ignores_backpressure or super().may_read(channel)
 
 
 class Cell:
-    """One execution: its output, its events, its result.
+    """One execution: its output, its events and its result.
 
     Args:
         loop: The guest's loop.
-        id_: Id of the call that has submitted it.
+        id_: Id of the call that submitted the cell.
         args: Arguments of ``kernel.execute``.
 
     Attributes:
-        kernel: Id of its context.
-        interrupt_cause: ``interrupt`` or ``timeout`` if it was interrupted, else empty.
-        result: Its result, once it has ended.
-        on_sent: Called when there may be room for more output of the running cell.
-        on_late: Called when the cell may have grown although it has ended.
-        request_bytes: Memory that its request takes, until it ends.
+        kernel: Id of the context.
+        interrupt_cause: ``interrupt`` or ``timeout`` if the cell was interrupted, otherwise empty.
+        result: The result, or None before the end of the cell.
+        on_sent: Called when more output of the running cell may be read.
+        on_late: Called when output may have been added after the end of the cell.
+        request_bytes: Memory that the request takes; 0 after the end of the cell.
     """
 
     __slots__ = (
@@ -173,8 +174,8 @@ class Cell:
         self.stop_on_error = bool(args["stop_on_error"])
         self.outputs = CellOutputs()
         self.events: list[dict[str, Any]] = []
-        self._sizes: dict[int, int] = {}  # of the results that stand: those not cleared or updated since
-        self._updates: dict[str, int] = {}  # the last update of each display
+        self._sizes: dict[int, int] = {}  # number of an event -> size of its result, for results that were not cleared or updated
+        self._updates: dict[str, int] = {}  # id of a display -> number of its last update
         self._errors: list[int] = []
         self._results_bytes = self._errors_bytes = 0
         self._has_left_out = False
@@ -190,11 +191,11 @@ class Cell:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory in bytes that it takes."""
+        """Memory in bytes that the cell takes."""
         return self.outputs.kept_bytes + self._results_bytes + self._errors_bytes + EVENT_BYTES * len(self.events) + self.request_bytes
 
     def begin(self) -> None:
-        """Begin to measure its duration."""
+        """Begin to measure the duration."""
         self._began_s = self._loop.time()
 
     def add_event(self, event: dict[str, Any], size: int) -> None:
@@ -220,7 +221,7 @@ class Cell:
             self.pump()
 
     def _add_display(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Return what is kept of a result; None for nothing."""
+        """Return the event to keep for a result: the result, a note, or None."""
         if self._clears:
             self._clears = False
             self._clear()
@@ -242,7 +243,7 @@ class Cell:
         return event
 
     def _clear(self) -> None:
-        """Drop all results so far; a later follower receives that they were cleared."""
+        """Drop all results so far. A later follower receives ``clear`` events instead."""
         for number in self._sizes:
             self.events[number] = CLEARED
         self._sizes.clear()
@@ -250,7 +251,7 @@ class Cell:
         self._results_bytes = 0
 
     def _add_error(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
-        """Return what is kept of an error; None for nothing."""
+        """Return the event to keep for an error, shortened if it is too large; None to keep none."""
         if len(self.events) >= MAX_EVENTS:
             return None
         if size > MAX_ERRORS_BYTES:
@@ -266,7 +267,7 @@ class Cell:
         return event
 
     def fail(self, name: str, text: str) -> None:
-        """Add an error that no kernel has reported."""
+        """Add an error of the guest, not of the kernel."""
         self.add_event({"event": "error", "name": name, "value": text, "traceback": []}, 0)
 
     def finish(self, status: str, count: int) -> None:
@@ -274,7 +275,7 @@ class Cell:
 
         Args:
             status: ``ok``, ``error``, ``timeout``, ``aborted``, ``killed``, ``died`` or ``oom``.
-            count: Its execution count.
+            count: Execution count of the cell.
         """
         self.count = count
         self.code = ""
@@ -294,17 +295,17 @@ class Cell:
 
         Args:
             call: The call.
-            events_from: Number of events that it has received.
+            events_from: Number of events to skip.
             stdout_from: Offset in standard output; None for the oldest byte that is kept.
             stderr_from: Offset in standard error; None for the oldest byte that is kept.
-            wait: True if it follows until the end of the cell, or only to what there is now.
+            wait: True to follow until the end of the cell; False to send only the output and events so far.
 
         Raises:
-            RpcError: The cell has not written that much.
+            RpcError: An offset is beyond the end of the output.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
-            raise RpcError("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
+            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
         ends = {channel: buffer.end for channel, buffer in self.outputs.buffers.items()}
         follower = CellFollower(call, self.outputs.attach(call, wanted), max(0, events_from), None if wait else (ends, len(self.events)))
         self.followers.append(follower)
@@ -313,7 +314,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send what followers can take, and the result to those that have everything."""
+        """Send output and events as far as followers accept them, and the result to those that have received everything."""
         is_short = self._began_s is not None and self.result is None and self._loop.time() - self._began_s < SHORT_CELL_S
         for follower in list(self.followers):
             follower.call.is_patient = is_short
@@ -321,7 +322,7 @@ class Cell:
             if (has_all and self.result is not None) or follower.has_enough:
                 self._remove(follower)
                 follower.call.on_gone = None
-                # A follower that has not received everything has not seen the end.
+                # The result is sent only to a follower that has received everything.
                 follower.call.result(**((has_all and self.result) or self._state("running")))
         if self.on_sent is not None:
             self.on_sent()
@@ -330,7 +331,7 @@ class Cell:
 
     def _on_lost(self, follower: CellFollower) -> None:
         self._remove(follower)
-        # Nothing is dropped for a while, in which a service that restarts comes back.
+        # No output is dropped for a while, in which a restarted service may attach again.
         self.outputs.held = True
         self._loop.call_later(HOLD_S, self._release)
         if self.on_sent is not None:
@@ -352,9 +353,9 @@ class CellFollower:
 
     Args:
         call: The call.
-        reader: Its offsets in both channels.
-        next_event: Number of events that it has received.
-        until: Ends of both channels and number of events at which it is done; None for the end of the cell.
+        reader: Offsets of the call in both channels.
+        next_event: Number of events that the call has received.
+        until: Offsets of both channels and number of events at which the call ends; None to follow until the end of the cell.
     """
 
     __slots__ = ("_next_event", "_run", "_until", "call", "reader")
@@ -368,14 +369,14 @@ class CellFollower:
 
     @property
     def has_enough(self) -> bool:
-        """True if it is done before the end of the cell."""
+        """True if the call does not wait for the end of the cell and has received everything that it asked for."""
         if self._until is None:
             return False
         ends, events = self._until
         return self._next_event >= events and all(self.reader.at[channel] >= end for channel, end in ends.items())
 
     def pump(self, cell: Cell) -> bool:
-        """Send what the stream takes, in order; return whether everything that there is was sent."""
+        """Send output and events in order, as far as the stream accepts them. Return True if everything so far was sent."""
         order = cell.outputs.order
         self._run = max(self._run, order.first)
         last = order.first + len(order.runs) - 1
@@ -384,9 +385,9 @@ class CellFollower:
             if not (self._send_events(cell, end) if kind == EVENTS else self.reader.send(cell.outputs.buffers[kind], kind, end)):
                 return False
             if self._run == last:
-                break  # it may still grow
+                break  # the last run may still grow
             self._run += 1
-        # The rest was in runs that are not kept any more.
+        # The rest belongs to runs that are no longer kept.
         return self.reader.pump(cell.outputs.buffers) and self._send_events(cell, len(cell.events))
 
     def _send_events(self, cell: Cell, end: int) -> bool:
@@ -410,14 +411,16 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         status: ``killed``, ``died`` or ``oom``.
         language: Language of the cell.
         began: True if the cell was sent to the kernel.
-        late: True if the cell was interrupted before, or the kernel took too long to start.
+        late: True if the cell had been interrupted, or the kernel did not start in time.
     """
     if status == "oom":
-        return "The kernel was killed because the sandbox had no memory left; its variables are gone."
+        return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."
     if status == "killed":
-        return "The kernel was killed: it did not stop when it was interrupted." if late else "The kernel was killed: it was started anew."
+        return (
+            "The kernel was killed because it did not react to an interrupt." if late else "The kernel was killed because its context was restarted."
+        )
     if not began:
         when = "in time" if late else "at all"
         program = "node" if language == "javascript" else language
-        return f"The image's {program} did not start {when}, so nothing was run; see stderr. Commands and files work without it."
-    return "The kernel died; its variables are gone."
+        return f"The {program} of the image did not start {when}, so the code was not run; see stderr. Commands and files still work."
+    return "The kernel died. Its variables are lost."

@@ -1,4 +1,4 @@
-"""The cells that are remembered, by the id of the call that has submitted each."""
+"""The cells that are remembered, by the id of the call that submitted each cell."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 64
 MAX_BYTES = 16 * 1024 * 1024
-"""Memory that remembered cells may take together."""
+"""Maximum memory of all remembered cells."""
 
 
 class CellStore:
     """Cells that run, wait, or have ended and are remembered: at most ``MAX_CELLS`` and ``MAX_BYTES``.
 
-    If there are more, the oldest of those that have ended and have no followers are forgotten. What threads and children of a cell
-    write after its end counts as well.
+    Beyond these limits, the oldest cells that have ended and have no followers are forgotten. Output that threads and children of a
+    cell write after its end counts as well.
 
     Args:
         loop: The guest's loop.
-        rpc: Refuses the id of a forgotten cell from then on.
+        rpc: Refuses the ids of forgotten cells.
     """
 
     __slots__ = ("_cells", "_is_trim_scheduled", "_loop", "_rpc")
@@ -44,18 +44,18 @@ class CellStore:
         """Return a remembered cell, or None.
 
         Args:
-            id_: Its id.
-            of_context: Id of the context that it must belong to.
+            id_: Id of the cell.
+            of_context: Id of the context that the cell must belong to; None for any context.
         """
         cell = self._cells.get(id_)
         return cell if cell is not None and of_context in {None, cell.kernel} else None
 
     def clear(self) -> None:
-        """Forget all cells. Their ids may be used again."""
+        """Forget all cells. Their ids may be reused."""
         self._cells.clear()
 
     def trim_soon(self) -> None:
-        """Forget cells beyond the limits, after what there is to respond was sent."""
+        """Forget cells beyond the limits in the next turn of the loop, after pending responses were sent."""
         if not self._is_trim_scheduled:
             self._is_trim_scheduled = True
             self._loop.call_soon(self._trim)

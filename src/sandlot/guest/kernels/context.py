@@ -1,13 +1,13 @@
-"""A code context: a language, the kernel that keeps its variables, and the cells that wait for the kernel.
+"""A code context: a language, the kernel that keeps the variables, and the cells that wait for the kernel.
 
 Invariants:
-- One cell runs at a time; the others wait in order. The timeout of a cell begins with the cell, not with its request.
-- An interrupt is SIGINT to the kernel's process group, sent again after ``SIGNAL_AGAIN_S``. A kernel that runs on after ``KILL_AFTER_S``
-  is killed with everything that it started.
-- After a kernel has died, the next cell starts a new one. The cell that the kernel died in reports it.
-- Queued cells are aborted if a cell before them fails that has ``stop_on_error``, and if the context is restarted or removed.
+- One cell runs at a time; the others wait in order. The timeout of a cell starts with the cell, not with its request.
+- An interrupt is SIGINT to the process group of the kernel, sent again after ``SIGNAL_AGAIN_S``. A kernel that does not react within
+  ``KILL_AFTER_S`` is killed, with all processes that it started.
+- After a kernel has died, the next cell starts a new kernel. The cell that was running reports the death.
+- Queued cells are aborted when a cell with ``stop_on_error`` fails, and when the context is restarted or removed.
 
-``context_state`` has the states; this module performs the actions.
+``context_state`` defines the states and transitions; this module performs the actions.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
 FLUSH_REQUEST_S = 0.02
-"""Seconds after which a kernel is asked for delayed output of its cell. Most cells end earlier and are reported in one piece."""
+"""Seconds after the start of a cell at which its delayed output is requested. Most cells end earlier and are reported at once."""
 CELL_START_S = 0.3
-"""Seconds that an interrupt waits for the start of its cell; before that, the kernel may ignore a signal."""
+"""Maximum time for which an interrupt waits for the start of its cell. Before the start, the kernel may ignore a signal."""
 
 
 class CodeContext(KernelEventHandler):
@@ -49,19 +49,19 @@ class CodeContext(KernelEventHandler):
         loop: The guest's loop.
         identity: Environment and entropy of the sandbox.
         starter: Starts kernels.
-        oom: Tells whether a kernel ran out of memory.
+        oom: Decides whether a kernel was killed for lack of memory.
         cells: Cells that are remembered.
         name: Id of the context.
-        language: Language of its cells.
-        cwd: Directory in which its kernel starts.
-        env: Variables that are added to those of the sandbox.
+        language: Language of the cells.
+        cwd: Working directory of a new kernel.
+        env: Variables in addition to those of the sandbox.
         on_activity: Called when a cell has started or ended.
 
     Attributes:
-        cell: The running cell.
+        cell: The running cell, or None.
         queue: Cells that wait.
-        kernel: Its kernel, also while that ends.
-        state: One of ``context_state``.
+        kernel: The kernel, even while it is ending; None without a kernel.
+        state: A state of ``context_state``.
     """
 
     __slots__ = (
@@ -114,12 +114,12 @@ class CodeContext(KernelEventHandler):
         self.cell: Cell | None = None
         self.queue: deque[Cell] = deque()
         self._last_cell: Cell | None = None
-        """The last cell that was sent: output of the pipes belongs to it."""
+        """The last cell that was sent. Output of the pipes belongs to this cell."""
         self._execution_count = 0
         self._attempt = 0
-        """Number in ``START_ORDER`` of the way to start the next kernel."""
+        """Index in ``START_ORDER`` of the way to start the next kernel."""
         self._timer: Timer | None = None
-        """Deadline of a kernel's start, of a cell, or of an interrupt: of whatever the state waits for."""
+        """Deadline of the present state: for the start of a kernel, for the end of a cell, or for the effect of an interrupt."""
         self._flush_timer: Timer | None = None
 
     @property
@@ -146,7 +146,7 @@ class CodeContext(KernelEventHandler):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def submit(self, cell: Cell) -> None:
-        """Queue a cell; it runs after the cells queued before it."""
+        """Queue a cell, which runs after the cells that were queued earlier."""
         self.queue.append(cell)
         self._run_next()
 
@@ -154,12 +154,12 @@ class CodeContext(KernelEventHandler):
         """Start a kernel if there is none.
 
         Raises:
-            RpcError: The image has nothing that runs the language, or the program cannot be started.
+            RpcError: The image cannot run the language, or the program cannot be started.
         """
         self._apply(states.KERNEL_NEEDED)
 
     def interrupt(self) -> bool:
-        """Interrupt the running cell; return whether there was one."""
+        """Interrupt the running cell. Return True if there was a running cell."""
         if not states.has_interruptible_cell(self.state):
             return False
         self._interrupt("interrupt")
@@ -172,44 +172,44 @@ class CodeContext(KernelEventHandler):
             _abort(cell, why)
 
     def restart(self) -> None:
-        """End the kernel and abort queued cells; the next cell starts a new kernel."""
-        self._abort_queue("The context was restarted before its turn came.")
+        """End the kernel and abort queued cells. The next cell starts a new kernel."""
+        self._abort_queue("The context was restarted.")
         self._attempt = 0
         self.end_kernel("killed")
 
     def remove(self) -> None:
-        """End the kernel and abort queued cells; the context is not used again."""
-        self._abort_queue("The context was removed before its turn came.")
+        """End the kernel and abort queued cells. The context is not used again."""
+        self._abort_queue("The context was removed.")
         self._apply(states.REMOVE, "killed")
 
     def end_kernel(self, reason: str) -> None:
-        """Kill the kernel, if there is one, with everything that it started.
+        """Kill the kernel, if there is one, and all processes that it started.
 
         Args:
-            reason: ``killed``, ``died``, ``oom`` or ``late``: what its cell reports.
+            reason: Reason that the running cell reports: ``killed``, ``died``, ``oom`` or ``late``.
         """
         self._apply(states.KERNEL_ENDING, reason)
 
     def on_wake(self) -> None:
-        """Give the kernel the environment of this wake, and entropy that its copies in other sandboxes do not have."""
+        """Send the kernel the environment of this wake, and entropy that copies of the kernel in other sandboxes do not get."""
         if self.kernel is not None:
-            self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # it stays in the directory that its cells chose
+            self.kernel.wake(self.env, self._identity.fresh_entropy(), "")  # the working directory stays as cells have set it
 
     def on_copied(self) -> None:
-        """Abort queued cells: their clients wait for the sandbox that this one is a copy of."""
-        self._abort_queue("It waited in the sandbox that this one is a copy of.")
+        """Abort queued cells, because their clients wait for the sandbox that this one is a copy of."""
+        self._abort_queue("This sandbox is a copy, and the cell belongs to the original.")
         self._last_cell = self.cell
 
     # -- events of the kernel ------------------------------------------------------------------------------------------
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """Return the cell that the kernel's message is about, if it belongs to this context and is still known."""
+        """Return the cell of a message: the running cell for None, otherwise a remembered cell of this context; None if there is no such cell."""
         if id_ is None or (self.cell is not None and self.cell.id == id_):
             return self.cell
         return self._cells.get(id_, of_context=self.name)
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """Handle a message of the kernel; the first one completes its start."""
+        """Handle a message of the kernel. The first message completes the start of the kernel."""
         if self._apply(states.KERNEL_READY):
             self._run_next()
         kind = message["event"]
@@ -233,35 +233,35 @@ class CodeContext(KernelEventHandler):
             self._last_cell.pump()
 
     def on_violation(self) -> None:
-        """End a kernel that breaks the protocol."""
+        """End a kernel that violates the protocol."""
         self.end_kernel("died")
 
     def on_exit(self, status: int, peak_bytes: int) -> None:
-        """End what is left of a kernel whose process has ended."""
+        """End the kernel's remaining processes after its main process has ended."""
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         self.end_kernel("oom" if was_killed and self._oom.explains(peak_bytes) else "died")
 
     def on_killed(self, reason: str) -> None:
-        """End what is left of a kernel that the guest has killed for its memory. A kernel that was killed for another reason exits."""
+        """End the remaining processes of a kernel that was killed for lack of memory. Other kills are reported by :meth:`on_exit`."""
         if reason == "oom":
             self.end_kernel(reason)
 
     def on_gone(self) -> None:
-        """Report the end of the kernel and start the next one if cells wait."""
+        """Handle the end of the kernel, and start a new kernel if cells wait."""
         self._apply(states.KERNEL_GONE)
         self._run_next()
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def _apply(self, event: str, detail: str = "") -> bool:
-        """Change the state as an event demands, and perform the actions of the change; return whether the event had any effect.
+        """Apply an event: change the state and perform the actions of the transition. Return True if the event had an effect.
 
         Args:
-            event: One of ``context_state``.
+            event: An event of ``context_state``.
             detail: Reason for the end of a kernel, or status of a cell.
 
         Raises:
-            RpcError: The kernel that the event demands cannot be started.
+            RpcError: A kernel had to be started, and cannot be.
         """
         before = self.state
         self.state, actions = states.step(before, event)
@@ -356,7 +356,7 @@ class CodeContext(KernelEventHandler):
 
     def _signal_kernel(self) -> None:
         if self.kernel is not None and self.cell is not None:
-            # node sees a signal only when its event loop turns; a thread of its kernel reads messages all the time.
+            # node handles a signal only when its event loop runs. A thread of the kernel reads messages all the time.
             self.kernel.interrupt(self.cell, by_message=self.language == "javascript")
 
     def _end_kernel(self, reason: str) -> None:
@@ -366,7 +366,7 @@ class CodeContext(KernelEventHandler):
             self._ignore_backpressure()
 
     def _ignore_backpressure(self) -> None:
-        """Read on from the kernel although its clients do not: the cell's end has to arrive."""
+        """Continue reading the kernel even if clients do not read, so that the end of the cell arrives."""
         if self.cell is not None:
             self.cell.outputs.ignores_backpressure = True
         if self.kernel is not None:
@@ -387,11 +387,11 @@ class CodeContext(KernelEventHandler):
         self._cancel_timers()
         cell.finish(status, self._execution_count)
         if cell.stop_on_error and status != "ok":
-            self._abort_queue("A cell before it failed.")
+            self._abort_queue("An earlier cell failed.")
         self._on_activity()
 
     def _retry_start(self) -> None:
-        """Use the next way to start a kernel from now on; if there is none, report to the first queued cell why the start failed."""
+        """Use the next way to start a kernel. After the last way, fail the first queued cell with the reason."""
         kernel = self.kernel
         if kernel is None or kernel.end_reason == "killed":
             return
@@ -429,7 +429,7 @@ class CodeContext(KernelEventHandler):
 
 
 def _abort(cell: Cell, why: str) -> None:
-    cell.fail("Aborted", f"It was not run. {why}")
+    cell.fail("Aborted", f"The cell was not run. {why}")
     cell.finish("aborted", 0)
 
 
@@ -445,4 +445,4 @@ _ACTIONS: dict[str, Callable[[CodeContext], None]] = {
     states.RETRY_START: CodeContext._retry_start,  # noqa: SLF001
     states.RELEASE_KERNEL: CodeContext._release_kernel,  # noqa: SLF001
 }
-"""Action -> how it is performed; ``FINISH_CELL`` and ``END_KERNEL`` have an argument more."""
+"""Action -> method that performs it. ``FINISH_CELL`` and ``END_KERNEL`` are not listed, because their methods take an argument."""

@@ -1,12 +1,12 @@
-"""The states of a code context, and what happens in each of them, as one table.
+"""The states of a code context, and one table of all transitions between them.
 
 :func:`step` is pure: it returns the next state and the actions that :class:`~sandlot.guest.kernels.context.CodeContext` performs.
 States, events and actions are plain strings, because ``enum`` is too slow to import in the guest.
 
 Invariants:
 - A cell that was sent to a kernel ends in exactly one ``FINISH_CELL`` or ``FAIL_CELL``.
-- A context in an ending state sends no cell and no signal. The ending state lasts until everything that the kernel wrote was read.
-- A pair of state and event that the table does not list changes nothing.
+- A context in an ending state sends neither cells nor signals. An ending state lasts until all output of the kernel was read.
+- If the table has no entry for a state and an event, the event has no effect.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from __future__ import annotations
 STOPPED = "stopped"
 """No kernel. The next cell starts one."""
 REQUESTED = "requested"
-"""A kernel is being obtained; there is no process yet."""
+"""A kernel was requested, and its process does not exist yet."""
 STARTING = "starting"
-"""The kernel's process runs and has not sent its first message."""
+"""The process of the kernel runs, and has not sent its first message."""
 IDLE = "idle"
 """The kernel waits for a cell."""
 SENT = "sent"
-"""A cell was sent to the kernel, which has not reported its start. Before that, a signal may be ignored."""
+"""A cell was sent to the kernel, which has not reported the start of the cell. Until then, the kernel may ignore a signal."""
 RUNNING = "running"
 """The kernel has reported the start of the cell."""
 INTERRUPTING_SENT = "interrupting a sent cell"
-"""A cell of which the kernel has not reported the start is being interrupted."""
+"""A cell is being interrupted, and the kernel has not reported its start."""
 INTERRUPTING = "interrupting"
 """A running cell is being interrupted."""
 ENDING_START = "ending before its first message"
-"""The kernel's process ends; it has sent no message."""
+"""The process of the kernel is ending without having sent a message."""
 ENDING_IDLE = "ending without a cell"
-"""The kernel's process ends; no cell runs."""
+"""The process of the kernel is ending, and no cell runs."""
 ENDING_CELL = "ending with a cell"
-"""The kernel's process ends; a cell runs."""
+"""The process of the kernel is ending while a cell runs."""
 ENDING_REMOVED = "ending after removal"
-"""The context was removed while it had a kernel, whose process ends."""
+"""The context was removed, and the process of its kernel is ending."""
 REMOVED = "removed"
-"""The context was removed; nothing starts a kernel again."""
+"""The context was removed. No kernel is started again."""
 
 # -- events ------------------------------------------------------------------------------------------------------------
 
 KERNEL_NEEDED = "kernel needed"
-"""A kernel is wanted now, with or without a cell."""
+"""A kernel is to be started, even without a cell."""
 CELL_QUEUED = "cell queued"
-"""The queue has a cell."""
+"""A cell is in the queue."""
 KERNEL_CREATED = "kernel created"
-"""The process of the requested kernel runs."""
+"""The process of the requested kernel exists."""
 START_REFUSED = "start refused"
 """The requested kernel cannot be started."""
 KERNEL_READY = "kernel ready"
@@ -57,34 +57,34 @@ CELL_STARTED = "cell started"
 CELL_DONE = "cell done"
 """The kernel has reported the end of the cell."""
 INTERRUPT = "interrupt"
-"""A client wants the cell to end, or the cell's timeout has passed."""
+"""A client interrupts the cell, or its timeout has passed."""
 KERNEL_ENDING = "kernel ending"
-"""The kernel is to be killed, or its process has ended by itself."""
+"""The kernel must be killed, or its process has ended by itself."""
 KERNEL_GONE = "kernel gone"
-"""The kernel's process has ended and everything that it wrote was read."""
+"""The process of the kernel has ended, and all its output was read."""
 REMOVE = "remove"
-"""The context is not used any more."""
+"""The context is removed."""
 
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 START_KERNEL = "start kernel"
 SERVE_KERNEL = "serve kernel"
-"""Send the kernel its environment, read its messages, and kill it if the first one is late."""
+"""Send the environment to the kernel, read its messages, and kill it if the first message does not arrive in time."""
 DISCARD_KERNEL = "discard kernel"
-"""End a kernel that nothing waits for any more."""
+"""End a kernel that is not needed any more."""
 SETTLE_START = "settle start"
-"""The kernel has started: cancel the deadline of its start; the next kernel is started in the first way again."""
+"""The kernel has started: cancel the deadline of the start, and begin the next start with the first way again."""
 SEND_CELL = "send cell"
 DEFER_SIGNAL = "defer signal"
-"""Ask the kernel for its messages, and signal it if the start of the cell does not come soon."""
+"""Request a flush of the kernel's messages, and send SIGINT if the start of the cell is not reported soon."""
 SIGNAL = "signal"
-"""Send SIGINT, again after a while, and kill a kernel that does not react."""
+"""Send SIGINT, send it again after a while, and kill a kernel that does not react."""
 FINISH_CELL = "finish cell"
 """End the cell with the kernel's result."""
 FAIL_CELL = "fail cell"
-"""End the running cell, if there is one, because its kernel is gone."""
+"""End the running cell, if there is one, with an error, because its kernel is gone."""
 END_KERNEL = "end kernel"
-"""Kill everything that belongs to the kernel, and read what it has written before its end."""
+"""Kill the kernel and all processes that it started, and read its remaining output."""
 RETRY_START = "retry start"
 """Use the next way to start a kernel, or fail the first queued cell."""
 RELEASE_KERNEL = "release kernel"
@@ -136,7 +136,7 @@ TRANSITIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         REMOVE: (ENDING_REMOVED, (END_KERNEL,)),
     },
     ENDING_START: {
-        # Its first message was among what was still to be read: it had started.
+        # The first message was among the remaining output: the kernel had started.
         KERNEL_READY: (ENDING_IDLE, (SETTLE_START,)),
         KERNEL_GONE: (STOPPED, (RETRY_START, RELEASE_KERNEL)),
         REMOVE: (ENDING_REMOVED, ()),
@@ -175,14 +175,14 @@ REPORTED = {
     ENDING_REMOVED: "stopped",
     REMOVED: "stopped",
 }
-"""State -> the word of ``schema.KERNEL_STATES`` that clients see."""
+"""State -> value of ``schema.KERNEL_STATES`` that clients see."""
 
 
 def step(state: str, event: str) -> tuple[str, tuple[str, ...]]:
-    """Return the next state and the actions to perform, in order. A pair that the table does not list changes nothing."""
+    """Return the next state and the actions to perform, in order. Without an entry in the table, the state stays the same."""
     return TRANSITIONS[state].get(event, (state, ()))
 
 
 def has_interruptible_cell(state: str) -> bool:
-    """Return whether a cell runs and its kernel is not ending."""
+    """Return True if a cell runs and its kernel is not ending."""
     return state in {SENT, RUNNING, INTERRUPTING_SENT, INTERRUPTING}

@@ -1,12 +1,12 @@
-"""One kernel process: its descriptors, the messages to and from it, its end.
+"""One kernel process: its descriptors, its messages and output, and its end.
 
 Invariants:
-- Messages of a kernel are bounded and validated. A kernel that sends anything else is killed.
-- The pipes, which C code and children of the kernel write to, are read before each message that was sent after that output.
-- If the buffer of a cell is full because its client does not read, nothing more is read from its kernel; everything else continues.
-- Everything that the kernel wrote before its end is delivered before its end is reported.
+- Messages of a kernel are limited in size and validated. A kernel that sends anything else is killed.
+- C code and children of the kernel write to pipes. Before a message is handled, the pipes are read, so that earlier output comes first.
+- If the buffer of a cell is full because its client does not read, its kernel is not read any more; other kernels continue.
+- All output of a kernel is delivered before the end of the kernel is reported.
 - At most ``MESSAGES_PER_TURN`` messages are handled in one turn of the loop, so that a busy kernel does not delay other work.
-- The kernel has no descriptor by which it could block a write of the guest: the two ends of the flush pipe are separate open files.
+- The kernel has no descriptor with which it could make a write of the guest block: the ends of the flush pipe are separate open files.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from sandlot.guest.loop import Loop
 
 MESSAGES_PER_TURN = 64
+"""Maximum number of messages of one kernel that are handled in one turn of the loop."""
 EXIT_S = 0.2
-"""Seconds between the end of a kernel's socket and its kill, in which its process is expected to end."""
+"""Seconds from the end of a kernel's socket until the kernel is killed, if its process has not ended by then."""
 MAX_STARTUP_TEXT_BYTES = 4096
+"""Maximum length of :attr:`KernelProcess.startup_text`."""
 
 
 class KernelPipes:
@@ -72,7 +74,7 @@ class KernelPipes:
         return [self._kernel_socket.fileno(), *([self._kernel_flush] if self._kernel_flush >= 0 else [])]
 
     def close_kernel_ends(self) -> None:
-        """Close the kernel's ends, which its process has inherited or received."""
+        """Close the kernel's ends after its process has inherited or received them."""
         self._kernel_socket.close()
         os.close(self._kernel_out)
         os.close(self._kernel_err)
@@ -80,12 +82,139 @@ class KernelPipes:
             os.close(self._kernel_flush)
 
     def close(self) -> None:
-        """Close the guest's ends: there will be no kernel."""
+        """Close the guest's ends, because there will be no kernel."""
         self.socket.close()
         os.close(self.out)
         os.close(self.err)
         if self.flush >= 0:
             os.close(self.flush)
+
+
+class KernelChannel:
+    """The guest's end of a kernel's socket: bounded messages in both directions, without blocking.
+
+    Args:
+        loop: The guest's loop.
+        connection: The guest's end of the socket; ownership passes to this object.
+    """
+
+    __slots__ = ("_has_input", "_is_reading", "_is_stopped", "_loop", "_on_readable", "_outgoing", "_reader", "_socket")
+
+    def __init__(self, loop: Loop, connection: socket.socket) -> None:
+        self._loop = loop
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._reader = values.MessageReader(MESSAGE_MAX_BYTES)
+        self._outgoing = bytearray()
+        self._on_readable: Callable[[], object] | None = None
+        self._is_reading = True
+        self._has_input = True
+        """False if the socket has ended, or is not read any more because the kernel violated the protocol."""
+        self._is_stopped = False
+
+    @property
+    def received_bytes(self) -> int:
+        """Number of bytes that were received and not yet taken."""
+        return self._reader.buffered_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes that the kernel has not taken yet."""
+        return len(self._outgoing)
+
+    def serve(self, on_readable: Callable[[], object]) -> None:
+        """Call ``on_readable`` whenever there is something to receive, from now on."""
+        self._on_readable = on_readable
+        self._watch()
+
+    def when_readable(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once when there is something to receive. Used before :meth:`serve`."""
+        fd = self._socket.fileno()
+
+        def on_ready(_mask: int) -> None:
+            self._loop.unwatch(fd)
+            callback()
+
+        self._loop.watch(fd, READ, on_ready)
+
+    def set_reading(self, reading: bool) -> None:  # noqa: FBT001 - the name says what the value is
+        """Pause or resume the calls of ``on_readable``."""
+        self._is_reading = reading
+        self._watch()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message as soon as the kernel takes it."""
+        self._outgoing += values.encode_message(message)
+        self._write()
+
+    def receive(self) -> int | None:
+        """Receive with one read, and return the number of bytes: None if there are none now, 0 at the end of the socket."""
+        if not self._has_input:
+            return 0
+        try:
+            data = self._loop.read_buffer.read(self._socket.fileno())
+        except BlockingIOError:
+            return None
+        except OSError:
+            return 0
+        self._reader.feed(data)
+        return len(data)
+
+    def take(self) -> tuple[dict[str, Any], int] | None:
+        """Remove the next complete message and return its event with its size in bytes; None if there is none.
+
+        Raises:
+            EncodingError: The message is too long, or is not exactly one value.
+            ValueError, TypeError, LookupError, AttributeError: The value is not an event; see :func:`parse_event`.
+        """
+        raw = self._reader.take()
+        return None if raw is None else (parse_event(values.decode(raw)), len(raw))
+
+    def end_input(self) -> None:
+        """Receive nothing more. Messages that were received can still be taken."""
+        self._has_input = False
+        self._watch()
+
+    def drop_input(self) -> None:
+        """Receive nothing more, and drop the messages that were received and not taken."""
+        self._reader.clear()
+        self.end_input()
+
+    def stop(self) -> None:
+        """Send nothing more, and make no further callbacks. :meth:`receive` and :meth:`take` still work."""
+        self._is_stopped = True
+        self._loop.unwatch(self._socket.fileno())
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self.stop()
+        self._socket.close()
+
+    def _on_ready(self, mask: int) -> None:
+        if mask & WRITE:
+            self._write()
+        if mask & ~WRITE and not self._is_stopped and self._on_readable is not None:
+            self._on_readable()
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing and not self._is_stopped:
+                sent = self._socket.send(memoryview(self._outgoing)[:65536])
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # the end of file follows
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._on_readable is None or self._is_stopped:
+            return
+        mask = (READ if self._is_reading else 0) | (WRITE if self._outgoing else 0)
+        if mask and self._has_input:
+            self._loop.watch(self._socket.fileno(), mask, self._on_ready)
+        else:
+            self._loop.unwatch(self._socket.fileno())
 
 
 class KernelEventHandler:
@@ -94,7 +223,7 @@ class KernelEventHandler:
     __slots__ = ()
 
     def on_message(self, message: dict[str, Any], size: int) -> None:
-        """Handle any message but output.
+        """Handle a message other than output.
 
         Args:
             message: The validated message.
@@ -103,7 +232,7 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """Return the cell that a message is about, if it belongs to this kernel and is still known; the running cell for None."""
+        """Return the cell of a message: the running cell for None, otherwise a remembered cell of this kernel, or None."""
         raise NotImplementedError
 
     def on_output(self) -> None:
@@ -111,15 +240,15 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def on_violation(self) -> None:
-        """Handle a kernel that breaks the protocol, or has closed its socket and lives on: it has to be ended."""
+        """Handle a kernel that has violated the protocol, or has closed its socket and still runs. The handler must end it."""
         raise NotImplementedError
 
     def on_exit(self, status: int, peak_bytes: int) -> None:
-        """Handle the end of the process, unless :meth:`KernelProcess.end` has caused it: the kernel has to be ended.
+        """Handle the end of the process, unless :meth:`KernelProcess.end` has caused it. The handler must call ``end``.
 
         Args:
             status: Wait status.
-            peak_bytes: The most memory that the process had.
+            peak_bytes: Largest resident memory of the process.
         """
         raise NotImplementedError
 
@@ -128,7 +257,7 @@ class KernelEventHandler:
         raise NotImplementedError
 
     def on_gone(self) -> None:
-        """Handle the end of a kernel that was ended: everything that it had written was delivered."""
+        """Handle the end of a kernel after :meth:`KernelProcess.end`: all its output was delivered."""
         raise NotImplementedError
 
 
@@ -137,20 +266,20 @@ class KernelProcess:
 
     Args:
         loop: The guest's loop.
-        pid: The process, which leads its session.
-        pipes: The guest's ends of its descriptors.
-        group: The process and everything that it starts.
-        env: Its variables that come from the sandbox or the context, not from the account of its user.
+        pid: Pid of the kernel, which leads its session.
+        pipes: The guest's ends of the kernel's descriptors.
+        group: The kernel and all processes that it starts.
+        env: Variables of the kernel that come from the sandbox or the context, not from the account of its user.
 
     Attributes:
-        pid: The process.
-        end_reason: Why the kernel was ended: ``killed``, ``died``, ``oom`` or ``late``; empty while it lives.
-        handler: Receiver of its events; None if no context uses it.
-        on_unused_exit: Called if the process ends while it has no handler.
+        pid: Pid of the kernel.
+        end_reason: Reason of the end: ``killed``, ``died``, ``oom`` or ``late``; empty while the kernel runs.
+        handler: Receiver of the events; None if no context uses the kernel.
+        on_unused_exit: Called if the process ends without a handler.
     """
 
     __slots__ = (
-        "_channel_closed",
+        "_channel",
         "_env",
         "_flush_fd",
         "_group",
@@ -158,11 +287,8 @@ class KernelProcess:
         "_is_paused",
         "_loop",
         "_next_event",
-        "_outgoing",
         "_output_pipes",
         "_output_poll",
-        "_reader",
-        "_socket",
         "_startup_output",
         "_undelivered",
         "end_reason",
@@ -179,20 +305,15 @@ class KernelProcess:
         self._loop = loop
         self._env = env
         self._group = group
-        self._socket = pipes.socket
-        self._socket.setblocking(False)
+        self._channel = KernelChannel(loop, pipes.socket)
         self._flush_fd = pipes.flush
         if self._flush_fd >= 0:
             os.set_blocking(self._flush_fd, False)
-        self._reader = values.MessageReader(MESSAGE_MAX_BYTES)
-        self._outgoing = bytearray()
         self._next_event: tuple[dict[str, Any], int] | None = None
         self._undelivered: tuple[Cell, int, memoryview] | None = None
-        """Output for which the buffer of its cell had no room."""
+        """Output that did not fit into the buffer of its cell."""
         self._is_paused = False
-        """True if reading was stopped until there is room, or until other work had its turn."""
-        self._channel_closed = False
-        """True if the socket has ended, or nothing that it gives counts any more, because the kernel broke the protocol."""
+        """True if reading is paused: the buffer of a cell is full, or ``MESSAGES_PER_TURN`` is reached."""
         self._is_done = False
         self._startup_output = OutputLog((STDOUT, STDERR))
         self._output_pipes = [
@@ -204,56 +325,50 @@ class KernelProcess:
 
     @property
     def startup_text(self) -> str:
-        """The last text that it wrote to standard error before its first cell: it says why a start failed."""
+        """Text that the kernel has written to standard error before its first cell, for the error of a failed start."""
         buffer = self._startup_output.buffers[STDERR]
         return buffer.read(buffer.start, MAX_STARTUP_TEXT_BYTES).decode("utf-8", "replace")
 
     # -- before it is used ---------------------------------------------------------------------------------------------
 
     def serve(self, handler: KernelEventHandler) -> None:
-        """Read its messages from now on and pass its events to ``handler``."""
+        """Read the messages of the kernel from now on, and pass its events to ``handler``."""
         self.handler = handler
-        self._loop.watch(self._socket.fileno(), READ, self._on_socket)
-        if self._reader.buffered_bytes:
+        self._channel.serve(self._read)
+        if self._channel.received_bytes:
             self._loop.call_soon(self._deliver)
 
     def read_ahead(self) -> int:
-        """Read what it has sent, for the handler that it will serve, and return the number of bytes that wait for that handler."""
-        self._reader.feed((not self.end_reason and self._receive()) or b"")
-        return self._reader.buffered_bytes
+        """Receive messages before there is a handler, and return the number of bytes that wait for the handler."""
+        if not self.end_reason:
+            self._channel.receive()
+        return self._channel.received_bytes
 
     def when_heard(self, callback: Callable[[], object]) -> None:
-        """Call back once its first message, or the end of its socket, can be read. The message stays for :meth:`serve`, which must come later."""
-        descriptor = self._socket.fileno()
-        if self._reader.buffered_bytes:
+        """Call ``callback`` once when the first message or the end of the socket can be read. The message stays for :meth:`serve`."""
+        if self._channel.received_bytes:
             self._loop.call_soon(callback)
-            return
-
-        def heard(_mask: int) -> None:
-            self._loop.unwatch(descriptor)
-            callback()
-
-        self._loop.watch(descriptor, READ, heard)
+        else:
+            self._channel.when_readable(callback)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
-        self._outgoing += values.encode_message(message)
-        self._write()
+        self._channel.send(message)
 
     def execute(self, cell: Cell) -> None:
-        """Send a cell; what comes by the pipes belongs to this cell from now on."""
+        """Send a cell. From now on, output of the pipes belongs to this cell."""
         for pipe in self._output_pipes:
             pipe.redirect(cell.outputs)
         self.send({"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history})
 
     def wake(self, env: dict[str, str], entropy: bytes, cwd: str) -> None:
-        """Send what has changed since the sandbox woke or since a context took the kernel; it applies before the next cell.
+        """Send the changes of a wake, or of the assignment to a context. They take effect before the next cell.
 
         Args:
-            env: As in the constructor. A variable that is the same as before keeps the value that cells gave it.
-            entropy: 64 bytes that nothing else receives.
+            env: As in the constructor. An unchanged variable keeps the value that cells have set.
+            entropy: 64 bytes that no other kernel receives.
             cwd: New working directory; empty for no change.
         """
         changed, removed = difference(self._env, env)
@@ -265,26 +380,26 @@ class KernelProcess:
         self.send({"op": "wake", "entropy": entropy, "env": changed, "gone": removed, "cwd": cwd})
 
     def request_flush(self) -> None:
-        """Ask the kernel for the messages that it delays."""
+        """Request the delayed messages of the kernel."""
         if self._flush_fd >= 0:
             try:
                 os.write(self._flush_fd, b"\0")
-            except OSError:  # it has ignored thousands of requests, or has ended
+            except OSError:  # the pipe is full, or the kernel has ended
                 return
 
     def interrupt(self, cell: Cell, *, by_message: bool) -> None:
-        """Interrupt its process group.
+        """Send SIGINT to the process group of the kernel.
 
         Args:
             cell: The running cell.
-            by_message: True if a message tells the kernel as well.
+            by_message: True to send a message as well.
         """
         if by_message:
             self.send({"op": "interrupt", "cell": cell.id})
         self._group.interrupt()
 
     def resume_reading(self) -> None:
-        """Read on, because there may be room for output again."""
+        """Continue reading, because there may be room for output again."""
         for pipe in self._output_pipes:
             pipe.refresh()
         if self._is_paused:
@@ -292,21 +407,19 @@ class KernelProcess:
             self._loop.call_soon(self._deliver)
 
     def end(self, reason: str) -> None:
-        """Kill the process and everything that it started; ``on_gone`` follows when all that it wrote was delivered. Idempotent."""
+        """Kill the kernel and all processes that it started. ``on_gone`` follows after its output was delivered. Idempotent."""
         if self.end_reason:
             return
         self.end_reason = reason
         self._group.kill()
-        self._loop.unwatch(self._socket.fileno())
+        self._channel.stop()
         for _ in range(DRAIN_READS):
-            data = self._receive()
-            if not data:
+            if not self._channel.receive():
                 break
-            self._reader.feed(data)
         self._loop.call_soon(self._deliver)
 
     def discard(self) -> None:
-        """Kill the process and report nothing more."""
+        """Kill the kernel without any further report."""
         self.handler = None
         self.end("killed")
         self._close()
@@ -333,67 +446,42 @@ class KernelProcess:
         if self.handler is not None:
             self.handler.on_output()
 
-    def _on_socket(self, mask: int) -> None:
-        if mask & WRITE:
-            self._write()
-        if mask & ~WRITE and not self.end_reason:
-            self._read()
-
     def _read(self) -> None:
-        data = self._receive()
-        if data is None:
-            return
-        if not data:
-            # Its process is about to be reaped, which tells how it ended. If it has closed the socket and lives on, it is a kernel no more.
-            self._channel_closed = True
-            self._watch()
+        received = self._channel.receive()
+        if received:
+            self._deliver()
+        elif received == 0:
+            # Normally the process has ended and is about to be reaped. If it has only closed its socket, it is killed after EXIT_S.
+            self._channel.end_input()
             self._loop.call_later(EXIT_S, self._report_violation)
-            return
-        self._reader.feed(data)
-        self._deliver()
-
-    def _receive(self) -> bytes | None:
-        """Return what can be read: None for nothing now, empty at the end."""
-        if self._channel_closed:
-            return b""
-        try:
-            return self._loop.read_buffer.read(self._socket.fileno())
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
 
     def _report_violation(self) -> None:
         if self.handler is not None and not self.end_reason:
             self.handler.on_violation()
 
     def _deliver(self) -> None:
-        """Deliver messages and output as far as there is room."""
+        """Deliver received messages and output, as far as buffers have room."""
         if self._is_done or self._is_paused or self.handler is None:
             return
         try:
             is_complete = self._deliver_buffered()
-        except (values.BadValue, LookupError, TypeError, ValueError, AttributeError):
-            self._channel_closed = True
-            self._reader.clear()
+        except (values.EncodingError, LookupError, TypeError, ValueError, AttributeError):
+            self._channel.drop_input()
             if self.end_reason:
                 self._loop.call_soon(self._deliver)
             else:
                 self._report_violation()
             return
-        if not is_complete:
-            self._is_paused = True
-            if not self.end_reason:
-                self._watch()
-        elif self.end_reason:
+        self._is_paused = not is_complete
+        if is_complete and self.end_reason:
             self._is_done = True
             self._close()
             self.handler.on_gone()
         else:
-            self._watch()
+            self._channel.set_reading(is_complete)
 
     def _deliver_buffered(self) -> bool:
-        """Deliver what was read; return whether nothing is left."""
+        """Deliver received messages and output. Return True if nothing is left."""
         drained = False
         for number in range(MESSAGES_PER_TURN + 1):
             if self.handler is None:
@@ -403,11 +491,11 @@ class KernelProcess:
                 return False
             if not self._deliver_output():
                 return False
-            self._next_event = self._next_event or self._parse_next()
+            self._next_event = self._next_event or self._channel.take()
             if self._next_event is None:
                 return not self.end_reason or self._drain_pipes()
             message, size = self._next_event
-            # The output of a cell comes after its start. One look at the pipes is enough for all messages that have arrived by now.
+            # Output of a cell comes after its start. Draining the pipes once is enough for all messages that have arrived by now.
             if message["event"] != "started" and not (drained := drained or self._drain_pipes()):
                 return False
             self._next_event = None
@@ -422,8 +510,8 @@ class KernelProcess:
         return True
 
     def _confirm(self, number: int) -> None:
-        """Confirm that everything before a ``sync`` was taken in, unless the kernel has not read the last confirmation."""
-        if not self._outgoing:
+        """Confirm that all output before a ``sync`` was read, unless the kernel has not read the last confirmation."""
+        if not self._channel.unsent_bytes:
             self.send({"op": "synced", "number": number})
 
     def _continue_turn(self) -> None:
@@ -432,11 +520,11 @@ class KernelProcess:
             self._deliver()
 
     def _drain_pipes(self) -> bool:
-        """Read what is in the pipes; return whether that was everything. Most times both are empty, which one poll(2) tells."""
+        """Read the content of the pipes. Return True if they are empty now. One poll(2) is enough if they are empty already, which is usual."""
         return not self._output_poll.poll(0) or all([pipe.drain() for pipe in self._output_pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
     def _deliver_output(self) -> bool:
-        """Put output into the buffer of its cell as far as there is room; return whether nothing is left."""
+        """Append output to the buffer of its cell, as far as it has room. Return True if nothing is left."""
         while self._undelivered is not None:
             cell, channel, data = self._undelivered
             if not cell.outputs.may_read(channel):
@@ -446,33 +534,8 @@ class KernelProcess:
             cell.pump()
         return True
 
-    def _parse_next(self) -> tuple[dict[str, Any], int] | None:
-        """Return the next complete message with its size in bytes."""
-        raw = self._reader.take()
-        return None if raw is None else (parse_event(values.decode(raw)), len(raw))
-
-    def _write(self) -> None:
-        try:
-            while self._outgoing and not self.end_reason:
-                sent = self._socket.send(memoryview(self._outgoing)[:65536])
-                del self._outgoing[:sent]
-        except BlockingIOError:
-            pass
-        except OSError:
-            return  # the end of file follows
-        if self.handler is not None and not self.end_reason:
-            self._watch()
-
-    def _watch(self) -> None:
-        mask = (0 if self._is_paused else READ) | (WRITE if self._outgoing else 0)
-        if mask and not self._channel_closed:
-            self._loop.watch(self._socket.fileno(), mask, self._on_socket)
-        else:
-            self._loop.unwatch(self._socket.fileno())
-
     def _close(self) -> None:
-        self._loop.unwatch(self._socket.fileno())
-        self._socket.close()
+        self._channel.close()
         if self._flush_fd >= 0:
             os.close(self._flush_fd)
             self._flush_fd = -1
@@ -481,5 +544,5 @@ class KernelProcess:
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of an environment that are new or changed, and the names of those that are gone."""
+    """Return the new and changed variables of an environment, and the names of the removed variables."""
     return {name: text for name, text in after.items() if before.get(name) != text}, [name for name in before if name not in after]

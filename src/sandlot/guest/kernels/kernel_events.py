@@ -1,4 +1,4 @@
-"""Validation of a kernel's messages: code in a cell can write anything to the kernel's socket."""
+"""Validation of a kernel's messages, because code in a cell can write any bytes to the kernel's socket."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ if TYPE_CHECKING:
 MIME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.+_-")
 MAX_MIME_PART_CHARS = 100
 MAX_LINE_CHARS = 8000
-"""Length of an error's text and of a line of a traceback. ``schema.LIMITS`` allows 64 KiB, and a character has up to 4 bytes."""
+"""Maximum length of an error's text and of a traceback line. ``schema.LIMITS`` allows 64 KiB, and a character has up to 4 bytes."""
 MAX_KEY_CHARS = 255
 MAX_METADATA_ENTRIES = 64
-"""Entries of the metadata of a display."""
+"""Maximum number of entries of the metadata of a display."""
 MAX_METADATA_DEPTH = 16
 MAX_COUNT = 0x7FFFFFFFFFFFFFFF
 
 
 def is_mime_type(text: str) -> bool:
-    """Return whether a text has the form type/subtype (RFC 2045, section 5.1)."""
+    """Return True if a text has the form type/subtype (RFC 2045, section 5.1)."""
     kind, _, subtype = text.partition("/")
     return all(0 < len(part) <= MAX_MIME_PART_CHARS and MIME_CHARS.issuperset(part) for part in (kind, subtype))
 
 
 def parse_event(message: Any) -> dict[str, Any]:
-    """Return a kernel's message with every field that its event needs, and no other.
+    """Validate a message of a kernel, and return it with exactly the fields of its event.
 
     Args:
         message: The decoded value.
 
     Returns:
-        ``event``, ``cell`` (None for the running one), and the fields of the event.
+        ``event``, ``cell`` (None for the running cell), and the fields of the event.
 
     Raises:
-        ValueError: The value is no message of a kernel.
-        TypeError: A field has another type.
+        ValueError: The event is unknown, or a field has an invalid value.
+        TypeError: A field has a wrong type.
         LookupError: A field is missing.
-        AttributeError: A field is no map.
+        AttributeError: A field is not a map.
     """
     kind = message["event"]
     event: dict[str, Any] = {"event": kind, "cell": _maybe_text(message.get("cell"))}
@@ -83,7 +83,7 @@ def _display(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether a value can be sent to the host as it is, and be written as JSON."""
+    """Return True if a value can be sent to the host and written as JSON."""
     if type(value) is dict:
         return depth > 0 and all(type(key) is str and len(key) <= MAX_KEY_CHARS and _is_plain(item, depth - 1) for key, item in value.items())
     if type(value) is list:

@@ -1,6 +1,6 @@
-"""Languages: the program that runs the cells of each, and what an image must have for it.
+"""Languages: the program that runs the cells of each language, and the interpreter that it needs in the image.
 
-A language that the image has no program for is refused before anything is started.
+A language that the image cannot run is refused before a process is started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DEFAULTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
-"""Default context -> its language. These contexts exist without being created."""
+"""Default context -> language. These contexts need not be created."""
 
 PROGRAMS = "/.sandlot/kernel_programs"
 OWN_PYTHON = ("/.sandlot/lib/ld.so", "--library-path", "/.sandlot/lib", "/.sandlot/bin/python3", "-SI", "-X", "utf8")
@@ -24,11 +24,11 @@ STARTUP_VARIABLES = (
     *("PYTHON", "IPYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "XDG_", "MPL"),
     *("OMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMEXPR_"),
 )
-"""Prefixes of variables that programs and libraries read when they start, not later."""
+"""Prefixes of variables that programs and libraries read only when they start."""
 
 
 def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
-    """Return the path of the first of some programs that ``PATH`` contains, or None."""
+    """Return the path of the first program of ``names`` that is found in ``PATH``, or None."""
     for name in names:
         for path in search_path(name, env):
             if os.access(path, os.X_OK) and os.path.isfile(path):
@@ -37,44 +37,44 @@ def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
 
 
 def find_python(env: dict[str, str]) -> str | None:
-    """Return the path of the image's python, or None."""
+    """Return the path of the Python interpreter of the image, or None."""
     return find(("python3", "python"), env)
 
 
 def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str]:
-    """Return the command that starts the kernel of a language; the descriptors of its socket and its flush pipe follow.
+    """Return the command that starts the kernel of a language. The caller appends the descriptors of the socket and the flush pipe.
 
     Args:
         language: ``python``, ``bash`` or ``javascript``.
-        env: Complete environment that it will have.
-        plain: True to leave out what is not essential: the packages of the image's python, or the processor's randomness for node.
+        env: Complete environment of the kernel.
+        plain: True to start without the parts that may prevent the start: IPython, or node's use of the random numbers of the processor.
 
     Raises:
-        RpcError: The image has nothing that runs the language.
+        RpcError: The image cannot run the language.
     """
     if language == "python":
         python = find_python(env)
         if python is None:
-            raise RpcError("unsupported", "This image has no python, so it has no kernel.", "Run commands instead, or use a template with python.")
+            raise RpcError("unsupported", "The image has no python, so it cannot run Python code.", "Use a template with Python, or run commands.")
         return [python, f"{PROGRAMS}/python/kernel.py", *(["--instead"] if plain else [])]
     if language == "bash":
         if not os.path.exists(BASH):
-            raise RpcError("unsupported", "This image has no bash, so it has no bash context.", "Run commands instead, or use a template with bash.")
+            raise RpcError("unsupported", "The image has no bash, so it has no bash context.", "Use a template with bash, or run commands.")
         return [*OWN_PYTHON, f"{PROGRAMS}/bash/kernel.py"]
     if language == "javascript":
         node = find(("node", "nodejs"), env)
         if node is None:
-            hint = "Use a template with Node.js, or install it."
-            raise RpcError("unsupported", "This image has no Node.js, so it has no JavaScript context.", hint)
-        # Only if needed: a node that was built without this option does not start with it.
+            hint = "Use a template with Node.js, or install Node.js."
+            raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
+        # Only if it has an effect, because a node that was built without this option does not start with it.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
         # A cell that is terminated leaves node's stack of asynchronous calls unbalanced; without the option, node would abort.
         return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]
-    raise RpcError("invalid_request", f"There is no language {language[:50]!r}.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
+    raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
 
 
 def _has_randomness() -> bool:
-    """Return whether the processor has an instruction for random numbers (RDRAND)."""
+    """Return True if the processor has an instruction for random numbers (RDRAND)."""
     try:
         fd = os.open("/proc/cpuinfo", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -93,16 +93,16 @@ def startup_variables(env: dict[str, str]) -> dict[str, str]:
 
 
 def package_folders(python: str, home: str) -> dict[str, int]:
-    """Return the folders in which an image's python finds installed packages, and those in which such folders appear.
+    """Return the folders of installed Python packages and their parent folders, with the times of their last changes.
 
-    The folders are found without starting python.
+    The folders are found without starting Python.
 
     Args:
-        python: Path of the python.
-        home: Home directory of the user that it runs as.
+        python: Path of the Python interpreter.
+        home: Home directory of the user that runs it.
 
     Returns:
-        Folder -> modification time in nanoseconds; 0 if it does not exist.
+        Folder -> modification time in nanoseconds; 0 if the folder does not exist.
     """
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(python)))
     folders = []
@@ -117,7 +117,7 @@ def package_folders(python: str, home: str) -> dict[str, int]:
 
 
 def modified_times(folders: Iterable[str]) -> dict[str, int]:
-    """Return the modification time of each folder in nanoseconds; 0 if it does not exist."""
+    """Return the modification time of each folder in nanoseconds; 0 if the folder does not exist."""
     times = {}
     for folder in folders:
         try:

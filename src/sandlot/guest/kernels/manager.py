@@ -1,10 +1,10 @@
 """The code contexts of the sandbox: ``kernel.*`` calls and ``guest.warm``.
 
 Invariants:
-- A context has one language and at most one process, which runs as ``user`` on what the image has for that language.
-- The default contexts exist without being created, also after they were removed. Of others there are at most ``MAX_CONTEXTS``.
-- Cells that wait are bounded in number and in bytes.
-- A cell is known by the id of its call: a repeated call follows the cell that exists.
+- A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image.
+- The default contexts need not be created, and are created again after their removal. At most ``MAX_CONTEXTS`` others exist.
+- The number and the size of waiting cells are limited.
+- The id of a cell is the id of its call. A repeated call follows the existing cell.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 MAX_CONTEXTS = 32
 MAX_QUEUED_CELLS = 64
-"""Cells that wait in one context."""
+"""Maximum number of waiting cells of one context."""
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
-"""Code and environments of all cells that wait."""
+"""Maximum size of code and environments of all waiting cells."""
 MAX_NAME_CHARS = 64
+"""Maximum length of the id of a context."""
 START_POLL_S = 0.05
 
 
@@ -46,7 +47,7 @@ class KernelManager:
         starter: Starts kernels.
         prefork: Spare kernels.
         oom: Watches memory while cells run.
-        rpc: Remembers which cells were forgotten.
+        rpc: Refuses the ids of forgotten cells.
     """
 
     __slots__ = ("_cells", "_contexts", "_identity", "_loop", "_oom", "_prefork", "_starter")
@@ -110,7 +111,7 @@ class KernelManager:
         cell.follow(call, args["events_from"], args["stdout_from"], args["stderr_from"], wait=args["wait"] is not False)
 
     def interrupt(self, call: Call) -> None:
-        """Handle ``kernel.interrupt``: of a context, or of one cell."""
+        """Handle ``kernel.interrupt``: interrupt the running cell of a context, or one cell."""
         execution = call.args["execution"]
         if execution is None:
             name = call.args["kernel"]
@@ -126,7 +127,7 @@ class KernelManager:
             if context.cell is cell:
                 running = context.interrupt()
             else:
-                context.abort(cell, "It was interrupted while it waited.")
+                context.abort(cell, "It was interrupted before it started.")
         call.result(running=running)
 
     def restart(self, call: Call) -> None:
@@ -140,7 +141,7 @@ class KernelManager:
         call.result()
 
     def warm(self, call: Call) -> None:
-        """Handle ``guest.warm``: make what the first cell needs, and respond when that is ready and at rest."""
+        """Handle ``guest.warm``: prepare a spare kernel, or the default kernel if there can be no spare, and respond when it is idle."""
         lean = call.args["lean"] is True
 
         def on_warm(has_spare: bool) -> None:  # noqa: FBT001 - a callback of Prefork.warm
@@ -152,7 +153,7 @@ class KernelManager:
         self._prefork.warm(on_warm, lean=lean)
 
     def _warm_default(self, call: Call) -> None:
-        """Start the kernel of the default context, which most cells go to, if the image has its language."""
+        """Start the kernel of the default context, which most cells use, if the image can run its language."""
         try:
             context = self._find_context("default", None)
             context.start()
@@ -170,12 +171,12 @@ class KernelManager:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def on_wake(self, memory_bytes: int | None, env: dict[str, str], python: str | None) -> None:
-        """Tell every kernel that the sandbox has woken, and see to it that there will be a spare kernel if making one takes long.
+        """Pass a wake on to all kernels, and prepare a spare kernel if starting one takes long.
 
         Args:
-            memory_bytes: The sandbox's memory limit, if it is known.
+            memory_bytes: Memory limit of the sandbox; None if unknown.
             env: Complete environment of ``user``.
-            python: Path of the image's python, if it has one.
+            python: Path of the Python interpreter of the image; None if there is none.
         """
         self._oom.set_limit(memory_bytes)
         for context in self._contexts.values():
@@ -183,13 +184,13 @@ class KernelManager:
         self._prefork.on_wake(env, python)
 
     def on_copied(self) -> None:
-        """Forget the cells of the sandbox that this one is a copy of."""
+        """Forget all cells, because they belong to the sandbox that this one is a copy of."""
         for context in self._contexts.values():
             context.on_copied()
         self._cells.clear()
 
     def _on_activity(self) -> None:
-        """Adapt to a cell that has started or ended."""
+        """Handle that a cell has started or ended."""
         busy = self._busy_pids()
         self._prefork.on_cells(running=bool(busy))
         if busy:
@@ -205,11 +206,11 @@ class KernelManager:
     def _find_cell(self, id_: str) -> Cell:
         cell = self._cells.get(id_)
         if cell is None:
-            raise RpcError("process_not_found", "There is no such execution.", "It may have been forgotten.")
+            raise RpcError("process_not_found", "The execution does not exist or is no longer kept.", "Check the id of the execution.")
         return cell
 
     def _find_context(self, name: str, language: str | None) -> CodeContext:
-        """Return a context; create it if it is a default one."""
+        """Return a context. A default context is created if it does not exist."""
         context = self._contexts.get(name)
         if context is None:
             if name not in languages.DEFAULTS:
@@ -221,14 +222,14 @@ class KernelManager:
 
     def _new_context(self, name: str, language: str, cwd: str | None, env: dict[str, str]) -> CodeContext:
         if not 0 < len(name) <= MAX_NAME_CHARS:
-            raise RpcError("invalid_request", "That is no id of a context.")
+            raise RpcError("invalid_request", f"The id of a context has 1 to {MAX_NAME_CHARS} characters; this one has {len(name)}.")
         if name in languages.DEFAULTS and language != languages.DEFAULTS[name]:
-            raise RpcError("conflict", f"The context {name!r} is for {languages.DEFAULTS[name]}.", "Use another id.")
+            raise RpcError("conflict", f"The language of context {name!r} is {languages.DEFAULTS[name]}.", "Use another id.")
         if sum(known not in languages.DEFAULTS for known in self._contexts) >= MAX_CONTEXTS and name not in languages.DEFAULTS:
-            raise RpcError("limit_exceeded", f"The sandbox has {MAX_CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
+            raise RpcError("limit_exceeded", f"The sandbox has {MAX_CONTEXTS} contexts, the maximum.", "Delete a context that is not needed.")
         self._check_language(language, {**self._identity.env, **env})
         if cwd is not None and not (cwd.startswith("/") and os.path.isdir(cwd)):
-            raise RpcError("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
+            raise RpcError("path_not_found", f"The folder {cwd[:200]!r} does not exist.", "Pass the absolute path of an existing folder.")
         return CodeContext(
             self._loop,
             self._identity,
@@ -243,24 +244,26 @@ class KernelManager:
         )
 
     def _check_language(self, language: str, env: dict[str, str]) -> None:
-        """Refuse a language that the image has no program for.
+        """Refuse a language that the image cannot run.
 
-        The look takes a while, because the program may be in many directories. Python is there if there is a spare kernel.
+        The search of many directories takes time. It is skipped for Python if there is a spare kernel or a fork server.
         """
         if language != "python" or not self._prefork.is_up:
             languages.argv(language, self._identity.environment(lookup_account("user"), env))
 
     def _check_queue(self, context: CodeContext, cell: Cell) -> None:
-        """Refuse a cell if too much waits already."""
+        """Refuse a cell if it would exceed a limit of waiting cells."""
         queued = [queued for each in self._contexts.values() for queued in each.queue]
         size = sum(each.request_bytes for each in [*queued, cell])
         if len(context.queue) >= MAX_QUEUED_CELLS or (queued and size > MAX_QUEUED_BYTES):
-            raise RpcError("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
+            raise RpcError(
+                "busy", f"Too many cells are waiting: {len(context.queue)} in context {context.name!r}.", "Retry when some cells have ended."
+            )
 
 
 def _unknown_context(name: str) -> RpcError:
-    return RpcError("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
+    return RpcError("not_found", f"The context {name[:64]!r} does not exist.", "List the contexts, or create it.")
 
 
 def _wrong_language(context: CodeContext) -> RpcError:
-    return RpcError("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")
+    return RpcError("conflict", f"The language of context {context.name!r} is {context.language}.", "Use another context, or omit the language.")

@@ -1,13 +1,14 @@
-"""The memory limit: a cell that comes near it loses its kernel, not the whole sandbox.
+"""The memory limit: a cell that uses too much memory loses its kernel, and the sandbox survives.
 
-In a container, the kernel's OOM killer kills the largest process at the limit. There, this module only tells such an end from others.
-gVisor has no OOM killer inside: the host's kernel would end the whole sandbox. So while a cell runs in gVisor, free memory is measured,
-more often the less there is and the faster it shrinks, and the largest process is killed before nothing is left.
+In a container, the kernel's OOM killer kills the largest process at the limit. There, this module only recognizes such kills.
+gVisor has no OOM killer inside, and the host's kernel would kill the whole sandbox. So while a cell runs in gVisor, free memory is
+measured, and the largest process is killed before the limit is reached. The less memory is free and the faster it shrinks, the more often
+it is measured.
 
 Invariants:
 - Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox.
-- If there was room before, the first measurement comes ``MIN_PAUSE_S`` after the start of a cell: most cells have ended by then.
-- One process is killed at a time, and only if it has enough memory to help.
+- If enough memory was free before, the first measurement follows ``MIN_PAUSE_S`` after the start of a cell: most cells have ended by then.
+- One process is killed at a time, and only if it uses at least an eighth of the limit.
 """
 
 from __future__ import annotations
@@ -28,24 +29,27 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 RESERVE_BYTES = 24 * MIB
 RESERVE_SHARE = 12
-"""A reserve is ``RESERVE_BYTES`` and one part in so many of the limit."""
+"""The reserve is ``RESERVE_BYTES`` plus the limit divided by this number."""
 MAX_RESERVE_SHARE_BYTES = 192 * MIB
-"""Upper bound of that part. gVisor's own memory counts as well and is not visible inside (26 MiB more after 32 processes, measured)."""
+"""Maximum of that quotient. gVisor's own memory counts as well and is not visible inside (26 MiB more after 32 processes, measured)."""
 HORIZON_S = 0.06
-"""Time in seconds to look ahead: a measurement, a kill and delays of the scheduler."""
+"""Seconds to look ahead, for a measurement, a kill and delays of the scheduler."""
 FILL_RATE_BYTES = 1024 * MIB
-"""Bytes per second that one core fills in gVisor at most (measured: 1.0 to 1.1 GiB)."""
+"""Highest rate at which one core fills memory in gVisor, in bytes per second (measured: 1.0 to 1.1 GiB/s)."""
 NEAR_BYTES = 64 * MIB
+"""Free memory up to which the limit counts as near."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 0.1
+"""Shortest and longest time between two measurements."""
 SLACK_BYTES = 8 * MIB
-"""Difference up to which MemTotal is taken for the sandbox's limit."""
+"""Maximum difference between MemTotal and the limit of the sandbox. Beyond it, /proc/meminfo describes the host."""
 MIN_VICTIM_SHARE = 8
-"""A process is killed only if it has at least one part in so many of the limit."""
+"""A process is killed only if it uses at least the limit divided by this number."""
 LARGE_SHARE = 2
-"""A process that was killed from outside and had one part in so many of the limit was killed for memory."""
+"""A process that was killed and had used at least the limit divided by this number was killed for lack of memory."""
 FULL_SHARE = 4
-"""Memory was full if at most one part in so many of the limit is unaccounted for."""
+"""Memory was full if all processes together used all of the limit except the limit divided by this number."""
 DYING_S = 2.0
+"""Seconds to wait for a killed process to free its memory before another process is killed."""
 MIN_SPARE_LIMIT_BYTES = 256 << 20
 """Memory limit below which no spare kernel is kept."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -57,7 +61,7 @@ class OomWatcher:
 
     Args:
         loop: The guest's loop.
-        children: Where kills are reported.
+        children: Owners of processes, which get a report of a kill.
     """
 
     __slots__ = (
@@ -77,7 +81,7 @@ class OomWatcher:
         self._loop = loop
         self._children = children
         self._meminfo_fd = -1
-        """/proc/meminfo, if it describes this sandbox; -1 if not."""
+        """Descriptor of /proc/meminfo; -1 if that does not describe this sandbox."""
         self._is_watching = False
         self._has_room = False
         self._last_reading = (0.0, 0)
@@ -93,7 +97,7 @@ class OomWatcher:
         return not self._limit_bytes or self._limit_bytes >= MIN_SPARE_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Take the memory limit of a sandbox that wakes; None if the limit is unknown."""
+        """Set the memory limit at a wake; None if the limit is unknown."""
         self._limit_bytes = limit_bytes or 0
         if self._meminfo_fd < 0:
             try:
@@ -106,7 +110,7 @@ class OomWatcher:
             self._meminfo_fd = -1
 
     def change_limit(self, limit_bytes: int) -> None:
-        """Change the limit while the sandbox runs. In gVisor, MemTotal stays as it was."""
+        """Change the limit while the sandbox runs. In gVisor, MemTotal does not change."""
         self._limit_bytes = limit_bytes
 
     def watch(self, busy_pids: Callable[[], list[int]]) -> None:
@@ -125,14 +129,14 @@ class OomWatcher:
                 self._measure()
 
     def explains(self, peak_bytes: int) -> bool:
-        """Return whether a process that was killed from outside was killed for memory.
+        """Return True if a process was probably killed for lack of memory, but not by this object.
 
-        A container does not learn what its kernel's OOM killer did: it sees neither its control group nor the host's counters.
+        Inside a container, kills by the OOM killer cannot be read: neither the control group nor the host's counters are visible.
 
         Args:
-            peak_bytes: The most memory that the process had.
+            peak_bytes: Largest resident memory of the process.
         """
-        if self._meminfo_fd >= 0:  # gVisor: there is no OOM killer but this one, and it was not this one
+        if self._meminfo_fd >= 0:  # gVisor: the only OOM killer is this object, and it did not kill the process
             return explained(self._limit_bytes, peak_bytes, 0)
         return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
@@ -167,13 +171,13 @@ class OomWatcher:
         pid = self._find_largest()
         if pid:
             self._victim, self._victim_since_s = pid, now_s
-            send_signal(pid, signal.SIGKILL)  # at once; what belongs to it follows
+            send_signal(pid, signal.SIGKILL)  # at once, before its descendants are searched
             if pid in self._children:
                 kill_tree(pid, signal.SIGKILL)
             self._children.report_kill(pid, "oom")
 
     def _find_largest(self) -> int:
-        """Return the process with the most memory; 0 if none has enough. Kernels that run a cell come first, because looking at all takes longer."""
+        """Return the process with the most memory; 0 if none has enough. Busy kernels are examined first, because examining all takes longer."""
         largest = max(self._busy_pids(), key=resident_bytes, default=0)
         if largest and resident_bytes(largest) * LARGE_SHARE > self._limit_bytes:
             return largest
@@ -201,21 +205,22 @@ def pause_s(room: int, rate: float) -> float:
     """Return the time in seconds until the next measurement.
 
     Args:
-        room: Bytes until a process must be killed.
-        rate: Bytes per second by which they became fewer.
+        room: Bytes that can still be used until a process must be killed.
+        rate: Bytes per second by which the room shrinks.
     """
-    # Four measurements until then at the highest possible rate; near the limit, at the measured rate or half the highest.
+    # At least four measurements follow before the room is used up at the highest possible rate. Near the limit, the measured rate is used
+    # instead, or half of the highest rate if that is more.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 
 
 def explained(limit_bytes: int, peak_bytes: int, others_bytes: int) -> bool:
-    """Return whether memory explains that something has killed a process.
+    """Return True if lack of memory explains that a process was killed.
 
     Args:
-        limit_bytes: Limit of all processes together; 0 if it is unknown.
-        peak_bytes: The most memory that the process had.
-        others_bytes: Memory of the processes that live.
+        limit_bytes: Memory limit of the sandbox; 0 if it is unknown.
+        peak_bytes: Largest resident memory of the process.
+        others_bytes: Memory of the other processes.
     """
     if LARGE_SHARE * peak_bytes >= limit_bytes or not limit_bytes:
         return limit_bytes > 0
@@ -223,18 +228,18 @@ def explained(limit_bytes: int, peak_bytes: int, others_bytes: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory of a process, shared or not; 0 if it has ended."""
+    """Return the resident memory of a process, shared memory included; 0 if it has ended."""
     return _pages(pid)[0] * PAGE
 
 
 def own_bytes(pid: int) -> int:
-    """Return the memory of a process that is in no file; 0 if it has ended."""
+    """Return the resident memory of a process without files and shared memory; 0 if it has ended."""
     resident, shared = _pages(pid)
     return (resident - shared) * PAGE
 
 
 def _pages(pid: int) -> tuple[int, int]:
-    """Return the number of resident pages and of those among them that belong to files or are shared (proc(5), statm)."""
+    """Return the number of resident pages, and the number of those that belong to files or are shared (proc(5), statm)."""
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,21 +1,22 @@
-"""Spare kernels: a fork server that has imported what Python kernels import, and one kernel forked from it that waits for a context.
+"""Spare Python kernels: a fork server that has imported the packages of kernels, and one kernel forked from it that waits for a context.
 
-When a fork server is started:
+A fork server is started in two cases:
 
-- A second after a wake, if no command runs and the image has IPython.
-- When a context needs a kernel, or ``guest.warm`` asks for one. A spare in a template's snapshot is restored with each sandbox.
+- One second after a wake, if no command runs and the image has IPython.
+- When a context needs a kernel, or when ``guest.warm`` is called. A spare in the snapshot of a template is restored with each sandbox.
 
 Invariants:
-- Without such a need, no fork server is started while a command runs, and one that is still importing is stopped meanwhile.
-- A spare is used only while what its fork server has imported is what lies on the disk, and only for a context with the same start-up
-  variables (``languages.STARTUP_VARIABLES``). Otherwise the kernel is started directly.
-- The fork server runs as ``user`` and may send anything. A pid counts as its kernel only if it is a child of PID 1, of that user, alive,
-  and not known yet. A message that is none ends the fork server.
-- Every request is answered: with a kernel, or with None after ``START_TIMEOUT_S``, or after ``FORK_TIMEOUT_S`` if everything is imported.
-  A fork server that has not answered by then is ended.
+- Unless a context needs a kernel, no fork server is started while a command runs, and a fork server that is still importing is stopped
+  meanwhile.
+- A spare is used only if the imported packages have not changed on the disk, and only for a context with the same start-up variables
+  (``languages.STARTUP_VARIABLES``). Otherwise the kernel is started directly.
+- The fork server runs as ``user`` and may send any message. A reported pid is accepted as a kernel only if the process is a child of PID 1,
+  belongs to ``user``, is alive, and is not known yet. An invalid message ends the fork server.
+- Every request for a kernel gets a kernel, or None after ``START_TIMEOUT_S``; after ``FORK_TIMEOUT_S`` if all packages are imported. A fork
+  server that has not responded by then is ended.
 - In lean mode (``guest.warm``), where memory matters more than the time of the next kernel, the fork server ends once the spare is ready.
   The next one is started when a context needs a kernel and there is no spare.
-- A spare is kept over a wake if a kernel that was started then would find the same. It gets entropy of the life in which it is used.
+- A spare is kept over a wake if the interpreter and the start-up variables are the same as before. It gets the entropy of the wake.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ if TYPE_CHECKING:
     OnKernel = Callable[[KernelProcess | None], object]
 
 AHEAD_S = 1.0
-"""Seconds after a wake, and after the last command, before a fork server is started. In gVisor, imports take 0.3 to 1.5 s of a processor."""
+"""Seconds from a wake or the end of the last command to the start of a fork server. In gVisor, imports take 0.3 to 1.5 s of CPU time."""
 MAX_POSTPONEMENTS = 25
+"""Number of times that the next spare is postponed because a command or a cell runs."""
 REFILL_S = 0.25
-"""Seconds between the use of a spare and the next fork: the first cell has the processors for itself."""
+"""Seconds from the use of a spare to the next fork, so that the fork does not slow down the first cell."""
 START_TIMEOUT_S, FORK_TIMEOUT_S = 15.0, 5.0
 MAX_FAILURES = 3
-"""Number of fork servers that may end without having made a kernel; after that none is started until the next wake."""
+"""Number of fork servers that may fail before the first kernel. After that, none is started until the next wake."""
 REHEARSAL_POLL_S, MAX_REHEARSAL_POLLS = 0.005, 1000
 WARM_MODULES = "numpy,pandas,matplotlib"
 MAX_MESSAGE_BYTES = 4096
@@ -61,24 +63,24 @@ _FD = struct.Struct("i")
 
 
 class KernelForkServer:
-    """The process that has imported what kernels import, and forks them.
+    """The process that has imported the packages of kernels, and is forked for each kernel.
 
     Args:
         loop: The guest's loop.
-        spawner: Starts its program.
+        spawner: Starts the program.
         identity: Environment of the sandbox.
-        package_times: When each folder of installed packages last changed.
-        on_message: Called with each of its messages.
-        on_end: Called when it has ended, or has sent something that is no message.
+        package_times: Folder of installed packages -> time of its last change.
+        on_message: Called with each message of the fork server.
+        on_end: Called when the fork server has ended, or has sent an invalid message.
 
     Attributes:
-        startup_variables: The variables that it was started with and that take effect at a start only.
-        python: The image's python that it runs on.
-        env: The sandbox's variables at its start.
-        package_times: As the argument; what it has imported is not older.
+        startup_variables: Start-up variables of its environment (``languages.STARTUP_VARIABLES``).
+        python: Path of its interpreter.
+        env: Variables of the sandbox at the start of the fork server.
+        package_times: As the argument. The imported packages are not older than these times.
         is_ready: True if it can fork kernels.
-        is_warm: True if it has imported everything.
-        pid: The process.
+        is_warm: True if it has imported all packages.
+        pid: Pid of the fork server.
     """
 
     __slots__ = (
@@ -134,7 +136,7 @@ class KernelForkServer:
         loop.watch(self._socket.fileno(), READ, lambda _mask: self._read())
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
-        """Send a short message with descriptors; return whether the socket took it."""
+        """Send a short message with descriptors. Return True if the socket accepted all of it."""
         data = values.encode_message(message)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(_FD.pack(fd) for fd in fds))] if fds else []
         try:
@@ -143,19 +145,19 @@ class KernelForkServer:
             return False
 
     def stop(self) -> None:
-        """Stop the process until :meth:`resume`. Idempotent."""
+        """Stop the process (SIGSTOP) until :meth:`resume`. Idempotent."""
         if not self._is_stopped:
             self._is_stopped = True
             send_signal(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a stopped process continue. Idempotent."""
+        """Continue a stopped process. Idempotent."""
         if self._is_stopped:
             self._is_stopped = False
             send_signal(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process; kernels that it has forked live on. Idempotent."""
+        """End the process. The kernels that it has forked keep running. Idempotent."""
         if self._socket.fileno() >= 0:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
@@ -167,7 +169,7 @@ class KernelForkServer:
             self._on_end()
 
     def on_killed(self, _reason: str) -> None:
-        """Handle a kill by another part of the guest: the end of the process follows."""
+        """Ignore a kill by another part of the guest, because ``on_exit`` follows."""
 
     def _read(self) -> None:
         try:
@@ -182,7 +184,7 @@ class KernelForkServer:
                 self._on_message(message)
                 if self._socket.fileno() < 0:
                     return
-        except (values.BadValue, LookupError, TypeError, ValueError):
+        except (values.EncodingError, LookupError, TypeError, ValueError):
             data = b""
         if not data:
             self._on_end()
@@ -194,9 +196,9 @@ class Prefork:
     Args:
         loop: The guest's loop.
         spawner: Starts the fork server.
-        children: Where ends of processes are reported.
+        children: Owners of processes, to which the kernels are added.
         identity: Environment and entropy of the sandbox.
-        oom: Tells whether there is enough memory.
+        oom: Decides whether there is enough memory for a spare.
         groups: Process groups of kernels.
     """
 
@@ -236,9 +238,9 @@ class Prefork:
         self._spare_origin: KernelForkServer | None = None
         """In lean mode, the ended fork server that the spare was forked from."""
         self._forking: KernelPipes | None = None
-        """Pipes of the kernel that is being forked."""
+        """Pipes of the kernel that is being forked; None if none is."""
         self._check: dict[str, int] | None = None
-        """Times of package folders that the fork server is comparing with its imports."""
+        """New package times while the fork server checks whether its imports are still up to date; None otherwise."""
         self._waiting: deque[OnKernel] = deque()
         self._warming: list[Callable[[bool], object]] = []
         self._timer: Timer | None = None
@@ -246,14 +248,14 @@ class Prefork:
         self._postponements = 0
         self._failures = 0
         self._is_postponed = False
-        """True if a fork server would have been started if no command had run."""
+        """True if the start of a fork server waits for the end of the commands."""
         self._is_lean = False
         self._commands_run = False
         self._cells_run = False
 
     @property
     def is_up(self) -> bool:
-        """True if there is a fork server or a spare, so that the image has a python."""
+        """True if there is a fork server or a spare. The image can run Python then."""
         return self._spare is not None or (self._server is not None and self._server.is_ready)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -263,10 +265,10 @@ class Prefork:
 
         Args:
             env: Variables of the sandbox and the context.
-            on_kernel: Called with the kernel, now or later; with None if there will be none.
+            on_kernel: Called now or later with the kernel, or with None if there will be no kernel.
 
         Returns:
-            True if ``on_kernel`` is called.
+            False if ``on_kernel`` is not called, because the kernel must be started directly.
         """
         if languages.startup_variables(env) != languages.startup_variables(self._identity.env):  # the account has none of these
             return False
@@ -289,11 +291,11 @@ class Prefork:
         return True
 
     def warm(self, done: Callable[[bool], object], *, lean: bool) -> None:
-        """Make the fork server and the spare now, even if a command runs.
+        """Start the fork server and fork the spare now, even if a command runs.
 
         Args:
-            done: Called once, with whether the spare is ready and at rest.
-            lean: True if the fork server ends then.
+            done: Called once, with True if the spare is ready and idle.
+            lean: True to end the fork server afterwards.
         """
         self._is_lean = lean
         if self._server is None and self._spare is not None and lean:
@@ -313,13 +315,13 @@ class Prefork:
             self._spare.when_heard(lambda: self._report_warm(has_spare=True))
 
     def yield_cpu(self) -> None:
-        """Stop a fork server that still imports, because a command runs; not if a context waits for a kernel."""
+        """Stop a fork server that is still importing, because a command runs, unless a context waits for a kernel."""
         self._commands_run = True
         if self._server is not None and not self._server.is_warm and not self._waiting:
             self._server.stop()
 
     def resume(self) -> None:
-        """Continue what was postponed for commands: the last one has ended."""
+        """Continue postponed work, because the last command has ended."""
         self._commands_run = False
         if self._server is not None:
             self._server.resume()
@@ -328,11 +330,11 @@ class Prefork:
         elif self._spare is not None and self._spare_origin is not None:
             origin = self._spare_origin
             if languages.modified_times(origin.package_times) != origin.package_times:
-                self.drop()  # a command has installed something: make a spare that has it before the next context needs one
+                self.drop()  # a command has installed packages: the next spare must have them
                 self._schedule(AHEAD_S)
 
     def on_cells(self, *, running: bool) -> None:
-        """Refill when no cell runs any more.
+        """Schedule the next spare when no cell runs any more.
 
         Args:
             running: True if a cell runs.
@@ -342,18 +344,18 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
-        """Keep, replace or make a spare for a sandbox that has woken.
+        """Keep, replace or create a spare after a wake.
 
         Args:
             env: Complete environment of ``user``.
-            python: Path of the image's python; None if it has none.
+            python: Path of the Python interpreter of the image; None if there is none.
         """
         self._failures = self._postponements = 0
         origin = self._server or self._spare_origin
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # Its context will do the same. But a process takes a while to run again after a restore, and now nothing waits for it.
+            # The context wakes the kernel again. But after a restore, a process takes a while to run again, so it is woken early.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return
@@ -361,7 +363,7 @@ class Prefork:
             self._schedule(AHEAD_S)
 
     def drop(self) -> None:
-        """End the fork server and the spare; requests go on waiting."""
+        """End the fork server and the spare. Requests keep waiting."""
         server, self._server = self._server, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
@@ -384,7 +386,7 @@ class Prefork:
         return languages.find_python(env) if self._is_affordable else None
 
     def _is_worthwhile(self, env: dict[str, str]) -> bool:
-        """Return whether the image has IPython, whose import takes long."""
+        """Return True if the image has IPython, whose import takes long."""
         python = self._find_python(env)
         return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.package_folders(python, env["HOME"]))
 
@@ -392,7 +394,7 @@ class Prefork:
         return self._identity.environment(lookup_account("user"))
 
     def _look_at_packages(self) -> dict[str, int]:
-        """Return the folders of installed packages, and when each last changed."""
+        """Return the folders of installed packages with the times of their last changes."""
         env = self._environment()
         return languages.package_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"])
 
@@ -401,7 +403,7 @@ class Prefork:
             self._timer = self._loop.call_later(delay_s, self._make_ahead)
 
     def _make_ahead(self) -> None:
-        """Make a spare if nothing else runs; otherwise try again later."""
+        """Create a spare if no command or cell runs. Otherwise, retry later."""
         self._timer = None
         self._is_postponed = self._server is None and self._commands_run
         if self._is_postponed:
@@ -422,19 +424,19 @@ class Prefork:
             self._server = KernelForkServer(
                 self._loop, self._spawner, self._identity, self._look_at_packages(), self._on_message, self._on_server_end
             )
-        except Exception as error:  # noqa: BLE001 - kernels are started without one then
-            log(f"no fork server: {error}")
+        except Exception as error:  # noqa: BLE001 - kernels are started directly then
+            log(f"cannot start the fork server: {error}")
             self._failures = MAX_FAILURES
             return None
         return self._server
 
     def _advance(self) -> None:
-        """Do the next step towards the kernel that a request waits for, or towards a spare."""
+        """Do the next step towards a kernel for a waiting request, or towards a spare."""
         server = self._server
         if server is None or not server.is_ready or self._forking is not None or self._check is not None:
             return
         if languages.modified_times(server.package_times) != server.package_times:
-            now = self._look_at_packages()  # there may be further folders
+            now = self._look_at_packages()  # the list of folders may have changed too
             if server.send({"op": "check"}):
                 self._check = now
             else:
@@ -443,7 +445,7 @@ class Prefork:
             if self._waiting:
                 spare, self._spare = self._spare, None
                 self._give(spare)
-        elif self._waiting or server.is_warm:  # a spare would lack what is still being imported
+        elif self._waiting or server.is_warm:  # a spare is forked only after all imports
             self._fork(server)
 
     def _fork(self, server: KernelForkServer) -> None:
@@ -480,10 +482,10 @@ class Prefork:
             self._on_forked(message["pid"], pipes, server)
 
     def _on_forked(self, pid: Any, pipes: KernelPipes, server: KernelForkServer) -> None:
-        """Take a process that the fork server reports as a kernel.
+        """Accept a process that the fork server reports as a kernel.
 
         Raises:
-            ValueError: The process cannot be one.
+            ValueError: The process cannot be a kernel.
         """
         if not may_be_forked(pid) or pid in self._children:
             pipes.close()
@@ -500,7 +502,7 @@ class Prefork:
             kernel.when_heard(lambda: self._report_warm(has_spare=True))
 
     def _give(self, kernel: KernelProcess) -> None:
-        """Give a kernel to the request that has waited longest."""
+        """Pass a kernel to the request that has waited longest."""
         self._report_warm(has_spare=True)
         on_kernel = self._waiting.popleft()
         if not self._waiting:
@@ -512,7 +514,7 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def _rehearse(self, spare: KernelProcess, done: Callable[[bool], object]) -> None:
-        """Let a spare run a cell without output: after a restore, everything that it touches for the first time takes long."""
+        """Let a spare run a cell without output. After a restore, the first access to each memory page takes long."""
         before = spare.read_ahead()
         spare.send({"op": "rehearse"})
 
@@ -525,7 +527,7 @@ class Prefork:
         look(MAX_REHEARSAL_POLLS)
 
     def _report_warm(self, *, has_spare: bool) -> None:
-        """Respond to ``guest.warm``; in lean mode, end the fork server."""
+        """Call the callbacks of :meth:`warm`; in lean mode, end the fork server."""
         warming, self._warming = self._warming, []
         if warming and has_spare and self._is_lean and self._server is not None and self._spare is not None and not self._waiting:
             self._spare_origin, self._server = self._server, None
@@ -540,7 +542,7 @@ class Prefork:
         self._report_warm(has_spare=False)
 
     def _on_server_end(self) -> None:
-        """Give up the fork server: it has ended, or does not answer, or makes no sense."""
+        """Drop the fork server, because it has ended, has not responded in time, or has sent an invalid message."""
         self._failures += 1
         self.drop()
         self._refuse_waiting()
@@ -559,7 +561,7 @@ class Prefork:
 
 
 def may_be_forked(pid: Any) -> bool:
-    """Return whether a process that a fork server reports can be a kernel: a living child of PID 1 that belongs to ``user``."""
+    """Return True if a process that a fork server reports may be a kernel: a living child of PID 1 that belongs to ``user``."""
     if type(pid) is not int or pid <= 1:
         return False
     try:

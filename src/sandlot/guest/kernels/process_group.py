@@ -1,11 +1,11 @@
-"""The processes of a kernel: everything that it started, wherever it went, told apart from everything else in the sandbox.
+"""The processes of a kernel: itself and all processes that it started, even if they are no longer its descendants.
 
-A child leaves its parent by being orphaned, its group and session by setsid(2), its environment by exec with another one. It keeps
-its resource limits over all of these. So each kernel gets limits that nothing else has, of resources that no program comes near.
-Programs that the guest itself starts (commands, ``sudo``) do not have them.
+A child loses its parent as an orphan, its group and session by setsid(2), and its environment by exec. It keeps its resource limits in
+all these cases. So each kernel is marked with resource limits that no other process has, so high that no program reaches them. Programs
+that the guest itself starts (commands, ``sudo``) do not have these limits.
 
-A process may lower its own limit, as ``ulimit -f`` does. So there are two marks, and one of them is enough to be recognized. A process
-that lowers both on purpose and has left its parents too ends with the sandbox, not with its kernel.
+A process may lower its own limits, as ``ulimit -f`` does. So two limits are set, and one of them is enough to recognize a process. A
+process that lowers both and is not a descendant any more is not killed with its kernel; it ends with the sandbox.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tr
 from sandlot.protocol.fast_imports import signal
 
 FIRST_MARK = 1 << 61
-"""Lower bound of the marks: 2 EiB and some bytes of a file (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2))."""
+"""Lower bound of the marks: 2 EiB, as the limit of file sizes (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2))."""
 _RESOURCES = (resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
 
 
 class ProcessGroup:
-    """A kernel's process and everything that it starts.
+    """A kernel's process and all processes that it starts.
 
     Args:
-        pid: The kernel's process; it leads its session and its process group.
-        mark: Limit that the process gets, and that everything that it starts inherits.
+        pid: Pid of the kernel, which leads its session and its process group.
+        mark: Resource limit that marks the kernel and, by inheritance, all processes that it starts.
     """
 
     __slots__ = ("_mark", "_pid")
@@ -43,10 +43,10 @@ class ProcessGroup:
                     return
 
     def kill(self) -> None:
-        """Kill all of them, in several passes, because they may fork meanwhile."""
+        """Kill all processes of the group, in several passes, because they may fork meanwhile."""
         send_signal(self._pid, signal.SIGKILL)
         try:
-            os.killpg(self._pid, signal.SIGKILL)  # the only way where root inside has covered /proc
+            os.killpg(self._pid, signal.SIGKILL)  # the only way if root inside has mounted something over /proc
         except OSError:
             pass
         members = {self._pid}
@@ -79,7 +79,7 @@ class ProcessGroup:
 
 
 class ProcessGroups:
-    """Creates process groups with marks that were never used before, also not by another life of this sandbox."""
+    """Creates process groups with unique marks. The counter is part of a snapshot, so marks stay unique after a restore."""
 
     __slots__ = ("_created",)
 

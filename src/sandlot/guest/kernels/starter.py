@@ -1,7 +1,7 @@
 """The ways to start a kernel, in the order in which they are tried.
 
-A kernel that ends before its first message is not started the same way again: the next way follows. The last way leaves out what is
-not essential, because that may have prevented the start: IPython and other packages of the image, or options of node.
+If a kernel ends before its first message, the next way is tried. The last way leaves out parts that are not essential and may have
+prevented the start: IPython and other packages of the image, or options of node.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SPARE, FULL, PLAIN = "spare", "full", "plain"
 START_ORDER = {"python": (SPARE, FULL, PLAIN), "javascript": (FULL, PLAIN), "bash": (FULL,)}
 """Language -> ways to start its kernel."""
 MAX_START_S, MIN_START_S = 30.0, 10.0
-"""Seconds that a kernel may take for its first message: the timeout of the waiting cell, within these bounds."""
+"""Bounds of the time in seconds until the first message of a kernel, which otherwise is the timeout of the waiting cell."""
 
 
 def start_timeout_s(cell_timeout_s: float | None) -> float:
-    """Return the time in seconds that a kernel may take for its first message.
+    """Return the maximum time in seconds until the first message of a kernel.
 
     Args:
-        cell_timeout_s: Timeout of the cell that waits for it; None for no timeout or no cell.
+        cell_timeout_s: Timeout of the cell that waits for the kernel; None without a timeout or without a cell.
     """
     return max(MIN_START_S, min(MAX_START_S, cell_timeout_s or MAX_START_S))
 
@@ -44,7 +44,7 @@ class KernelStarter:
     Args:
         loop: The guest's loop.
         spawner: Starts the programs.
-        children: Where their ends are reported.
+        children: Owners of processes, to which the kernels are added.
         identity: Environment of the sandbox.
         prefork: Spare kernels.
         groups: Process groups of kernels.
@@ -71,18 +71,18 @@ class KernelStarter:
         on_created: Callable[[KernelProcess, int], object],
         on_refused: Callable[[RpcError], object],
     ) -> None:
-        """Start a kernel by the first way, from number ``attempt`` of ``START_ORDER`` on, that is available.
+        """Start a kernel in the first way that is available, beginning with index ``attempt`` of ``START_ORDER``.
 
         Args:
             language: Language of the context.
             env: Variables of the sandbox and the context.
             cwd: Working directory.
-            attempt: Number of the first way to try.
-            on_created: Called with the kernel's process and the number of the way, now or later.
+            attempt: Index of the first way to try.
+            on_created: Called now or later with the kernel's process and the index of the way.
             on_refused: Called with the error if the kernel cannot be started, unless this method raises it.
 
         Raises:
-            RpcError: The image has nothing that runs the language, or the program cannot be started.
+            RpcError: The image cannot run the language, or the program cannot be started.
         """
 
         def on_spare(kernel: KernelProcess | None) -> None:

@@ -1,1 +1,1 @@
-"""TCP on the sandbox's loopback, carried over the link: the package index for programs inside, ports of programs for the host."""
+"""TCP on the sandbox's loopback over the link: the package index for programs inside, and tunnels from the host to their ports."""

@@ -1,14 +1,13 @@
-"""Port of the package index on the sandbox's loopback, carried to the host.
+"""Port of the package index on the sandbox's loopback, whose connections are forwarded to the host.
 
 Invariants:
 - One TCP connection is one stream of the service ``packages``; the guest does not interpret its bytes.
-- At most :data:`MAX_CONNECTIONS` are open at once, fewer than the streams that a guest may have. Further ones wait in the
-  kernel's queue; a connection that is only kept alive is closed for them. A program that opens thousands fills that queue and
-  delays nothing else.
-- A stream is opened with the first bytes of its connection: a silent connection takes nothing of the host.
-- When the host connects anew, or the guest comes to rest, connections with a stream are reset, and the port stays open.
-  Package managers repeat their request then. A request that arrives between two services waits in the link's pipe, and is
-  reset by the handshake of the second service.
+- At most :data:`MAX_CONNECTIONS` are open at once, fewer than the streams that a guest may have. Further connections wait in the
+  kernel's queue; an idle connection is closed for them. A program that opens thousands of connections fills only that queue.
+- A stream is opened with the first bytes of its connection, so a silent connection uses no resources of the host.
+- When the host connects again or the guest is quiesced, connections with a stream are reset, and the port stays open. Package
+  managers then repeat their request. A request that arrives while no service runs waits in the link's pipe, and is reset by
+  the handshake of the next service.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ MAX_CONNECTIONS = 48
 """Three quarters of the streams that a guest may have; more than any package manager opens by default."""
 BACKLOG = 128
 PAUSE_S = 0.1
-"""Interval between attempts to accept a connection, or to open its stream, while as many are open as are allowed."""
+"""Interval between attempts to accept a connection or to open its stream, while the limit of connections or streams is reached."""
 IDLE_S = 1.0
-"""A connection may be closed for another one if no response has come for so long, and no request since the last response."""
+"""An idle connection may be closed for another one after this time without a response, if no request is in progress."""
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh14x")
@@ -59,17 +58,17 @@ class PackageProxy:
         self._connections: set[ProxiedConnection] = set()
 
     def listen(self) -> None:
-        """Open the port. If that fails, the sandbox has no package index, and the log says so."""
+        """Open the port. If that fails, the sandbox has no package index, and the error is logged."""
         try:
             listener = _open_listener()
         except OSError as error:
-            log(f"no port for packages: {error}")
+            log(f"cannot open the port of the package index: {error}")
             return
         self._listener = listener
         self._loop.watch(listener.fileno(), READ, self._accept)
 
     def add(self, connection: socket.socket) -> ProxiedConnection:
-        """Carry an accepted connection.
+        """Forward an accepted connection.
 
         Args:
             connection: Non-blocking socket; ownership passes to the proxy.
@@ -79,7 +78,7 @@ class PackageProxy:
         return proxied
 
     def remove(self, proxied: ProxiedConnection) -> None:
-        """Forget a closed connection, and accept another one in its place."""
+        """Forget a closed connection, and accept the next connection."""
         self._connections.discard(proxied)
         self._resume()
 
@@ -91,8 +90,8 @@ class PackageProxy:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name of accept
         except BlockingIOError:
             return
-        except OSError as error:  # no descriptor is free, or the client has reset the connection: try again, but do not spin
-            log(f"packages: {error}")
+        except OSError as error:  # no descriptor is free, or the client has reset the connection: retry after a pause
+            log(f"cannot accept a connection to the package index: {error}")
             self._pause()
             return
         connection = socket.socket(fileno=descriptor)
@@ -100,7 +99,7 @@ class PackageProxy:
         self.add(connection)
 
     def _close_idle(self) -> bool:
-        """Close the connection that has been idle for longest; return whether there was one."""
+        """Close the connection that has been idle for longest. Return True if there was an idle connection."""
         before_s = time.monotonic() - IDLE_S
         idle = [proxied for proxied in self._connections if proxied.idle_since_s <= before_s]
         if idle:
@@ -120,12 +119,12 @@ class PackageProxy:
 
 
 class ProxiedConnection:
-    """One connection. It has a stream from its first bytes on.
+    """One connection. Its stream is opened with its first bytes.
 
     Args:
         loop: The guest's loop.
         router: Streams of the link.
-        proxy: Proxy to tell when the connection is closed.
+        proxy: Proxy whose ``remove`` is called when the connection is closed.
         connection: Non-blocking socket.
     """
 
@@ -145,7 +144,7 @@ class ProxiedConnection:
 
     @property
     def idle_since_s(self) -> float:
-        """Monotonic time since which nothing was requested on the connection; infinite if a response may be due."""
+        """Monotonic time since which the connection has been idle; infinite if a response may be due."""
         if self._copy is None:
             return float("inf") if self._has_request else self._opened_s
         return float("inf") if self._copy.awaits_output or self._copy.has_output else self._copy.last_write_s
@@ -176,7 +175,7 @@ class ProxiedConnection:
     def _on_request(self, _mask: int) -> None:
         """Read the first bytes, and open a stream for them."""
         if self._router.is_full:
-            # Closed connections count until their RESET is sent. The request stays in the socket until then.
+            # A closed stream counts until its RESET is sent. Until then, the request stays in the socket.
             self._has_request = True
             self._loop.unwatch(self._socket.fileno())
             self._loop.call_later(PAUSE_S, self._wait_for_request)
@@ -192,7 +191,7 @@ class ProxiedConnection:
             return
         try:
             self._stream = self._router.open({"service": schema.PACKAGES, "args": {}})
-        except ProtocolError:  # no service is connected, or the guest is asleep
+        except ProtocolError:  # no service is connected, or the guest is quiesced
             self.cut()
             return
         self._copy = self._stream.handler = SocketStream(self._loop, self._stream, self)
@@ -202,24 +201,24 @@ class ProxiedConnection:
     # -- ends and errors ----------------------------------------------------------------------------------------------
 
     def on_gone(self) -> None:
-        """Cut the connection off: the stream is over."""
+        """Cut the connection off, because the stream is over."""
         self.cut()
 
     def on_data_end(self) -> None:
-        """Send the end of the requests."""
+        """Send the end of the client's requests."""
         if self._stream is not None:
             self._stream.end()
 
     def on_finished(self) -> None:
-        """Close the connection: both directions have ended."""
+        """Close the connection, because both directions have ended."""
         self.close()
 
     def on_read_error(self) -> None:
-        """Close the connection: the client has broken it off."""
+        """Close the connection, because the client has reset it."""
         self.close()
 
     def on_write_error(self) -> None:
-        """Close the connection: the client takes no more bytes."""
+        """Close the connection, because the client reads no more bytes."""
         self.close()
 
 
@@ -233,7 +232,7 @@ def _open_listener() -> socket.socket:
 
 
 def _bring_loopback_up(any_socket: socket.socket) -> None:
-    """Bring up the loopback of a new network namespace (netdevice(7)). gVisor and container runtimes do that themselves."""
+    """Bring up the loopback of a new network namespace (netdevice(7)). gVisor and container runtimes do so themselves."""
     name, flags = _IFREQ.unpack(ioctl(any_socket.fileno(), _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))
     if not flags & _IFF_UP:
         ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _IFREQ.pack(name, flags | _IFF_UP))

@@ -1,10 +1,10 @@
 """Copying between a TCP socket and a stream of the link, both ways.
 
 Invariants:
-- Bytes move as fast as the slower end takes them, and nothing blocks. Bytes that wait for the socket are bounded by the window
-  of the stream, and bytes that wait for the stream by its queue and one read.
+- Bytes move as fast as the slower end reads, and no call blocks. At most one window of the stream waits for the socket, and at
+  most the stream's queue and one read wait for the stream.
 - The end of one direction is passed on after all its bytes; the other direction continues.
-- A connection that is cut off ends with RST, so that it does not pass for complete.
+- A connection that is cut off ends with RST, so that its data is not taken for complete.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
     from sandlot.guest.streams import Stream
 
     class SocketStreamOwner(Protocol):
-        """Decides what the ends and errors of a :class:`SocketStream` mean."""
+        """Handles the ends and errors of a :class:`SocketStream`."""
 
         def on_gone(self) -> None:
-            """Handle the end of the stream by a reset of the host or a new connection."""
+            """Handle that the stream is over: reset by the host, or gone with an earlier connection of the link."""
 
         def on_data_end(self) -> None:
-            """Send the end of the socket's bytes."""
+            """Handle the end of the bytes from the socket: send it to the host."""
 
         def on_finished(self) -> None:
             """Handle the end of both directions."""
 
         def on_read_error(self) -> None:
-            """Handle a connection that was broken off by its program."""
+            """Handle a connection that the program has reset."""
 
         def on_write_error(self) -> None:
-            """Handle a program that takes no more bytes: close, or call :meth:`SocketStream.drop_output`."""
+            """Handle a program that reads no more bytes: close, or call :meth:`SocketStream.drop_output`."""
 
 
 READ_BYTES = 65536
 MAX_PIECES = 64
-"""Limit of the frames that are joined in one write; Linux allows 1,024 (IOV_MAX)."""
+"""Maximum number of frames that are joined in one write; Linux allows 1,024 (IOV_MAX)."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 """SO_LINGER with a time of 0: close(2) sends RST (socket(7))."""
 
 
 class SocketStream:
-    """Copies between a socket and a stream. It is the handler of the stream, or the callbacks of the stream's call.
+    """Copies bytes between a socket and a stream. Its methods ``on_...`` handle the events of the stream.
 
-    Bytes for the socket are kept until :meth:`start`.
+    Until :meth:`start`, bytes for the socket are queued.
 
     Args:
         loop: The guest's loop.
         stream: Stream of the link.
-        owner: Receiver of ends and errors.
+        owner: Handles ends and errors.
 
     Attributes:
-        awaits_output: True if bytes were read from the socket and none have been written since.
-        last_write_s: Monotonic time of the last write, or of the creation.
+        awaits_output: True if bytes were read from the socket after the last write to it.
+        last_write_s: Monotonic time of the last write to the socket, or of the creation of this object.
     """
 
     __slots__ = (
@@ -101,19 +101,19 @@ class SocketStream:
         return bool(self._output)
 
     def start(self, connection: socket.socket) -> None:
-        """Begin to copy.
+        """Begin copying.
 
         Args:
             connection: Connected, non-blocking socket; ownership passes to this object.
         """
         self._socket = connection
-        # Writes are batched already, and a small last piece must not wait for an acknowledgement.
+        # Writes are batched here. Without TCP_NODELAY, a small last piece would wait for an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._write_soon()
         self._watch()
 
     def on_bytes(self, channel: int, data: bytes, credit: int) -> None:
-        """Queue bytes for the socket; their credit is returned when they were written."""
+        """Queue bytes for the socket. Their credit is returned after they were written."""
         if channel != BODY or self._is_output_dropped:
             self._stream.consumed(credit)
             return
@@ -121,16 +121,16 @@ class SocketStream:
         self._write_soon()
 
     def on_end(self) -> None:
-        """Queue the end of the bytes for the socket."""
+        """Queue the end of file for the socket."""
         self._has_output_end = True
         self._write_soon()
 
     def on_writable(self) -> None:
-        """Read on."""
+        """Continue reading the socket, because the stream has room again."""
         self._watch()
 
     def on_gone(self) -> None:
-        """Report the end of the stream."""
+        """Report to the owner that the stream is over."""
         self._owner.on_gone()
 
     def send(self, data: bytes) -> None:
@@ -139,7 +139,7 @@ class SocketStream:
         self._stream.send_bytes(BODY, data)
 
     def drop_output(self) -> None:
-        """Drop the bytes for the socket from now on; what the program has sent is still read to its end."""
+        """Drop all bytes for the socket from now on. Bytes from the program are still read to their end."""
         self._is_output_dropped = True
         while self._output:
             self._stream.consumed(self._output.popleft()[1])
@@ -194,7 +194,7 @@ class SocketStream:
             self._finish()
 
     def _write_soon(self) -> None:
-        if not self._is_write_due:  # one read of the link brings many frames: they are joined in one write
+        if not self._is_write_due:  # one read of the link can bring many frames, which are joined in one write
             self._is_write_due = True
             self._loop.call_soon(self._write)
 

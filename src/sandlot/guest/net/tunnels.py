@@ -1,11 +1,11 @@
-"""Connections of the host to ports of programs inside, each carried on the stream of its call.
+"""Tunnels: connections from the host to ports of programs inside, each over the stream of its call.
 
 Invariants:
-- Only 127.0.0.1 and ::1 are connected to, in this order, as the account ``user``. That works in a sandbox without a network.
-- The host's END is the end of file for the program; the program's is the event ``end``.
-- A program that takes no more bytes may still send: bytes for it are dropped, and its own are read to their end.
-- A tunnel ends with its stream: when the host connects anew, or the guest comes to rest, its connection is reset. So a copy of
-  a sandbox has no tunnel of the original.
+- Only 127.0.0.1 and ::1 are connected to, in this order, as the account ``user``. This works in a sandbox without a network.
+- The host's END becomes the end of file for the program. The program's end of file becomes the event ``end``.
+- A program that reads no more bytes may still send: bytes for the program are dropped, and its own are read to their end.
+- A tunnel ends with its stream. When the host connects again or the guest is quiesced, the connection is reset, so a copy of a
+  sandbox has no tunnel of the original.
 - At most :data:`MAX_TUNNELS` are open at once.
 """
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from sandlot.guest.rpc import Call
 
 MAX_TUNNELS = 64
-"""A third of the streams that the host may have, so that other calls get through."""
+"""A third of the streams that the host may open, so that some are left for other calls."""
 CONNECT_S = 10.0
-"""Time to connect to a program that listens and does not accept. The kernel would try for minutes (tcp_syn_retries, tcp(7))."""
+"""Timeout for a program that listens and does not accept. The kernel would try for minutes (tcp_syn_retries, tcp(7))."""
 
 _IN_PROGRESS = (0, errno.EINPROGRESS)
 
@@ -52,11 +52,11 @@ class TunnelService:
         """Handle ``port.connect``."""
         port = call.args["port"]
         if not 0 < port <= schema.MOST_PORT:
-            raise RpcError("invalid_request", f"There is no port {port}.", f"Use 1 to {schema.MOST_PORT}.")
+            raise RpcError("invalid_request", f"Port {port} is invalid.", f"Use a port from 1 to {schema.MOST_PORT}.")
         if port == schema.PACKAGES_PORT:
-            raise RpcError("port_not_found", f"Port {port} is the service's own.", "Let the program listen on another one.")
+            raise RpcError("port_not_found", f"Port {port} is reserved for the package index.", "Let the program listen on another port.")
         if len(self.open) >= MAX_TUNNELS:
-            raise RpcError("limit_exceeded", f"{MAX_TUNNELS} connections to ports of the sandbox are open.", "Close one that nobody uses.")
+            raise RpcError("limit_exceeded", f"{MAX_TUNNELS} connections to ports of the sandbox are open, the maximum.", "Close a connection.")
         tunnel = Tunnel(self._loop, call, port, self.open)
         self.open.add(tunnel)
         tunnel.connect_to_next()
@@ -69,7 +69,7 @@ class Tunnel:
         loop: The guest's loop.
         call: Call of the host.
         port: Port to connect to.
-        tunnels: All open tunnels; a closed one removes itself.
+        tunnels: All open tunnels. The tunnel removes itself when it is closed.
     """
 
     __slots__ = ("_addresses", "_call", "_connecting", "_copy", "_loop", "_port", "_timer", "_tunnels")
@@ -86,7 +86,7 @@ class Tunnel:
         call.on_bytes, call.on_end, call.on_writable, call.on_gone = self._copy.on_bytes, self._copy.on_end, self._copy.on_writable, self.cut
 
     def connect_to_next(self) -> None:
-        """Connect to the next address that exists; respond with an error if there is none left."""
+        """Connect to the next address. After the last address, respond with an error."""
         for family, address in self._addresses:
             try:
                 with as_file_user(lookup_account("user")):
@@ -94,7 +94,9 @@ class Tunnel:
             except OSError as error:
                 if error.errno == errno.EAFNOSUPPORT:
                     continue
-                self._fail("limit_exceeded", f"No connection could be made: {error.strerror}.", "Let the programs inside close some of theirs.")
+                self._fail(
+                    "limit_exceeded", f"The connection could not be opened: {error.strerror}.", "Close connections of programs in the sandbox."
+                )
                 return
             if connection.connect_ex((address, self._port)) in _IN_PROGRESS:
                 self._connecting = connection
@@ -102,11 +104,11 @@ class Tunnel:
                 return
             connection.close()
         self._fail(
-            "port_not_found", f"Nothing listens on port {self._port}.", "Start what is to listen there first, on 127.0.0.1 or on every address."
+            "port_not_found", f"Nothing listens on port {self._port}.", "Start the program first, and let it listen on 127.0.0.1 or on all addresses."
         )
 
     def cut(self) -> None:
-        """End the connection with RST, so that the program does not take it for complete. Idempotent."""
+        """End the connection with RST, so that the program does not take its data for complete. Idempotent."""
         if self._connecting is not None:
             send_reset_at_close(self._connecting)
         self._copy.cut()
@@ -116,8 +118,8 @@ class Tunnel:
         connection = self._connecting
         if connection is None:
             return
-        # If nothing listens, and the kernel has chosen the port itself for this end, the connection leads to itself
-        # (simultaneous open, RFC 9293 3.5).
+        # If nothing listens, and the kernel has chosen the same port for this end, the socket is connected to itself
+        # (simultaneous open, RFC 9293, section 3.5).
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or connection.getsockname()[:2] == (address, self._port):
             self._close_connecting()
             self.connect_to_next()
@@ -128,7 +130,7 @@ class Tunnel:
         self._copy.start(connection)
 
     def _on_timeout(self) -> None:
-        self._fail("timeout", f"What listens on port {self._port} accepted nobody for {CONNECT_S:g} s.", "Look whether the program still runs.")
+        self._fail("timeout", f"The program on port {self._port} did not accept within {CONNECT_S:g} s.", "Check that the program still works.")
 
     def _fail(self, code: str, message: str, hint: str) -> None:
         self.cut()
@@ -149,22 +151,22 @@ class Tunnel:
     # -- ends and errors ----------------------------------------------------------------------------------------------
 
     def on_gone(self) -> None:
-        """Cut the connection off: the stream is over."""
+        """Cut the connection off, because the stream is over."""
         self.cut()
 
     def on_data_end(self) -> None:
-        """Send the end of the program's bytes."""
+        """Send the event that the program has ended its direction."""
         self._call.event("end")
 
     def on_finished(self) -> None:
-        """Respond: both directions have ended."""
+        """Respond, because both directions have ended."""
         self._close()
         self._call.result()
 
     def on_read_error(self) -> None:
-        """Respond with an error: the program has broken the connection off."""
-        self._fail("conflict", "The program broke the connection off.", "Look at what it printed.")
+        """Respond with an error, because the program has reset the connection."""
+        self._fail("conflict", "The program reset the connection.", "Check the output of the program.")
 
     def on_write_error(self) -> None:
-        """Drop bytes of the host from now on; the program's are read to their end."""
+        """Drop bytes of the host from now on. Bytes of the program are read to their end."""
         self._copy.drop_output()

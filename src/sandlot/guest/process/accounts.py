@@ -51,7 +51,7 @@ def lookup_account(name: str) -> Account:
     if name == "root":
         return Account("root", 0, 0, "/root", [0])
     if name != "user":
-        raise RpcError("invalid_request", f"There is no user {name[:50]!r}.", "Use 'user' or 'root'.")
+        raise RpcError("invalid_request", f"The user {name[:50]!r} is unknown.", "Use 'user' or 'root'.")
     version = _file_version("/etc/passwd"), _file_version("/etc/group")
     if version not in _cached_user:
         _cached_user.clear()
@@ -67,7 +67,7 @@ _cached_user: dict[tuple[object, object], tuple[str, int, str, list[int]]] = {}
 
 
 def _file_version(path: str) -> tuple[int, ...] | None:
-    """Return a value that changes when a file is replaced or written; None if there is no such file."""
+    """Return a value that changes when the file is replaced or written; None if the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
             """
 
         def on_killed(self, reason: str) -> None:
-            """Record why the guest has killed the process with all that it started. ``on_exit`` follows.
+            """Record why the guest has killed the process and its descendants. ``on_exit`` follows.
 
             Args:
                 reason: ``oom`` or ``pids``.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class ChildTable:
     """Owners of all child processes that the guest has started or adopted, by pid.
 
-    A process is in the table until it has been reaped, so a pid in the table is never another process's.
+    A process stays in the table until it has been reaped, so its pid cannot belong to another process meanwhile.
     """
 
     __slots__ = ("_children",)
@@ -50,7 +50,7 @@ class ChildTable:
         self._children[pid] = child
 
     def reap(self) -> None:
-        """Wait for all children that have ended, without blocking, and report each to its owner."""
+        """Reap all children that have ended, without blocking, and report each to its owner."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -63,7 +63,7 @@ class ChildTable:
                 child.on_exit(status, usage)
 
     def report_kill(self, pid: int, reason: str) -> None:
-        """Tell the owner of a process, if it has one, that the guest has killed the process and its descendants.
+        """Report to the owner of a process, if there is one, that the guest has killed the process and its descendants.
 
         Args:
             pid: Process that was killed.

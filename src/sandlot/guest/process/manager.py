@@ -1,9 +1,9 @@
-"""Processes of the host: the ``process.*`` calls.
+"""Processes that the host starts: the ``process.*`` calls.
 
 Invariants:
 - The id of a process is the id of the call that started it; a repeated start returns the same process.
-- Each process has its own session and group. A timeout or a signal reaches the group and every descendant that has left it.
-- At most ``MAX_KEPT`` processes are remembered, with at most ``MAX_KEPT_BYTES`` of output, not counting those that run.
+- Each process has its own session and group. A timeout or a signal reaches the session, the group and all descendants.
+- At most ``MAX_KEPT`` finished processes are remembered, with at most ``MAX_KEPT_BYTES`` of output.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ProcessManager:
         loop: The guest's loop.
         spawner: Starts the programs.
         rpc: Refuses the ids of processes that are no longer kept.
-        on_first_start: Called when a process starts while no other runs.
-        on_all_ended: Called when the last process that ran has ended.
+        on_first_start: Called when a process starts and no other is running.
+        on_all_ended: Called when the last running process has ended.
     """
 
     __slots__ = ("_by_id", "_loop", "_on_all_ended", "_on_first_start", "_rpc", "_running_count", "_spawner")
@@ -83,7 +83,7 @@ class ProcessManager:
         process = self._find(call)
         number = call.args["signal"]
         if not 1 <= number <= MAX_SIGNAL:
-            raise RpcError("invalid_request", f"There is no signal {number}.", f"Use 1 to {MAX_SIGNAL}.")
+            raise RpcError("invalid_request", f"Signal {number} is invalid.", f"Use 1 to {MAX_SIGNAL}.")
         running = process.running
         if running:
             kill_tree(process.pid, number)
@@ -108,16 +108,16 @@ class ProcessManager:
         """Handle ``process.forget``: forget a finished process."""
         process = self._find(call)
         if process.running:
-            raise RpcError("conflict", "The process is still running.", "Signal it first.")
+            raise RpcError("conflict", "The process is still running.", "Kill the process first.")
         self._drop(process)
         call.result()
 
     def running(self) -> list[Process]:
-        """Return the processes that were not reaped yet."""
+        """Return the processes that have not been reaped."""
         return [process for process in self._by_id.values() if process.running]
 
     def forget_finished(self) -> None:
-        """Forget the processes that have ended: they were another sandbox's."""
+        """Forget the processes that have ended, because they belong to the sandbox that this one is a copy of."""
         for process in [each for each in self._by_id.values() if not each.running]:
             process.discard()
             del self._by_id[process.id]
@@ -125,9 +125,7 @@ class ProcessManager:
     def _find(self, call: Call) -> Process:
         process = self._by_id.get(call.args["process"])
         if process is None:
-            raise RpcError(
-                "process_not_found", f"There is no process {call.args['process'][:64]!r}.", "It may have been forgotten: list the processes."
-            )
+            raise RpcError("process_not_found", f"Process {call.args['process'][:64]!r} does not exist or is no longer kept.", "List the processes.")
         return process
 
     def _spawn(self, id_: str, args: dict[str, Any]) -> Process:
@@ -151,7 +149,7 @@ class ProcessManager:
         ours, theirs = open_terminal(args["rows"], args["cols"], account)
         opened = [ours]
         try:
-            ours_for_input = os.dup(ours)  # epoll watches reading and writing of one terminal by two descriptors
+            ours_for_input = os.dup(ours)  # reading and writing are watched separately, which takes two descriptors
             opened.append(ours_for_input)
             fds = (theirs, theirs, theirs)
             process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"], terminal=True)
@@ -194,7 +192,7 @@ class ProcessManager:
             self._on_all_ended()
 
     def _trim(self) -> None:
-        """Forget the oldest finished processes without readers, beyond what is kept."""
+        """Forget the oldest finished processes without readers, beyond ``MAX_KEPT`` and ``MAX_KEPT_BYTES``."""
         finished = [process for process in self._by_id.values() if process.finished and not process.readers]
         kept_bytes = sum(process.outputs.kept_bytes for process in self._by_id.values())
         count = len(self._by_id)
@@ -219,4 +217,4 @@ def _close_all(fds: list[int]) -> None:
 def _spawn_error(error: OSError | RpcError) -> RpcError:
     if isinstance(error, RpcError):
         return error
-    return RpcError("limit_exceeded", f"No pipe could be made: {error.strerror}.", "End some processes.")
+    return RpcError("limit_exceeded", f"No pipe could be opened: {error.strerror}.", "End some processes.")

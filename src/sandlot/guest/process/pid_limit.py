@@ -1,13 +1,14 @@
-"""The limit of processes and threads: set for everything that runs, counted, and changed at run time.
+"""The limit of processes and threads: setting it for all processes, counting, and killing when it is exceeded.
 
 Invariants:
-- RLIMIT_NPROC refuses a fork beyond the limit to every process that the kernel binds by it. gVisor does not bind root.
-- Only soft limits are set. A hard limit that was lowered cannot be raised again: in a user namespace not even by root
-  (prlimit(2)), and in gVisor not for a process of ``user``. Then the limit of a running sandbox could only be lowered.
-- So root, and processes that raise their own soft limit, are counted. Beyond the limit and its slack, the largest session is
-  killed, at most ``COUNT_EVERY_S`` later. The slack is for what root starts beside a user whose processes are at the limit.
-- All processes are stopped while the largest session is found. Processes that were stopped before continue afterwards too.
-- A zombie counts for the parent that does not wait for it, as for RLIMIT_NPROC. Zombies that PID 1 is about to reap do not count.
+- RLIMIT_NPROC makes a fork beyond the limit fail. It does not apply to root in gVisor.
+- Only soft limits are set. A lowered hard limit cannot be raised again: in a user namespace not even by root (prlimit(2)), and in
+  gVisor not for a process of ``user``. With hard limits, the limit of a running sandbox could never be raised.
+- So processes of root, and processes that raise their own soft limit, are counted. If the number exceeds the limit and a slack,
+  the largest session is killed, at most ``COUNT_EVERY_S`` later. Within the slack, root can still start programs while ``user``
+  is at the limit.
+- All processes are stopped while the largest session is found. Afterwards all continue, even those that were stopped before.
+- A zombie counts for the parent that does not wait for it, as with RLIMIT_NPROC. Zombies that PID 1 is about to reap do not count.
 - PID 1 does not count.
 - A new limit below the number of running processes is refused, and nothing changes.
 """
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from sandlot.guest.process.procfs import ProcStat
 
 COUNT_EVERY_S = 0.2
-"""Interval of the counts while anything runs besides PID 1."""
+"""Interval between two counts while processes other than PID 1 exist."""
 MIN_LIMIT = 16
 SELF = 0
-"""Pid 0 means the caller to prlimit(2): it works while root inside has covered /proc, and children of PID 1 inherit the limit."""
+"""Pid 0 is the caller of prlimit(2). It works even if root inside has mounted something over /proc, and children inherit the limit."""
 _NPROC = resource.RLIMIT_NPROC
 _UNLIMITED = resource.RLIM_INFINITY
 
@@ -43,7 +44,7 @@ class PidLimit:
 
     Args:
         loop: The guest's loop.
-        children: Owners of processes; they learn that theirs was killed for the limit.
+        children: Owners of processes, which get a report when their process is killed.
     """
 
     __slots__ = ("_children", "_is_counting", "_limit", "_loop")
@@ -55,7 +56,7 @@ class PidLimit:
         self._limit = 0
 
     def set(self, limit: int) -> None:
-        """Limit everything that runs, and everything that starts from now on."""
+        """Set the limit for all running processes, and for all that start from now on."""
         before, self._limit = self._limit, max(MIN_LIMIT, limit)
         for _ in range(PASSES):  # processes that were forked during a pass have inherited the old limit
             if not _set_soft_limits([SELF, *all_pids()], before, self._limit):
@@ -69,18 +70,18 @@ class PidLimit:
         """
         running = count_tasks()
         if limit < running:
-            raise RpcError("conflict", f"{running} processes and threads run in the sandbox, more than {limit}.", "End some of them first.")
+            raise RpcError("conflict", f"{running} processes and threads run in the sandbox, more than {limit}.", "End some processes first.")
         self.set(limit)
 
     def watch(self) -> None:
-        """Count from now on until nothing runs: something was started."""
+        """Count processes from now on until none runs. To be called when a process was started."""
         if not self._is_counting and self._limit:
             self._is_counting = True
             self._loop.call_later(COUNT_EVERY_S, self._count)
 
     def _count(self) -> None:
         total = count_tasks_fast()
-        # The fast count includes zombies that do not count, so it is only a reason for the exact one.
+        # The fast count includes zombies that do not count, so it only decides whether the exact count is needed.
         if total > most_pids(self._limit) and self._is_exceeded(tasks_per_session(all_processes())):
             self.kill_largest_session()
         if total:
@@ -89,9 +90,9 @@ class PidLimit:
             self._is_counting = False
 
     def kill_largest_session(self) -> None:
-        """Kill the session with most processes and threads, and everything if that is not enough.
+        """Kill the session with the most processes and threads. If that is not enough, kill all processes.
 
-        All processes are stopped meanwhile: otherwise they could fork faster than they are found, and take the CPU of PID 1.
+        All processes are stopped meanwhile. Otherwise they could fork faster than they are found, and use up the CPU time of PID 1.
         """
         kill_all(signal.SIGSTOP)
         try:
@@ -101,10 +102,10 @@ class PidLimit:
 
     def _kill_largest_session_of_stopped(self) -> None:
         sessions = tasks_per_session(all_processes())
-        if not self._is_exceeded(sessions):  # some have ended meanwhile
+        if not self._is_exceeded(sessions):  # some processes have ended meanwhile
             return
         largest = max(sessions, key=lambda session: sessions[session])
-        log(f"over the limit of {self._limit} processes: ending session {largest} with {sessions[largest]}")
+        log(f"the limit of {self._limit} processes is exceeded: killing session {largest} with {sessions[largest]} processes and threads")
         kill_tree(largest, signal.SIGKILL)
         self._children.report_kill(largest, "pids")
         found = all_processes()
@@ -138,16 +139,16 @@ def new_soft_limit(soft: int, hard: int, before: int, after: int) -> int:
     Args:
         soft: Soft limit of the process.
         hard: Hard limit of the process.
-        before: Limit of the sandbox until now; 0 if it had none.
+        before: Limit of the sandbox until now; 0 for no limit.
         after: Limit of the sandbox from now on.
     """
-    # A process that has limited itself to less keeps its own limit.
+    # A process that has lowered its own limit keeps it.
     wanted = soft if soft != _UNLIMITED and soft < before else after
     return min(wanted, after) if hard == _UNLIMITED else min(wanted, after, hard)
 
 
 def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
-    """Set the soft limits of processes; return whether any of them changed."""
+    """Set the soft limits of processes. Return True if any limit has changed."""
     has_changed, denied = _set_soft_limits_as_current_user(pids, before, after)
     if denied:
         # Without CAP_SYS_RESOURCE, only processes with the caller's own ids may be limited (prlimit(2)).
@@ -158,7 +159,7 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
 
 
 def _set_soft_limits_as_current_user(pids: list[int], before: int, after: int) -> tuple[bool, list[int]]:
-    """Set the soft limits of processes; return whether any of them changed, and the pids that the kernel denied."""
+    """Set the soft limits of processes. Return whether any limit has changed, and the pids for which permission was denied."""
     has_changed, denied = False, []
     for pid in pids:
         try:

@@ -1,9 +1,9 @@
-"""One process: its output, its input, the calls that follow it or wait for it, and its end.
+"""One process: its output, its input, the calls that follow or await it, and its end.
 
 Invariants:
-- The result is sent when the process itself has ended and its own output was read. Children may hold the pipes open longer;
-  their output is kept for readers that attach later.
-- ``process.wait`` gets its result at once, however slowly other calls read the output.
+- The result is sent when the process itself has ended and its own output was read. If children keep the pipes open, their
+  output is kept for readers that attach later.
+- ``process.wait`` responds at the end of the process, even if other calls read the output slowly.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 MAX_SHOWN_ARGUMENTS = 64
 MAX_SHOWN_ARGUMENT_CHARS = 512
 ARRIVAL_S = 3.0
-"""Time after the start of a program on a terminal in which no output is dropped, because its client is about to attach."""
+"""Time after the start of a program on a terminal in which no output is dropped, because a client is expected to attach."""
 LINGER_S = 0.05
-"""Time after the end of a process in which its pipes are read to their end, if its children hold them open."""
+"""Time for which the pipes of an ended process are still read if its children keep them open."""
 
 
 class Process:
@@ -102,16 +102,16 @@ class Process:
         """Let a call follow the output and receive the result.
 
         Args:
-            call: Call to answer.
-            stdout_from: Offset of standard output to begin at; None is the oldest byte that is kept.
-            stderr_from: The same for standard error.
+            call: The call.
+            stdout_from: Offset of standard output to begin at; None for the oldest byte that is kept.
+            stderr_from: Offset of standard error, likewise.
 
         Raises:
             RpcError: ``invalid_request``: an offset lies beyond the output so far.
         """
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
-            raise RpcError("invalid_request", "The offset is beyond what the process has written.", "Use an offset that was given before.")
+            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
         call.event("started", pid=self.pid)
         reader = self.outputs.attach(call, wanted)
         entry = (call, reader)
@@ -123,7 +123,7 @@ class Process:
         self.pump()
 
     def wait(self, call: Call) -> None:
-        """Let a call receive the result and none of the output."""
+        """Let a call receive the result without output."""
         if not self.running:
             call.result(**self.result())
             return
@@ -131,7 +131,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send as much output as the readers take, and the result to those that have received all of it."""
+        """Send as much output as the readers accept, and the result to those that have received all output."""
         for entry in list(self.readers):
             call, reader = entry
             if reader.pump(self.outputs.buffers) and self.finished:
@@ -173,14 +173,14 @@ class Process:
         }
 
     def feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
-        """Write bytes to standard input; the host may send more as the process reads them."""
+        """Write bytes to standard input. Their credit is returned when the process has read them."""
         if channel == STDIN and self.input is not None and self.input.is_open:
             self.input.write(data, lambda: call.consumed(credit))
         else:
             call.consumed(credit)
 
     def end_input(self) -> None:
-        """Close standard input after what is queued."""
+        """Close standard input after the queued bytes."""
         if self.input is not None:
             self.input.finish()
 
@@ -191,12 +191,12 @@ class Process:
             RpcError: The process has no terminal, or the size is invalid.
         """
         if not self.is_terminal:
-            raise RpcError("conflict", "The process has no terminal.", "Start it with one.")
+            raise RpcError("conflict", "The process has no terminal.", "Start the process on a terminal.")
         if self.pipes[0].is_open:
             resize(self.pipes[0].fd, rows, cols, self.pid)
 
     def hold(self, seconds: float) -> None:
-        """Drop no output for a while, in which a reader is expected."""
+        """Drop no output for a time in which a reader is expected to attach."""
         self.outputs.held = True
         self._loop.call_later(seconds, self._release)
 
@@ -218,7 +218,7 @@ class Process:
             self.input.close()
 
     def on_killed(self, reason: str) -> None:
-        """Keep the reason for which the guest has killed the process."""
+        """Record the reason for which the guest has killed the process."""
         if self.running:
             self._reason = reason
 
@@ -255,18 +255,18 @@ class Process:
         self._on_ended()
 
     def on_output(self) -> None:
-        """Handle that a pipe was read or closed: send the output on, and the result if no more can come."""
+        """Handle that a pipe was read or closed: send the output, and the result if no further output can follow."""
         if not self.running and not any(pipe.is_open for pipe in self.pipes):
             self.finished = True
         self.pump()
 
     def _finish_lingering(self) -> None:
-        """Send the result although children hold a pipe open, once what is in it now was read."""
+        """Send the result even if children keep a pipe open, after the present content of the pipe was read."""
         if self.finished:
             return
         for pipe in self.pipes:
             if pipe.is_open and not pipe.drain():
-                self._loop.call_later(LINGER_S, self._finish_lingering)  # a slow reader has not taken earlier output yet
+                self._loop.call_later(LINGER_S, self._finish_lingering)  # a slow reader has not received earlier output yet
                 self.pump()
                 return
         self.finished = True

@@ -1,4 +1,4 @@
-"""Processes of the sandbox, as /proc shows them: lists, counts, and signals to whole trees.
+"""Processes of the sandbox, read from /proc: lists, counts, and signals to whole trees.
 
 A process leaves its group and session by setsid(2), and its parent when the parent ends. So the tree of a process consists of
 its descendants, its session and its group.
@@ -12,7 +12,7 @@ import resource
 from sandlot.protocol.fast_imports import signal
 
 PASSES = 20
-"""A tree that still grows after so many passes is left to the process limit."""
+"""Maximum number of passes over a tree that keeps forking. After that, the process limit stops it."""
 
 
 class ProcStat:
@@ -31,12 +31,12 @@ class ProcStat:
         self.threads = max(1, int(fields[17]))
 
     def is_dead(self) -> bool:
-        """Return whether no thread runs any more. A process whose first thread has ended looks dead, but has other threads (proc(5))."""
+        """Return True if no thread runs any more. If only the first thread has ended, the state is that of a zombie too (proc(5))."""
         return self.state in {b"Z", b"X"} and self.threads == 1
 
 
 def all_pids() -> list[int]:
-    """Return all process ids of the sandbox; none if root inside has covered /proc."""
+    """Return all process ids of the sandbox; an empty list if root inside has mounted something over /proc."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -44,7 +44,7 @@ def all_pids() -> list[int]:
 
 
 def live_processes() -> list[ProcStat]:
-    """Return all processes that are alive: no zombies."""
+    """Return all processes except zombies."""
     return [task for task in all_processes() if not task.is_dead()]
 
 
@@ -67,7 +67,7 @@ def all_processes() -> list[ProcStat]:
 
 
 def cpu_s() -> float:
-    """Return the CPU time in seconds of everything that runs or has run, except PID 1."""
+    """Return the CPU time in seconds of all processes so far, including those that have ended, except PID 1."""
     ticks = sum(task.ticks for task in all_processes() if task.pid != 1)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ticks / os.sysconf("SC_CLK_TCK") + ended.ru_utime + ended.ru_stime
@@ -112,12 +112,12 @@ def kill_tree(root: int, number: int) -> None:
     """Send a signal to a process and its tree. SIGKILL is sent until nothing is left, because a tree may fork meanwhile.
 
     Args:
-        root: Pid of the process; it need not be alive any more.
-        number: Signal.
+        root: Pid of the process, which may have ended.
+        number: Number of the signal.
     """
     alive = live_processes()
     if not alive:
-        # Root inside has covered /proc. Without it, only the group is known.
+        # Root inside has mounted something over /proc. Without /proc, only the process group can be signalled.
         try:
             os.killpg(root, number)
         except OSError:
@@ -127,13 +127,13 @@ def kill_tree(root: int, number: int) -> None:
         for pid in tree(root, alive):
             send_signal(pid, number)
         return
-    # Find the members before the first kill: an orphan's parent is PID 1, and nothing shows any more where it came from.
+    # Find the members before the first kill: after that, orphans have PID 1 as parent and can no longer be attributed.
     members = {root}
     for _ in range(PASSES):
         members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}
         if not members:
             return
-        # Parents first, as far as pids show it: a parent that outlives its child for a moment may print how the child ended.
+        # Parents first, as far as pids show the order: a parent that outlives its child may print how the child ended.
         for pid in sorted(members, key=lambda pid: (pid != root, pid)):
             send_signal(pid, signal.SIGKILL)
         alive = live_processes()
@@ -142,8 +142,8 @@ def kill_tree(root: int, number: int) -> None:
 def hang_up(session: int) -> None:
     """Send SIGHUP and SIGCONT to a session whose leader has ended, because its terminal is gone.
 
-    Linux does so for the foreground group and for stopped groups (exit(3p)), gVisor does not. Programs that are to continue
-    call nohup(1) or setsid(1).
+    Linux does so for the foreground group and for stopped groups (exit(3p)); gVisor does not. Programs that must continue are
+    started by nohup(1) or setsid(1).
     """
     for task in live_processes():
         if task.session == session and task.pid != session:

@@ -1,8 +1,10 @@
-"""Terminals of processes: the pair of ends, its size, and what is typed.
+"""Terminals of processes: opening, resizing, output and input.
 
 Invariants:
-- A terminal never blocks the guest: input that the program does not read waits here, output that is not read waits there.
-- When the leader of a terminal's session has ended, the session receives SIGHUP, and the terminal is closed once it was read.
+- A terminal never blocks the guest. Input that the program does not read is queued in the guest; output that the guest does not
+  read stays in the terminal.
+- When the leader of a terminal's session has ended, the session receives SIGHUP, and the terminal is closed after its output was
+  read.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 READ_AGAIN_S = 0.05
 """Interval between reads of a terminal that no process holds open."""
 END_OF_FILE = b"\x04"
-"""Ctrl-D: end of the input for a terminal in its usual mode (VEOF, termios(3))."""
+"""Ctrl-D, the end of input for a terminal in canonical mode (VEOF, termios(3))."""
 
 _TIOCSWINSZ = 0x5414
 _TIOCGPGRP = 0x540F
@@ -36,7 +38,7 @@ _WINSIZE = struct.Struct("HHHH")
 
 
 def open_terminal(rows: int, cols: int, account: Account) -> tuple[int, int]:
-    """Open a close-on-exec pair: the guest's end, and the end for an account's process.
+    """Open a terminal. Return the guest's end and the end for a process of an account, both close-on-exec.
 
     Raises:
         RpcError: The size is invalid, or no terminal is free.
@@ -45,19 +47,19 @@ def open_terminal(rows: int, cols: int, account: Account) -> tuple[int, int]:
     try:
         ours, theirs = os.openpty()
     except OSError as error:
-        raise RpcError("limit_exceeded", f"No terminal could be made: {error.strerror}.", "End some processes.") from None
+        raise RpcError("limit_exceeded", f"No terminal could be opened: {error.strerror}.", "End some processes.") from None
     try:
         _set_size(ours, rows, cols)
         os.fchown(theirs, account.uid, -1)  # the group stays tty, as after grantpt(3)
     except OSError as error:
         os.close(ours)
         os.close(theirs)
-        raise RpcError("unsupported", f"The terminal cannot be used: {error.strerror}.", "Run it without one.") from None
+        raise RpcError("unsupported", f"The terminal cannot be used: {error.strerror}.", "Start the process without a terminal.") from None
     return ours, theirs
 
 
 def resize(fd: int, rows: int, cols: int, session: int) -> None:
-    """Change the size of a terminal and notify its processes by SIGWINCH.
+    """Change the size of a terminal, and send SIGWINCH to its processes.
 
     Args:
         fd: The guest's end.
@@ -73,8 +75,8 @@ def resize(fd: int, rows: int, cols: int, session: int) -> None:
     try:
         fcntl.ioctl(fd, _TIOCGPGRP, bytes(4))
     except OSError:
-        # gVisor does not report the foreground group to this end, and does not send it SIGWINCH either. The whole session
-        # receives the signal instead; a process without a handler ignores it (signal(7)).
+        # gVisor neither reports the foreground group to this end nor sends SIGWINCH to it. Send the signal to the whole session
+        # instead: a process without a handler ignores it (signal(7)).
         for process in live_processes():
             if process.session == session:
                 send_signal(process.pid, signal.SIGWINCH)
@@ -83,7 +85,7 @@ def resize(fd: int, rows: int, cols: int, session: int) -> None:
 def _check_size(rows: int, cols: int) -> None:
     for what, value in (("rows", rows), ("columns", cols)):
         if not 1 <= value <= LIMITS["screen"]:
-            raise RpcError("invalid_request", f"A terminal has no {value} {what}.", f"Use 1 to {LIMITS['screen']}.")
+            raise RpcError("invalid_request", f"{value} is an invalid number of {what}.", f"Use 1 to {LIMITS['screen']}.")
 
 
 def _set_size(fd: int, rows: int, cols: int) -> None:
@@ -93,9 +95,9 @@ def _set_size(fd: int, rows: int, cols: int) -> None:
 class TerminalOutput(OutputPipe):
     """Output of a terminal.
 
-    If no process holds the terminal open, a read fails with EIO. That is not the end of the output: cat(1) closes the terminal
-    before it exits, and would be killed by SIGHUP if the guest closed its end then; and a process of the session may open
-    the terminal again. So the terminal is read again until its process has ended.
+    If no process has the terminal open, a read fails with EIO. This is not the end of the output, because a process of the session
+    may open the terminal again. The guest must not close its end then either: a process that has closed the terminal and is
+    about to exit, such as cat(1), would be killed by SIGHUP. So the terminal is read again until its process has ended.
     """
 
     __slots__ = ("_has_process_ended", "_pause")
@@ -106,12 +108,12 @@ class TerminalOutput(OutputPipe):
         super().__init__(loop, fd, channel, outputs, changed)
 
     def refresh(self) -> None:
-        """Watch the terminal, unless the buffer is full or the terminal is not open elsewhere."""
+        """Watch the terminal, unless the buffer is full or no process has the terminal open."""
         if self._pause is None:
             super().refresh()
 
     def settle(self) -> None:
-        """Read the rest, because the process has ended. From now on, EIO is the end of the output."""
+        """Read the rest of the output, because the process has ended. From now on, EIO is the end of the output."""
         self._has_process_ended = True
         self._resume()
         self.drain()
@@ -140,7 +142,7 @@ class TerminalOutput(OutputPipe):
 
 
 class TerminalInput(InputPipe):
-    """Input of a terminal. Its end is a character, because closing the terminal would take it away from its processes."""
+    """Input of a terminal. Its end is sent as Ctrl-D, because closing the terminal would hang up its processes."""
 
     __slots__ = ("_in_line",)
 
@@ -149,17 +151,17 @@ class TerminalInput(InputPipe):
         self._in_line = False
 
     def write(self, data: bytes, taken: Callable[[], object]) -> None:
-        """Queue bytes; ``taken`` is called once they are dealt with."""
+        """Queue bytes. ``taken`` is called when they were written or dropped."""
         self._in_line = data[-1:] not in {b"\n", b"\r", END_OF_FILE}
         super().write(data, taken)
 
     def finish(self) -> None:
         """Queue the end of the input. Idempotent."""
         if self.is_open:
-            # In the middle of a line, the first Ctrl-D only passes on the line so far.
+            # In the middle of a line, the first Ctrl-D only submits the line so far.
             self._queue.append((memoryview(END_OF_FILE * (2 if self._in_line else 1)), _nothing))
         super().finish()
 
 
 def _nothing() -> None:
-    """Do nothing: no credit is due for Ctrl-D."""
+    """Do nothing: Ctrl-D has no credit to return."""

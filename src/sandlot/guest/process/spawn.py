@@ -1,4 +1,4 @@
-"""Starting programs: the only place in the guest that calls fork and exec.
+"""Starting programs. This is the only place in the guest that calls fork and exec.
 
 ``_posixsubprocess.fork_exec`` is the C function below the standard library's subprocess, which takes longer to import than
 the rest of the guest. Its signature is that of Python 3.11 (Modules/_posixsubprocess.c), the interpreter that ships with the
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandlot.guest.process.pid_limit import PidLimit
 
 TERM = "xterm-256color"
-"""Value of ``TERM`` for a process on a terminal, unless its environment has another one."""
+"""Default of ``TERM`` for a process on a terminal."""
 
 _MAX_STANDARD_FD = 2
 _OOM_SCORE_MAX = b"1000"
@@ -33,12 +33,12 @@ _TIOCSCTTY = 0x540E
 
 
 class Spawner:
-    """Starts programs with the sandbox's environment, counts them against the process limit, and registers their owners.
+    """Starts programs with the environment of the sandbox, and registers their owners.
 
     Args:
         identity: Environment and workspace of the sandbox.
         children: Owners of child processes.
-        pid_limit: Process limit, which counts as long as anything runs.
+        pid_limit: Process limit, which counts processes as long as any run.
         dev_null: Descriptor of /dev/null.
 
     Attributes:
@@ -71,11 +71,11 @@ class Spawner:
             argv: Program and arguments, as for :func:`spawn`.
             account: Account to run as.
             fds: Descriptors that become 0, 1 and 2.
-            child: Owner of the process; None if the caller adds one to the table of children before it returns to the loop.
+            child: Owner of the process. None if the caller adds the owner to ``children`` before it returns to the loop.
             env: Variables in addition to those of the account and the sandbox.
-            cwd: Working directory; by default the workspace.
+            cwd: Working directory; None for the workspace.
             keep: Further descriptors to inherit, under their own numbers.
-            terminal: If true, the first of ``fds`` becomes the controlling terminal.
+            terminal: True to make the first of ``fds`` the controlling terminal of the session.
 
         Raises:
             RpcError: The directory or the program does not exist or cannot be used, or no further process can be started.
@@ -111,7 +111,7 @@ def spawn(
         account: Account to run as.
         fds: Descriptors that become 0, 1 and 2.
         keep: Further descriptors to inherit, under their own numbers.
-        terminal: If true, the first of ``fds`` becomes the controlling terminal of the session.
+        terminal: True to make the first of ``fds`` the controlling terminal of the session.
 
     Raises:
         RpcError: The directory or the program does not exist or cannot be used, or no further process can be started.
@@ -262,18 +262,18 @@ def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
     number, _, step = rest.partition(b":")
     code = int(number or b"0", 16)
     if not code:  # preexec_fn failed; such a report has no errno
-        return RpcError("unsupported", "The process could not get a controlling terminal.", "Run it without a terminal.")
+        return RpcError("unsupported", "The process could not get a controlling terminal.", "Start the process without a terminal.")
     reason = os.strerror(code)
     if step == b"noexec" or not os.path.isdir(cwd):
         return RpcError(
             "path_not_found" if code == errno.ENOENT else "path_invalid",
             f"The working directory {cwd!r} cannot be entered: {reason}.",
-            "Create the directory, or leave cwd out.",
+            "Create the directory, or omit `cwd`.",
         )
     program = argv[0][:200]
     if code == errno.ENOENT:
         hint = "The image has no shell: pass the program and its arguments as a list." if argv[0] == SH else "Check the name, or install the program."
-        return RpcError("path_not_found", f"There is no program {program!r} in the sandbox.", hint)
+        return RpcError("path_not_found", f"The sandbox has no program {program!r}.", hint)
     return RpcError(
         "permission_denied" if code == errno.EACCES else "invalid_request",
         f"{program!r} cannot be run: {reason}.",

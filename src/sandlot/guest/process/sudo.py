@@ -1,11 +1,11 @@
-"""The local socket of ``sudo``: programs inside start programs as root.
+"""The socket of ``sudo``, through which programs inside start programs as root.
 
-gVisor ignores set-uid bits, so an ordinary sudo cannot work. This one asks the guest, which is root already. It weakens
-nothing: the boundary is the sandbox, not the uid inside it.
+gVisor ignores set-uid bits, so an ordinary sudo cannot work. The ``sudo`` of the images sends its command to the guest, which
+runs as root. This does not weaken the isolation: the boundary is the sandbox, not the uid inside.
 
 A client sends one message (``protocol/values.py``) with its three standard descriptors:
-``{"op": "sudo", "argv", "env", "cwd"}``. The response is ``{"status": n}``, with 128 + n for a signal, or ``{"error": text}``.
-If the client closes the connection, the program that was started for it is killed.
+``{"op": "sudo", "argv", "env", "cwd"}``. The response is ``{"status": number}`` or ``{"error": text}``. The status
+is the exit code, or 128 + the number of the signal. If the client closes the connection, its program is killed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SudoServer:
         self._clients: set[SudoRequest] = set()
 
     def listen(self) -> None:
-        """Open the socket. If the image does not allow it, the sandbox has no sudo, and the log says so."""
+        """Open the socket. If that fails, the sandbox has no sudo, and the error is logged."""
         try:
             os.makedirs(os.path.dirname(SOCKET_PATH), 0o755, exist_ok=True)
             if os.path.lexists(SOCKET_PATH):
@@ -62,7 +62,7 @@ class SudoServer:
             os.chmod(SOCKET_PATH, 0o666)  # noqa: S103 - every program in a sandbox may become root of the sandbox
             listener.listen(64)
         except OSError as error:
-            log(f"no local socket: {error}")
+            log(f"cannot open the socket of sudo: {error}")
             return
         self._loop.watch(listener.fileno(), READ, lambda _mask: self._accept(listener))
 
@@ -86,7 +86,7 @@ class SudoRequest:
         loop: The guest's loop.
         spawner: Starts the program.
         connection: Connection to the client.
-        clients: All clients of the socket; a closed one removes itself.
+        clients: All clients of the socket. The client removes itself when it is closed.
     """
 
     __slots__ = ("_clients", "_fds", "_has_response", "_loop", "_out", "_pid", "_requests", "_socket", "_spawner")
@@ -110,7 +110,7 @@ class SudoRequest:
             self._respond({"status": 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)})
 
     def on_killed(self, _reason: str) -> None:
-        """Ignore the reason: the client receives the signal."""
+        """Ignore the reason: the response contains the signal."""
 
     def _respond(self, message: dict[str, Any]) -> None:
         """Send the response and close the connection."""
@@ -171,16 +171,16 @@ class SudoRequest:
             return
         try:
             self._start(values.decode(raw))
-        except values.BadValue as error:
-            self._respond({"error": f"The request makes no sense: {error}."})
+        except values.EncodingError as error:
+            self._respond({"error": f"The request is invalid: {error}."})
         except RpcError as error:
             self._respond({"error": error.message})
         finally:
             self._close_fds()
 
     def _start(self, request: Any) -> None:
-        if schema.mismatch(_REQUEST, request) or request["op"] != "sudo" or not request["argv"] or len(self._fds) != STANDARD_STREAMS:
-            self._respond({"error": "The request makes no sense."})
+        if schema.validate_fields(_REQUEST, request) or request["op"] != "sudo" or not request["argv"] or len(self._fds) != STANDARD_STREAMS:
+            self._respond({"error": "The request is invalid."})
             return
         account = lookup_account("root")
         env = {**request["env"], "HOME": account.home, "USER": "root", "LOGNAME": "root"}

@@ -93,8 +93,8 @@ class Receiver:
     def explain(self) -> None:
         """Raise what the sandbox said in the archive of why it breaks off, where it did."""
         said = self._reader.global_values
-        if "SANDLOT.error" in said:
-            raise from_code(said.get("SANDLOT.code", ""), said["SANDLOT.error"])
+        if tar.ERROR_MESSAGE in said:
+            raise from_code(said.get(tar.ERROR_CODE, ""), said[tar.ERROR_MESSAGE])
 
     def discard(self) -> None:
         """Remove what is half there, and let go of the folder."""

@@ -204,7 +204,7 @@ class MemoryFiles:
             self._check(path, folder, uid, 1)
         node = self._nodes.get(resolved)
         if node is None:
-            raise FileError("path_not_found", f"There is no {path!r}.")
+            raise FileError("path_not_found", f"{path!r} does not exist.")
         return resolved, node
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:

@@ -525,7 +525,7 @@ class MemoryGuest:
     def _read(self, call: Call) -> None:
         uid, offset, length = _checked(call), call.args["offset"], call.args["length"]
         if offset < 0 or (length or 0) < 0:
-            raise RpcError("invalid_request", "Offset and length are not negative.")
+            raise RpcError("invalid_request", "The offset or the length is negative.")
         try:
             data, stat = self.files.read(call.args["path"], uid), self.files.stat(call.args["path"], uid)
         except FileError as error:
@@ -604,7 +604,7 @@ def _checked(call: Call) -> int:
     if user not in UIDS:
         raise RpcError("invalid_request", f"There is no user {user[:50]!r}.", "Use 'user' or 'root'.")
     if not path.startswith("/") or "\0" in path:
-        raise RpcError("path_invalid", f"The path {path[:300]!r} is not absolute.", "Start it with '/'.")
+        raise RpcError("path_invalid", f"The path {path[:300]!r} is not absolute.", "Begin the path with '/'.")
     return UIDS[user]
 
 

@@ -107,7 +107,7 @@ class Cell:
         """Send output, events and the result to a call."""
         follower = self.output.follow(call, stdout_from, stderr_from, events_from=events_from, wait=wait)
         if follower is None:
-            raise RpcError("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
+            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_writable = self.pump
@@ -183,7 +183,7 @@ class Context:
         """End a waiting cell that will not run."""
         if cell in self.queue:
             self.queue.remove(cell)
-            cell.fail("Aborted", f"It was not run. {why}")
+            cell.fail("Aborted", f"The cell was not run. {why}")
             cell.finish("aborted")
 
     def abort_all(self, why: str) -> None:
@@ -202,7 +202,7 @@ class Context:
         cell, task = self.cell, self._task
         if cell is not None and task is not None:
             self._verdict = status
-            text = "The kernel was killed: it was started anew." if status == "killed" else "The kernel died; its variables are gone."
+            text = "The kernel was killed because its context was restarted." if status == "killed" else "The kernel died. Its variables are lost."
             cell.fail("KernelDied", text)
             self._over(cell, status)
             task.cancel()
@@ -230,7 +230,7 @@ class Context:
             cell.fail("KeyboardInterrupt", "", ["KeyboardInterrupt"])
         except KernelExit:
             status, self.pid = "died", None
-            cell.fail("KernelDied", "The kernel died; its variables are gone.")
+            cell.fail("KernelDied", "The kernel died. Its variables are lost.")
         except SystemExit as error:
             status = "error"
             cell.fail("SystemExit", str(error.code), [])
@@ -268,7 +268,7 @@ class Context:
         self.cell = self._task = None
         cell.finish(status)
         if cell.args["stop_on_error"] and status != "ok":
-            self.abort_all("A cell before it failed.")
+            self.abort_all("An earlier cell failed.")
         self._kernels.trim()
         self._next()
 
@@ -332,7 +332,7 @@ class Kernels:
     def forget_past(self) -> None:
         """Forget finished cells and abort waiting ones: they belonged to another sandbox."""
         for context in self.contexts.values():
-            context.abort_all("It waited in the sandbox that this one is a copy of.")
+            context.abort_all("This sandbox is a copy, and the cell belongs to the original.")
         self.cells.clear()
 
     def trim(self) -> None:
@@ -409,7 +409,9 @@ class Kernels:
         waiting = [each for other in self.contexts.values() for each in other.queue]
         size = sum(len(each.code) for each in waiting) + len(call.args["code"])
         if len(context.queue) >= WAITING or (waiting and size > WAITING_BYTES):
-            raise RpcError("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
+            raise RpcError(
+                "busy", f"Too many cells are waiting: {len(context.queue)} in context {context.name!r}.", "Retry when some cells have ended."
+            )
         cell = self.cells[call.id] = Cell(call.id, call.args, self.timers)
         cell.follow(call, 0, 0)
         context.submit(cell)
@@ -440,7 +442,7 @@ class Kernels:
 
     def _cell(self, id_: str) -> Cell:
         if id_ not in self.cells:
-            raise RpcError("process_not_found", "There is no such execution.", "It may have been forgotten.")
+            raise RpcError("process_not_found", "The execution does not exist or is no longer kept.", "Check the id of the execution.")
         return self.cells[id_]
 
     def _context(self, name: str, language: str | None) -> Context:
@@ -455,17 +457,17 @@ class Kernels:
 
     def _make(self, name: str, language: str, cwd: str | None, env: Mapping[str, str]) -> Context:
         if not 0 < len(name) <= NAME_CHARS:
-            raise RpcError("invalid_request", "That is no id of a context.")
+            raise RpcError("invalid_request", f"The id of a context has 1 to 64 characters; this one has {len(name)}.")
         if name in DEFAULT_CONTEXTS and language != DEFAULT_CONTEXTS[name]:
-            raise RpcError("conflict", f"The context {name!r} is for {DEFAULT_CONTEXTS[name]}.", "Use another id.")
+            raise RpcError("conflict", f"The language of context {name!r} is {DEFAULT_CONTEXTS[name]}.", "Use another id.")
         if sum(known not in DEFAULT_CONTEXTS for known in self.contexts) >= CONTEXTS and name not in DEFAULT_CONTEXTS:
-            raise RpcError("limit_exceeded", f"The sandbox has {CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
+            raise RpcError("limit_exceeded", f"The sandbox has {CONTEXTS} contexts, the maximum.", "Delete a context that is not needed.")
         if language not in DEFAULT_CONTEXTS.values():
-            raise RpcError("invalid_request", f"There is no language {language[:50]!r}.", "Use one of: bash, javascript, python.")
+            raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", "Use one of: bash, javascript, python.")
         if language not in self.languages:
             raise RpcError("unsupported", f"This image has no {language}, so it has no kernel.", "Run commands instead, or use another template.")
         if cwd is not None and not (cwd.startswith("/") and self.files.is_folder(cwd)):
-            raise RpcError("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
+            raise RpcError("path_not_found", f"The folder {cwd[:200]!r} does not exist.", "Pass the absolute path of an existing folder.")
         context = self.contexts[name] = Context(self, name, language, cwd or self._workspace(), env)
         return context
 
@@ -589,8 +591,8 @@ def _copied_namespace(namespace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> RpcError:
-    return RpcError("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
+    return RpcError("not_found", f"The context {name[:64]!r} does not exist.", "List the contexts, or create it.")
 
 
 def _other_language(context: Context) -> RpcError:
-    return RpcError("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")
+    return RpcError("conflict", f"The language of context {context.name!r} is {context.language}.", "Use another context, or omit the language.")

@@ -177,7 +177,7 @@ class Process:
         call.event("started", pid=self.pid)
         follower = self.output.follow(call, stdout_from, stderr_from)
         if follower is None:
-            raise RpcError("invalid_request", "The offset is beyond what the process has written.", "Use an offset that was given before.")
+            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_bytes = lambda channel, data, credit: self._feed(call, channel, data, credit)
@@ -349,7 +349,7 @@ class Processes:
             raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
         for name in ("rows", "cols"):
             if args[name] is not None and not 1 <= args[name] <= LIMITS["screen"]:
-                raise RpcError("invalid_request", f"A terminal has no {args[name]} {name}.", f"Use 1 to {LIMITS['screen']}.")
+                raise RpcError("invalid_request", f"{args[name]} is an invalid number of {name}.", f"Use 1 to {LIMITS['screen']}.")
         cwd = args["cwd"] or self._workspace()
         if not self.files.is_folder(cwd) and self.files.exists(cwd):
             raise RpcError("path_invalid", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Name a folder.")
@@ -359,7 +359,7 @@ class Processes:
         if program is None and self.files.exists(argv[0]):
             raise RpcError("permission_denied", f"{argv[0][:200]!r} cannot be run: Permission denied.", "It must be an executable file.")
         if program is None:
-            raise RpcError("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
+            raise RpcError("path_not_found", f"The sandbox has no program {argv[0][:200]!r}.", "Check its name, or install it.")
         process = Process(id_, next(self._pids), args, self._timers)
         process.on_over = self._trim
         env = self.environment(args["user"], {**({"TERM": "xterm-256color"} if process.is_terminal else {}), **args["env"]})
@@ -418,7 +418,7 @@ class Processes:
     def _signal(self, call: Call) -> None:
         process, number = self._find(call), call.args["signal"]
         if not 1 <= number <= LIMITS["signal"]:
-            raise RpcError("invalid_request", f"There is no signal {number}.", "Use 1 to 64.")
+            raise RpcError("invalid_request", f"Signal {number} is invalid.", "Use 1 to 64.")
         running = process.running
         process.signal(number)
         call.result(running=running)
@@ -426,7 +426,7 @@ class Processes:
     def _resize(self, call: Call) -> None:
         process = self._find(call)
         if not process.is_terminal:
-            raise RpcError("conflict", "The process has no terminal.", "Start it with one.")
+            raise RpcError("conflict", "The process has no terminal.", "Start the process on a terminal.")
         process.size = (call.args["rows"], call.args["cols"])
         if process.context is not None:
             process.context.size = process.size
@@ -440,7 +440,7 @@ class Processes:
     def _forget(self, call: Call) -> None:
         process = self._find(call)
         if process.running:
-            raise RpcError("conflict", "The process is still running.", "Signal it first.")
+            raise RpcError("conflict", "The process is still running.", "Kill the process first.")
         self._drop(process)
         call.result()
 
@@ -448,7 +448,7 @@ class Processes:
         process = self.by_id.get(call.args["process"])
         if process is None:
             shown = call.args["process"][:64]
-            raise RpcError("process_not_found", f"There is no process {shown!r}.", "It may have been forgotten: list the processes.")
+            raise RpcError("process_not_found", f"Process {shown!r} does not exist or is no longer kept.", "List the processes.")
         return process
 
     def _drop(self, process: Process) -> None:

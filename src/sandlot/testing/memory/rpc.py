@@ -148,7 +148,7 @@ class RpcServer:
 
     def expire(self, id_: str, name: str) -> None:
         """Refuse an id from now on, because its process or execution is no longer kept."""
-        self._remember(id_, name, RpcError("process_not_found", "That was done before, and its result is no longer kept.", "Use a fresh id."))
+        self._remember(id_, name, RpcError("process_not_found", "A call with this id has ended, and its result is no longer kept.", "Use a new id."))
 
     def settle(self, call: Call) -> None:
         """Forget a finished call and remember its outcome."""
@@ -173,7 +173,7 @@ class RpcServer:
         call = Call(self, event.stream, name, id_, head["args"])
         self._by_stream[event.stream] = call
         if (known := self.remembered.get(id_)) is not None:
-            reused = RpcError("conflict", f"The id was used for {known[0]} before.", "Use a fresh id.")
+            reused = RpcError("conflict", f"The id was used for an earlier call of {known[0]}.", "Use a new id.")
             call.finish(known[1] if known[0] == name else reused)
             return
         earlier = self._in_progress.get(id_)
@@ -194,16 +194,16 @@ class RpcServer:
 
     def _problem(self, head: Any) -> RpcError | None:  # noqa: ANN401 - whatever the host sent
         if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
-            return RpcError("invalid_request", "A call needs a name and arguments.")
+            return RpcError("invalid_request", "The call has no name or no arguments.")
         if type(head.get("id")) is not bytes or len(head["id"]) != schema.CALL_ID_BYTES:
-            return RpcError("invalid_request", "A call needs an id of 16 bytes.")
+            return RpcError("invalid_request", "The id of the call is not 16 bytes.")
         name = head["call"]
         if name not in self._handlers:
-            return RpcError("unsupported", f"This guest has no call {name[:50]!r}.")
+            return RpcError("unsupported", f"The call {name[:50]!r} is unknown to this guest.")
         if self.connection.asleep and name != "guest.wake":
-            return RpcError("conflict", "The guest is asleep.", "Wake it first.")
+            return RpcError("conflict", "The sandbox is suspended.", "Resume the sandbox first.")
         fields = schema.CALLS[name]["args"]
-        if wrong := schema.mismatch(fields, head["args"]):
+        if wrong := schema.validate_fields(fields, head["args"]):
             return RpcError("invalid_request", f"{name}: {wrong}.")
         for field in fields:
             head["args"].setdefault(field, None)

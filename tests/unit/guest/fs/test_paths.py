@@ -1,4 +1,4 @@
-"""Opening a folder and nothing else."""
+"""Opening folders: only folders are opened, and links are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sandlot.guest.fs.paths import open_folder
 
 
-def test_a_folder_is_opened_and_nothing_else(tmp_path: Path) -> None:
+def test_only_folders_are_opened(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("folder")

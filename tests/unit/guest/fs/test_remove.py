@@ -1,4 +1,4 @@
-"""A tree is removed however deep it is, and nothing that is not in it."""
+"""Removal of trees of any depth, and of nothing outside the tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deep(top: Path) -> None:
     os.close(fd)
 
 
-def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
+def test_tree_deeper_than_the_longest_path_is_removed(tmp_path: Path) -> None:
     deep(tmp_path / "top")
     opened = len(list(Path("/proc/self/fd").iterdir()))
     assert sum(remove_tree(str(tmp_path / "top"), ROOT)) == DEPTH + 2
@@ -36,7 +36,7 @@ def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= opened
 
 
-def test_a_wide_tree_is_removed_in_short_steps(tmp_path: Path) -> None:
+def test_wide_tree_is_removed_in_short_steps(tmp_path: Path) -> None:
     for number in range(7):
         (tmp_path / "top" / f"folder {number}" / "inner").mkdir(parents=True)
         for file in range(150):
@@ -47,7 +47,7 @@ def test_a_wide_tree_is_removed_in_short_steps(tmp_path: Path) -> None:
     assert not (tmp_path / "top").exists()
 
 
-def test_links_are_removed_and_what_they_lead_to_is_not(tmp_path: Path) -> None:
+def test_links_are_removed_and_their_targets_are_not(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
@@ -60,8 +60,8 @@ def test_links_are_removed_and_what_they_lead_to_is_not(tmp_path: Path) -> None:
     assert (kept / "file").exists()
 
 
-def test_a_folder_that_is_moved_away_meanwhile_takes_nothing_along(tmp_path: Path) -> None:
-    """Up from where it was moved to lies what was never to be removed."""
+def test_folder_that_is_moved_meanwhile_stops_the_removal(tmp_path: Path) -> None:
+    """The parent at the new place of the folder must not be touched."""
     (tmp_path / "top" / "one" / "two").mkdir(parents=True)
     for number in range(3 * STEP_ENTRIES):
         (tmp_path / "top" / "one" / "two" / f"{number}").touch()
@@ -77,7 +77,7 @@ def test_a_folder_that_is_moved_away_meanwhile_takes_nothing_along(tmp_path: Pat
     assert (tmp_path / "top" / "one").exists()
 
 
-def test_what_is_a_link_itself_is_no_tree(tmp_path: Path) -> None:
+def test_link_is_not_removed_as_a_tree(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):
         list(remove_tree(str(tmp_path / "link"), ROOT))

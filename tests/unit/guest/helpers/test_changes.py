@@ -1,4 +1,4 @@
-"""The helper that finds created and changed files, as a process of this machine."""
+"""The helper that finds created and changed files, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.programs import begin, decoded, next_message
 
 @contextmanager
 def between(*folders: Path) -> Iterator[dict[str, Any]]:
-    """Look before and after the body; in the end ``files`` (path -> whether it was created) and ``more`` are there."""
+    """Run the helper around the body. Afterwards, the yielded object has ``files`` (path -> True if created) and ``more``."""
     found: dict[str, Any] = {}
     with begin("changes") as process:
         assert process.stdin is not None
@@ -30,7 +30,7 @@ def between(*folders: Path) -> Iterator[dict[str, Any]]:
     found.update(last["result"])
 
 
-def test_what_was_created_or_changed_in_any_way_and_nothing_else(tmp_path: Path) -> None:
+def test_created_and_changed_files_are_reported(tmp_path: Path) -> None:
     for name in ("same", "content", "length", "rights", "replaced", "renamed", "removed", "read"):
         (tmp_path / name).write_text("old")
     (tmp_path / "sub").mkdir()
@@ -55,8 +55,8 @@ def test_what_was_created_or_changed_in_any_way_and_nothing_else(tmp_path: Path)
     assert found["files"] == {**dict.fromkeys(changed, False), **dict.fromkeys(created, True)}
 
 
-def test_a_file_that_was_written_just_before_counts_when_it_is_written_just_after(tmp_path: Path) -> None:
-    """The kernel's stamps tick every few milliseconds: written twice in one tick, with content of one length, it looks the same."""
+def test_second_write_within_one_clock_tick_is_reported(tmp_path: Path) -> None:
+    """The kernel's clock for file times advances every few milliseconds. Two writes of the same length in one tick have the same times."""
     for _ in range(5):
         (tmp_path / "file").write_text("a")
         with between(tmp_path) as found:
@@ -64,7 +64,7 @@ def test_a_file_that_was_written_just_before_counts_when_it_is_written_just_afte
         assert found["files"] == {"file": False}
 
 
-def test_no_link_is_followed_and_a_folder_that_comes_later_is_new(tmp_path: Path) -> None:
+def test_links_are_not_followed_and_later_folders_are_new(tmp_path: Path) -> None:
     inside, outside, later = tmp_path / "in", tmp_path / "out", tmp_path / "later"
     inside.mkdir()
     outside.mkdir()
@@ -77,7 +77,7 @@ def test_no_link_is_followed_and_a_folder_that_comes_later_is_new(tmp_path: Path
     assert found == {"files": {"../later/file": True}, "more": False}
 
 
-def test_beyond_its_bounds_it_says_so_and_takes_nothing_for_new_that_it_had_not_looked_at(tmp_path: Path) -> None:
+def test_unexamined_files_are_not_reported_as_new(tmp_path: Path) -> None:
     for number in range(30):
         folder = tmp_path / f"{number:02}"
         folder.mkdir()
@@ -94,7 +94,7 @@ def test_beyond_its_bounds_it_says_so_and_takes_nothing_for_new_that_it_had_not_
     assert found == {"05/new": True, "06/file": False}
 
 
-def test_a_thousand_are_reported_and_the_rest_is_said_to_be_there(tmp_path: Path) -> None:
+def test_report_is_limited_to_a_thousand_files(tmp_path: Path) -> None:
     with between(tmp_path) as found:
         for number in range(1005):
             (tmp_path / str(number)).touch()

@@ -1,4 +1,4 @@
-"""The helper that packs a folder, as a process of this machine."""
+"""The helper that packs a folder, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pack(path: Path, *, compress: bool = False) -> Said:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_it_packs_is_what_python_unpacks(tmp_path: Path, *, compress: bool) -> None:
+def test_packed_archive_is_unpacked_by_tarfile(tmp_path: Path, *, compress: bool) -> None:
     tree, out = tmp_path / "tree", tmp_path / "out"
     deep = tree / "/".join(["folder"] * 30)
     deep.mkdir(parents=True)
@@ -32,7 +32,7 @@ def test_what_it_packs_is_what_python_unpacks(tmp_path: Path, *, compress: bool)
     assert said.result == {"files": 3, "folders": 31, "links": 1, "bytes": 700_016, "left_out": 0}
     with tarfile.open(fileobj=io.BytesIO(said.data), mode="r:gz" if compress else "r:") as archive:
         assert archive.getmember("link").linkname == "../" * 40 + "etc"
-        vars(archive)["extraction_filter"] = lambda member, _: None if member.issym() else member  # for pythons that have one
+        vars(archive)["extraction_filter"] = lambda member, _: None if member.issym() else member  # Python 3.12 and backports
         for member in archive:
             if not member.issym():
                 archive.extract(member, out)
@@ -44,7 +44,7 @@ def test_what_it_packs_is_what_python_unpacks(tmp_path: Path, *, compress: bool)
             assert path.is_dir() or copy.read_bytes() == path.read_bytes()
 
 
-def test_what_is_neither_file_nor_folder_nor_link_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_special_files_are_left_out_and_counted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
@@ -56,8 +56,8 @@ def test_what_is_neither_file_nor_folder_nor_link_is_left_out_and_counted(tmp_pa
         assert archive.getnames() == ["file"]
 
 
-def test_an_archive_that_cannot_be_finished_is_cut_and_says_why(tmp_path: Path) -> None:
-    """A path that is longer than any that can be opened (PATH_MAX)."""
+def test_incomplete_archive_contains_the_error(tmp_path: Path) -> None:
+    """The packing fails at a path that is too long to be opened (PATH_MAX)."""
     (tmp_path / "a").write_text("first")
     here = os.open(tmp_path, os.O_RDONLY)
     for _ in range(20):
@@ -73,7 +73,7 @@ def test_an_archive_that_cannot_be_finished_is_cut_and_says_why(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name, code", [("none", "path_not_found"), ("file/below", "path_invalid"), ("pipe", "path_invalid")])
-def test_what_cannot_be_packed_is_refused_before_anything_is_sent(tmp_path: Path, name: str, code: str) -> None:
+def test_invalid_path_is_refused_before_bytes_are_sent(tmp_path: Path, name: str, code: str) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "pipe")
     said = pack(tmp_path / name)

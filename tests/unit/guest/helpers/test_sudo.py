@@ -1,4 +1,4 @@
-"""The command line of our sudo."""
+"""The command line of ``sudo`` in a sandbox."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def sudo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (["apt-get", "install", "-y", "x"], ["apt-get", "install", "-y", "x"], {}, False),
     ],
 )
-def test_what_is_understood(sudo: ModuleType, line: list[str], argv: list[str], variables: dict[str, str], keep: bool) -> None:  # noqa: FBT001
+def test_supported_command_lines_are_parsed(sudo: ModuleType, line: list[str], argv: list[str], variables: dict[str, str], keep: bool) -> None:  # noqa: FBT001
     wish = sudo.parse(line)
     assert (wish.argv, wish.variables, wish.keep) == (argv, variables, keep)
 
 
-def test_a_shell_on_request(sudo: ModuleType) -> None:
+def test_options_i_and_s_start_a_shell(sudo: ModuleType) -> None:
     assert sudo.parse(["-i"]).argv in (["/bin/bash"], ["/bin/sh"])
     assert sudo.parse(["-s", "echo", "hi"]).argv[1:] == ["-c", "echo hi"]
 
 
 @pytest.mark.parametrize("line", [[], ["-E"], ["-u", "daemon", "id"], ["-Z", "id"], ["-u"]])
-def test_what_makes_no_sense_is_refused(sudo: ModuleType, line: list[str]) -> None:
+def test_invalid_command_line_is_refused(sudo: ModuleType, line: list[str]) -> None:
     with pytest.raises(sudo.UsageError):
         sudo.parse(line)
 
 
-def test_what_installers_fill_is_watched_where_it_is_the_callers(sudo: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_install_folders_of_the_caller_are_watched(sudo: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     site = tmp_path / "lib/python3.11/dist-packages"
     site.mkdir(parents=True)
     (tmp_path / "lib/python3.11").joinpath("other").touch()

@@ -1,4 +1,4 @@
-"""The helper that unpacks an archive, as a process of this machine."""
+"""The helper that unpacks an archive, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def there(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_what_python_packs_comes_out_as_it_was(folder: Path, form: int, *, compressed: bool) -> None:
+def test_archive_of_tarfile_is_unpacked_unchanged(folder: Path, form: int, *, compressed: bool) -> None:
     deep = "/".join(["folder"] * 20)
     long = f"{deep}/long" if form != tarfile.USTAR_FORMAT else "p" * 90 + "/" + "q" * 90
     entries = [
@@ -65,7 +65,7 @@ def test_what_python_packs_comes_out_as_it_was(folder: Path, form: int, *, compr
 
 
 @pytest.mark.parametrize("bad", HOSTILE, ids=[bad.name for bad in HOSTILE])
-def test_a_hostile_archive_is_refused_by_name_and_leaves_nothing_outside(tmp_path: Path, folder: Path, bad: Hostile) -> None:
+def test_hostile_archive_is_refused_and_writes_nothing_outside(tmp_path: Path, folder: Path, bad: Hostile) -> None:
     said = run("unpack", asked(folder), bad.data)
     assert said.result is None
     assert said.error in {"invalid_request", "path_invalid"}, said
@@ -77,7 +77,7 @@ def test_a_hostile_archive_is_refused_by_name_and_leaves_nothing_outside(tmp_pat
         assert link.resolve().is_relative_to(folder)
 
 
-def test_links_that_are_there_already_are_replaced_and_never_gone_through(tmp_path: Path, folder: Path) -> None:
+def test_existing_links_are_replaced_and_not_followed(tmp_path: Path, folder: Path) -> None:
     folder.mkdir()
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -92,7 +92,7 @@ def test_links_that_are_there_already_are_replaced_and_never_gone_through(tmp_pa
     assert not (folder / "file").is_symlink()
 
 
-def test_what_is_there_is_replaced_whole_and_a_folder_is_not_by_a_file(folder: Path) -> None:
+def test_existing_files_are_replaced_and_folders_are_not(folder: Path) -> None:
     folder.mkdir()
     (folder / "a").write_text("old")
     (folder / "d").mkdir()
@@ -102,14 +102,14 @@ def test_what_is_there_is_replaced_whole_and_a_folder_is_not_by_a_file(folder: P
     assert (said.error, "/d" in said.message) == ("path_invalid", True)
 
 
-def test_an_archive_of_too_many_entries_is_refused_at_the_first_one_too_many(folder: Path) -> None:
+def test_archive_with_too_many_entries_is_refused(folder: Path) -> None:
     many = gzip.compress(raw_head(b"./", b"00000000000", b"5") * 500 + archive(entry("last", content=b"x")), 1)
     said = run("unpack", asked(folder, 500), many)
     assert (said.error, "'last'" in said.message) == ("too_large", True)
     assert there(folder) == []
 
 
-def test_names_that_are_no_text_are_written_as_they_are(folder: Path) -> None:
+def test_names_that_are_not_utf_8_are_kept(folder: Path) -> None:
     name = b"\xff\xfe".decode("utf-8", "surrogateescape")
     raw = archive(entry(name, content=b"odd"), form=tarfile.GNU_FORMAT)
     assert run("unpack", asked(folder), raw).result is not None
@@ -117,7 +117,7 @@ def test_names_that_are_no_text_are_written_as_they_are(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["input", "signal"])
-def test_one_that_is_let_go_of_half_way_leaves_the_old_file_and_no_temporary_one(folder: Path, ending: str) -> None:
+def test_aborted_unpacking_leaves_the_old_file_and_no_temporary_file(folder: Path, ending: str) -> None:
     folder.mkdir()
     (folder / "big").write_text("old")
     raw = archive(entry("big", content=bytes(3_000_000)))
@@ -140,7 +140,7 @@ def test_one_that_is_let_go_of_half_way_leaves_the_old_file_and_no_temporary_one
 
 
 @pytest.mark.parametrize("padding", [b"", b"\0" * 600, b"\0\x1f\x8b"])
-def test_members_of_gzip_are_found_wherever_a_read_ends(padding: bytes) -> None:
+def test_gzip_members_are_found_at_any_read_boundary(padding: bytes) -> None:
     raw = gzip.compress(b"first") + gzip.compress(b"second") + padding
     for size in (1, 2, 3, 7, len(gzip.compress(b"first")) + 1, len(raw)):
         inflater = Inflater()

@@ -1,4 +1,4 @@
-"""The helper that watches a folder, as a process of this machine."""
+"""The helper that watches a folder, run as a process of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Happened = tuple[str, str, str | None]
 
 
 class Watcher:
-    """A watch of a folder, by one of the two ways."""
+    """A watch of a folder with inotify or by scanning."""
 
     def __init__(self, folder: Path, *, recursive: bool, by: str, folders: int = 1000) -> None:
         self.folder = folder
@@ -33,19 +33,19 @@ class Watcher:
 
     def until(self, *wanted: Happened) -> list[Happened]:
         """Return the events until all expected ones have arrived."""
-        told: list[Happened] = []
-        while not set(wanted) <= set(told):
+        found: list[Happened] = []
+        while not set(wanted) <= set(found):
             message = self.next()
             if "events" not in message:
-                raise AssertionError((message, told))
-            told += [(event["kind"], self._short(event["path"]), self._short(event["from"])) for event in message["events"]]
-        return told
+                raise AssertionError((message, found))
+            found += [(event["kind"], self._short(event["path"]), self._short(event["from"])) for event in message["events"]]
+        return found
 
     def _short(self, path: str | None) -> Any:  # noqa: ANN401 - as it comes
         return None if path is None else path.removeprefix(f"{self.folder}/")
 
     def end(self) -> int:
-        self.process.communicate()  # ends its input
+        self.process.communicate()  # closes its input
         return self.process.returncode
 
 
@@ -66,7 +66,7 @@ def watch() -> Iterator[Begin]:
 
 
 @pytest.mark.parametrize("by", ["inotify", "scan"])
-def test_what_happens_to_files_is_told(tmp_path: Path, watch: Begin, by: str) -> None:
+def test_changes_of_files_are_reported(tmp_path: Path, watch: Begin, by: str) -> None:
     (tmp_path / "old").write_text("old")
     (tmp_path / "sub").mkdir()
     watcher = watch(tmp_path, by=by)
@@ -81,12 +81,12 @@ def test_what_happens_to_files_is_told(tmp_path: Path, watch: Begin, by: str) ->
     watcher.until(("removed", "sub/moved", None))
     (tmp_path / "deep/er").mkdir(parents=True)
     (tmp_path / "deep/er/file").write_text("x")
-    told = watcher.until(("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None))
-    assert len(told) == len(set(told)), "nothing twice"
+    found = watcher.until(("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None))
+    assert len(found) == len(set(found)), "nothing twice"
 
 
 @pytest.mark.parametrize("by", ["inotify", "scan"])
-def test_the_last_word_is_that_the_folder_is_gone(tmp_path: Path, watch: Begin, by: str) -> None:
+def test_watch_ends_when_the_folder_is_gone(tmp_path: Path, watch: Begin, by: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     watcher = watch(folder, by=by)
@@ -97,7 +97,7 @@ def test_the_last_word_is_that_the_folder_is_gone(tmp_path: Path, watch: Begin, 
     assert message == {"result": {"gone": True}}
 
 
-def test_only_the_folder_itself_unless_those_in_it_are_asked_for(tmp_path: Path, watch: Begin) -> None:
+def test_subfolders_are_watched_only_on_request(tmp_path: Path, watch: Begin) -> None:
     (tmp_path / "sub").mkdir()
     watcher = watch(tmp_path, recursive=False)
     (tmp_path / "sub/unseen").write_text("x")
@@ -105,7 +105,7 @@ def test_only_the_folder_itself_unless_those_in_it_are_asked_for(tmp_path: Path,
     assert "sub/unseen" not in {path for _, path, _ in watcher.until(("created", "seen", None))}
 
 
-def test_a_folder_that_moves_is_followed_and_one_that_leaves_is_not(tmp_path: Path, watch: Begin) -> None:
+def test_moved_subfolder_is_watched_until_it_leaves_the_folder(tmp_path: Path, watch: Begin) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     (inside / "a/b").mkdir(parents=True)
     outside.mkdir()
@@ -121,7 +121,7 @@ def test_a_folder_that_moves_is_followed_and_one_that_leaves_is_not(tmp_path: Pa
     assert not {path for _, path, _ in watcher.until(("created", "z", None))} & {"c/b/y", "c/b"}
 
 
-def test_links_are_not_followed_out_of_the_folder(tmp_path: Path, watch: Begin) -> None:
+def test_links_are_not_followed(tmp_path: Path, watch: Begin) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     inside.mkdir()
     outside.mkdir()
@@ -133,7 +133,7 @@ def test_links_are_not_followed_out_of_the_folder(tmp_path: Path, watch: Begin) 
     assert not [path for _, path, _ in watcher.until(("created", "seen", None)) if "unseen" in path]
 
 
-def test_more_folders_than_may_be_watched_are_refused_or_told(tmp_path: Path, watch: Begin) -> None:
+def test_too_many_folders_are_refused_or_reported_as_overflow(tmp_path: Path, watch: Begin) -> None:
     for number in range(4):
         (tmp_path / str(number)).mkdir()
     said = run("watch", {"path": str(tmp_path), "recursive": True, "folders": 4, "by": ""})
@@ -143,8 +143,8 @@ def test_more_folders_than_may_be_watched_are_refused_or_told(tmp_path: Path, wa
     watcher.until(("overflow", "", None))
 
 
-def test_a_queue_that_overflows_says_so_and_goes_on(tmp_path: Path, watch: Begin) -> None:
-    """As many events as the kernel keeps for nobody who reads them: /proc/sys/fs/inotify/max_queued_events."""
+def test_overflowing_queue_reports_overflow_and_continues(tmp_path: Path, watch: Begin) -> None:
+    """Creates as many unread events as the kernel keeps (/proc/sys/fs/inotify/max_queued_events)."""
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if most > 100_000:
         pytest.skip(f"this machine keeps {most} events")

@@ -19,14 +19,14 @@ ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s":
     "status, began, late, expected",
     [
         ("died", True, False, "died"),
-        ("killed", True, True, "did not stop when it was interrupted"),
-        ("killed", True, False, "started anew"),
-        # A restart before the first message tells nothing about the program of the language.
-        ("killed", False, False, "started anew"),
-        ("died", False, False, "The image's node did not start at all, so nothing was run"),
+        ("killed", True, True, "did not react to an interrupt"),
+        ("killed", True, False, "its context was restarted"),
+        # A restart before the first message does not mean that the program of the language failed.
+        ("killed", False, False, "its context was restarted"),
+        ("died", False, False, "The node of the image did not start at all, so the code was not run"),
         ("died", False, True, "did not start in time"),
-        ("oom", True, False, "no memory left"),
-        ("oom", True, True, "no memory left"),
+        ("oom", True, False, "ran out of memory"),
+        ("oom", True, True, "ran out of memory"),
     ],
 )
 def test_message_names_the_cause_of_the_death(status: str, *, began: bool, late: bool, expected: str) -> None:

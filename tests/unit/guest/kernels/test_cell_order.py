@@ -1,4 +1,4 @@
-"""Order of output and events for followers, however slowly they read and whatever they have received before."""
+"""Order of output and events for followers that read slowly or attach again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s":
 
 
 class BoundedCall:
-    """A call whose stream takes a bounded number of bytes and events."""
+    """A call whose stream accepts a limited number of bytes and events."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.left = room
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
         self.status: str | None = None
         self.on_writable: Any = None
         self.on_gone: Any = None
@@ -28,17 +28,17 @@ class BoundedCall:
 
     def data(self, channel: int, piece: bytes) -> None:
         self.left -= len(piece)
-        if self.told and self.told[-1][0] == channel:
-            self.told[-1] = (channel, self.told[-1][1] + piece.decode())
+        if self.sent and self.sent[-1][0] == channel:
+            self.sent[-1] = (channel, self.sent[-1][1] + piece.decode())
         else:
-            self.told.append((channel, piece.decode()))
+            self.sent.append((channel, piece.decode()))
 
     def lost(self, channel: int, size: int) -> None:
-        self.told.append((channel, size))
+        self.sent.append((channel, size))
 
     def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - whatever it has
         self.left -= 1
-        self.told.append((event, fields.get("count")))
+        self.sent.append((event, fields.get("count")))
 
     def result(self, **fields: Any) -> None:  # noqa: ANN401 - the same
         self.status = fields["status"]
@@ -79,19 +79,19 @@ def test_slow_follower_receives_the_same_in_the_same_order(room: int) -> None:
     while call.status is None:
         call.left = room
         call.on_writable()
-    assert "".join(str(each[1]) for each in call.told) == "".join(str(each[1]) for each in EVERYTHING)
+    assert "".join(str(each[1]) for each in call.sent) == "".join(str(each[1]) for each in EVERYTHING)
 
 
 def test_changes_beyond_the_limit_lose_their_order_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "MAX_RUNS", 4)
     cell, call = written(), BoundedCall()
     follow(cell, call)
-    said = {kind: "".join(str(text) for each, text in call.told if each == kind) for kind in (1, 2, "display", "started")}
+    said = {kind: "".join(str(text) for each, text in call.sent if each == kind) for kind in (1, 2, "display", "started")}
     assert said == {1: "out0 more0 out1 more1 out2 more2 ", 2: "err0 err1 err2 ", "display": "012", "started": "0"}
-    assert call.told.index((1, "more2 ")) < call.told.index(("display", 2))
+    assert call.sent.index((1, "more2 ")) < call.sent.index(("display", 2))
 
 
-def test_cell_that_has_ended_is_read_on() -> None:
+def test_late_output_of_an_ended_cell_is_read() -> None:
     cell, call = made(), BoundedCall(0)
     follow(cell, call)
     write(cell, 1, "x" * 1_000_000)
@@ -102,7 +102,7 @@ def test_cell_that_has_ended_is_read_on() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_follower_that_does_not_wait_ends_with_what_there_was_however_fast_more_comes(ends: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_follower_that_does_not_wait_ends_after_the_present_output(ends: bool) -> None:  # noqa: FBT001 - a parameter of the test
     cell, call = written(), BoundedCall(0)
     follow(cell, call, wait=False)
     for _ in range(50):
@@ -115,7 +115,7 @@ def test_follower_that_does_not_wait_ends_with_what_there_was_however_fast_more_
             cell.finish("ok", 1)
         cell.pump()
     assert (call.status, cell.followers) == ("running", []), "it has not received the end"
-    assert len("".join(str(text) for _, text in call.told)) < 2 * len("".join(str(text) for _, text in EVERYTHING))
+    assert len("".join(str(text) for _, text in call.sent)) < 2 * len("".join(str(text) for _, text in EVERYTHING))
     again = BoundedCall()
     follow(cell, again, wait=False)
     assert again.status == ("ok" if ends else "running")

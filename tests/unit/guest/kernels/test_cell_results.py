@@ -1,4 +1,4 @@
-"""Bounds on what a cell keeps of its results and errors, and on all remembered cells."""
+"""Limits of the results and errors of a cell, and of all remembered cells."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_only_results_that_do_not_fit_are_left_out_and_the_error_is_kept() -> No
     assert texts(cell) == [f"{MAX_RESULTS_BYTES // 2}", LEFT_OUT, "10", "10", "ValueError", "KernelDied"]
 
 
-def test_number_of_results_is_bounded_and_the_error_is_kept() -> None:
+def test_number_of_results_is_limited_and_the_error_is_kept() -> None:
     cell = made()
     for _ in range(MAX_EVENTS + 10):
         cell.add_event(display("x"), 1)
@@ -49,7 +49,7 @@ def test_number_of_results_is_bounded_and_the_error_is_kept() -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_cleared_results_give_their_bytes_back(*, wait: bool) -> None:
+def test_cleared_results_no_longer_count(*, wait: bool) -> None:
     cell = made()
     for number in range(10):
         cell.add_event({"event": "clear", "wait": wait}, 1)
@@ -59,7 +59,7 @@ def test_cleared_results_give_their_bytes_back(*, wait: bool) -> None:
     assert len(cell.events) == 20, "a follower that has received some of them finds its place"
 
 
-def test_update_gives_the_bytes_of_the_last_one_back() -> None:
+def test_updated_result_no_longer_counts() -> None:
     cell = made()
     cell.add_event(display("first", "a"), 10)
     cell.add_event(display("other", "b", update=True), 10)

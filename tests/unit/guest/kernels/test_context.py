@@ -194,7 +194,7 @@ def test_kernel_that_ignores_interrupts_is_killed() -> None:
     setting.kernel.handler.on_gone()
 
     assert status(cell) == "killed"
-    assert "did not stop when it was interrupted" in errors(cell)[0]
+    assert "did not react to an interrupt" in errors(cell)[0]
 
 
 def test_interrupt_waits_for_the_start_of_the_cell() -> None:
@@ -286,7 +286,7 @@ def test_restart_aborts_queued_cells_and_the_next_cell_starts_a_kernel() -> None
     setting.kernel.handler.on_gone()
 
     assert (status(first), status(second)) == ("killed", "aborted")
-    assert "started anew" in errors(first)[0]
+    assert "its context was restarted" in errors(first)[0]
     assert len(setting.starter.kernels) == 1
     setting.submit("3")
     assert len(setting.starter.kernels) == 2
@@ -374,7 +374,7 @@ def test_language_that_cannot_be_started_fails_the_cell() -> None:
     assert setting.context.reported_state == "stopped"
 
 
-def test_copy_of_a_sandbox_aborts_queued_cells_and_runs_on() -> None:
+def test_copy_of_a_sandbox_aborts_queued_cells_and_continues_the_running_cell() -> None:
     setting = Setting()
     first, second = setting.running(), setting.submit("2")
 
@@ -384,7 +384,7 @@ def test_copy_of_a_sandbox_aborts_queued_cells_and_runs_on() -> None:
     assert (status(first), status(second)) == ("ok", "aborted")
 
 
-def test_cell_is_read_on_without_its_client_once_it_is_interrupted() -> None:
+def test_interrupted_cell_is_read_even_if_its_client_does_not_read() -> None:
     setting = Setting()
     cell = setting.running()
     cell.follow(cast("Any", RecordingCall(room=0)), 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The table of a context's states: total, and safe for every order of events."""
+"""The table of context states: complete, and correct for every order of events."""
 
 from __future__ import annotations
 

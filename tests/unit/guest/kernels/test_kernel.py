@@ -21,7 +21,7 @@ SENT = 5 * MESSAGES_PER_TURN + 3
 
 
 class Listener(KernelEventHandler):
-    """Messages by the turn of the loop in which they were handled."""
+    """Records messages by the turn of the loop in which they were handled."""
 
     def __init__(self) -> None:
         self.turns: list[list[int]] = [[]]
@@ -112,7 +112,7 @@ def test_kernel_that_does_not_read_confirmations_gets_no_more(pipes: KernelPipes
     assert values.decode(socket_of(pipes).recv(4096)[values.HEAD_BYTES :]) == {"op": "synced", "number": 1}
     for number in range(20_000 // MESSAGES_PER_TURN):
         send_messages(*({"event": "sync", "number": number} for _ in range(MESSAGES_PER_TURN)))
-    assert len(kernel._outgoing) < 100, "at most one confirmation is kept"  # noqa: SLF001
+    assert kernel._channel.unsent_bytes < 100, "at most one confirmation is kept"  # noqa: SLF001
     send_messages({"event": "started", "cell": "c", "count": 8})
     assert listener.turns == [[7, 8]]
     end(kernel, pipes)
@@ -135,7 +135,7 @@ def test_wake_sends_only_variables_that_changed(pipes: KernelPipes, monkeypatch:
 
 
 class OrderRecorder(KernelEventHandler):
-    """Records how much of the pipes had been read when a message came."""
+    """Records how many bytes of the pipes had been read when a message was handled."""
 
     def __init__(self) -> None:
         self.outputs = OutputLog((STDOUT, STDERR))
@@ -151,7 +151,7 @@ class OrderRecorder(KernelEventHandler):
 
 @pytest.fixture
 def piped(pipes: KernelPipes) -> Generator[Callable[[dict[str, Any]], OrderRecorder]]:
-    """Send a message, and write to a pipe so late that nothing reads it before the message is handled."""
+    """Return a function that sends a message, and writes to a pipe so late that only the message handling can read it."""
     loop, recorder = Loop(), OrderRecorder()
     kernel = new_kernel(pipes, loop)
     kernel.execute(SimpleNamespace(outputs=recorder.outputs, id="c", code="", env={}, silent=False, store_history=True))  # type: ignore[arg-type]

@@ -90,5 +90,5 @@ def test_invalid_representations_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["text/plain", "application/vnd.sandlot.chart.v1+json", "image/svg+xml"])
-def test_mime_types(text: str) -> None:
+def test_mime_types_are_recognized(text: str) -> None:
     assert is_mime_type(text)

@@ -1,4 +1,4 @@
-"""``kernel.*`` calls: contexts, cells by the id of their call, and bounds."""
+"""The ``kernel.*`` calls: contexts, cells by the id of their call, and limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CELL: dict[str, Any] = {
 
 
 class NoKernels:
-    """A starter whose kernels never come."""
+    """A starter whose kernels never start."""
 
     def start(self, *_arguments: object) -> None:
         pass
@@ -50,7 +50,7 @@ def call(id_: str = "call", **args: Any) -> Any:  # noqa: ANN401 - a Call
 def contexts(manager: KernelManager) -> list[str]:
     listing = call()
     manager.list_all(listing)
-    return [context["kernel"] for context in listing.told[-1]["kernels"]]
+    return [context["kernel"] for context in listing.sent[-1]["kernels"]]
 
 
 def test_default_context_is_created_at_its_first_use(manager: KernelManager) -> None:
@@ -61,20 +61,20 @@ def test_default_context_is_created_at_its_first_use(manager: KernelManager) -> 
 
 
 def test_context_that_was_not_created_is_refused(manager: KernelManager) -> None:
-    with pytest.raises(RpcError, match="There is no context"):
+    with pytest.raises(RpcError, match="does not exist"):
         manager.execute(call(**{**CELL, "kernel": "other"}))
 
 
 def test_context_has_one_language(manager: KernelManager) -> None:
     manager.create(call(kernel="mine", language="bash", cwd=None, env={}))
 
-    with pytest.raises(RpcError, match="is for bash"):
+    with pytest.raises(RpcError, match="is bash"):
         manager.create(call(kernel="mine", language="python", cwd=None, env={}))
-    with pytest.raises(RpcError, match="is for bash"):
+    with pytest.raises(RpcError, match="is bash"):
         manager.execute(call(**{**CELL, "kernel": "mine", "language": "python"}))
 
 
-def test_number_of_contexts_is_bounded(manager: KernelManager) -> None:
+def test_number_of_contexts_is_limited(manager: KernelManager) -> None:
     for number in range(MAX_CONTEXTS):
         manager.create(call(kernel=f"c{number}", language="bash", cwd=None, env={}))
 
@@ -92,7 +92,7 @@ def test_repeated_call_follows_the_same_cell(manager: KernelManager) -> None:
     assert len(manager._contexts["default"].queue) == 2  # noqa: SLF001 - nothing public tells
 
 
-def test_number_of_queued_cells_is_bounded(manager: KernelManager) -> None:
+def test_number_of_queued_cells_is_limited(manager: KernelManager) -> None:
     for number in range(MAX_QUEUED_CELLS):
         manager.execute(call(f"{number}", **CELL))
 
@@ -101,7 +101,7 @@ def test_number_of_queued_cells_is_bounded(manager: KernelManager) -> None:
     assert caught.value.code == "busy"
 
 
-def test_queued_code_is_bounded_over_all_contexts(manager: KernelManager) -> None:
+def test_size_of_queued_code_is_limited_over_all_contexts(manager: KernelManager) -> None:
     manager.create(call(kernel="mine", language="bash", cwd=None, env={}))
     manager.execute(call("large", **{**CELL, "code": "x" * MAX_QUEUED_BYTES}))
 
@@ -116,5 +116,5 @@ def test_interrupted_cell_in_the_queue_is_aborted(manager: KernelManager) -> Non
     interrupt = call(execution="waiting", kernel=None)
     manager.interrupt(interrupt)
 
-    assert interrupt.told == [{"running": True}]
-    assert waiting.told[-1]["status"] == "aborted"
+    assert interrupt.sent == [{"running": True}]
+    assert waiting.sent[-1]["status"] == "aborted"

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("text", [b"", b"MemTotal: 1 kB\n", b"MemTotal: x kB\nMemFree: 1 kB\n", b"Else: 1 kB\nMemFree: 1 kB\n"])
-def test_text_that_is_not_meminfo_has_no_figures(text: bytes) -> None:
+def test_text_that_is_not_meminfo_has_no_values(text: bytes) -> None:
     assert read_meminfo(text) is None
 
 
@@ -51,9 +51,9 @@ def test_memory_of_a_process_is_measured() -> None:
     "limit, peak, others, expected",
     [
         (1024, 512, 0, True),
-        (1024, 340, 680, True),  # three of a third
-        (1024, 340, 100, False),  # there was room: something else has killed it
-        (1024, 100, 924, False),  # the kernel would have killed a larger one
+        (1024, 340, 680, True),  # three processes of a third each
+        (1024, 340, 100, False),  # memory was free, so the reason is another one
+        (1024, 100, 924, False),  # the OOM killer would have killed a larger process
         (0, 500, 500, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""When spare kernels are made: not while a command runs, and without making a request wait longer than the fork server answers."""
+"""Spare kernels: when they are created, and how long a request waits for the fork server."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Spare:
         self.woken.append((env, entropy, cwd))
 
     def read_ahead(self) -> int:
-        return len(self.asked)  # it answers at once
+        return len(self.asked)  # the fork server responds at once
 
     def send(self, message: object) -> None:
         self.asked.append(message)
@@ -234,7 +234,7 @@ def test_spare_is_not_given_before_changed_packages_were_checked(machine: Machin
     assert kernels == [spare]
 
 
-def test_process_that_is_known_already_is_not_taken_for_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_process_is_not_accepted_as_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefork, "may_be_forked", lambda _pid: True)
     machine.children.add(Spare.pid)
     kernels: list[object] = []

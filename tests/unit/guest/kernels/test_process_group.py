@@ -1,4 +1,4 @@
-"""Marks of kernels."""
+"""Marks of kernels: unique, and inherited by children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return created
 
 
-def test_every_kernel_has_a_mark_of_its_own(marks: list[int]) -> None:
+def test_every_kernel_has_a_unique_mark(marks: list[int]) -> None:
     groups = ProcessGroups()
     for _ in range(3):
         groups.create(1 << 22)

@@ -105,5 +105,5 @@ def test_error_of_a_later_start_is_reported(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("cell_timeout_s, expected", [(None, MAX_START_S), (0.1, MIN_START_S), (20.0, 20.0), (1000.0, MAX_START_S)])
-def test_start_may_take_as_long_as_the_waiting_cell_within_bounds(cell_timeout_s: float | None, expected: float) -> None:
+def test_start_timeout_is_that_of_the_waiting_cell_within_bounds(cell_timeout_s: float | None, expected: float) -> None:
     assert start_timeout_s(cell_timeout_s) == expected

@@ -33,13 +33,13 @@ class Inside(JoinedLink):
         self.connection: ProxiedConnection = self.proxy.add(fast_socket.socket(fileno=accepted.detach()))
 
     def turn(self) -> list[events.Event]:
-        """Run the guest for a moment; return the events of the host."""
+        """Run a turn of the guest, and return the events of the host."""
         self.loop.call_later(0.01, lambda: None)
         self.loop.turn()
         return self.move()
 
     def request(self) -> int:
-        """Let the client send a request; return the stream that the host gets."""
+        """Let the client send a request, and return the stream that the host gets."""
         self.client.sendall(b"GET /")
         opened: list[int] = []
         while not opened:
@@ -73,7 +73,7 @@ def test_connection_that_is_cut_off_is_reset(inside: Inside, by: str) -> None:
         inside.client.recv(100)
 
 
-def test_request_and_response_are_carried_to_their_ends(inside: Inside) -> None:
+def test_request_and_response_are_forwarded_completely(inside: Inside) -> None:
     stream = inside.request()
     inside.client.shutdown(socket.SHUT_WR)
     received: list[events.Event] = []

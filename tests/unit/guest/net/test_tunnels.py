@@ -1,4 +1,4 @@
-"""The guest's tunnels against real sockets of this machine: who is connected to, how halves end, and what is cut off."""
+"""Tunnels of the guest to real sockets of this machine: addresses, ends of each direction, and resets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 20.0
 
 
 class Inside(JoinedLink):
-    """A guest with tunnels and nothing else, and its host; the programs are sockets of the test's own."""
+    """A guest that serves only tunnels, and its host. The programs are sockets of the test."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -42,7 +42,7 @@ class Inside(JoinedLink):
         return stream
 
     def send(self, stream: int, *pieces: bytes) -> None:
-        """Each piece comes by itself."""
+        """Send each piece as a separate frame."""
         for piece in pieces:
             self.host.send_bytes(stream, schema.BODY, piece)
             self.move()
@@ -56,7 +56,7 @@ class Inside(JoinedLink):
         self.move()
 
     def turn(self) -> None:
-        self.loop.call_later(0.01, lambda: None)  # the longest that it sleeps
+        self.loop.call_later(0.01, lambda: None)  # maximum time of a turn
         self.loop.turn()
         self.move()
 
@@ -69,7 +69,7 @@ class Inside(JoinedLink):
         assert self.said[stream] == [{"event": "connected", "address": HERE}]
 
     def answer(self, stream: int) -> object:
-        """How it ended."""
+        """Return the result or the error code of the tunnel."""
         self.until(lambda: self.said[stream] and (isinstance(self.said[stream][-1], str) or self.said[stream][-1] == {"result": {}}))
         return self.said[stream][-1]
 
@@ -94,7 +94,7 @@ class Inside(JoinedLink):
 
 
 class Selfish(lean.socket):
-    """A socket that happens to be given the port that it is to connect to."""
+    """A socket whose own port is the port that it connects to."""
 
     results: list[int] = []  # noqa: RUF012 - of the one test that has it
 
@@ -109,7 +109,7 @@ class Selfish(lean.socket):
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Generator[Inside]:
-    monkeypatch.setattr(tunnels, "lookup_account", lambda _name: lookup_account("root"))  # sockets as whoever runs the test
+    monkeypatch.setattr(tunnels, "lookup_account", lambda _name: lookup_account("root"))  # sockets as the user of the test
     made = Inside()
     yield made
     for tunnel in list(made.tunnels.open):
@@ -124,7 +124,7 @@ def listener() -> Generator[socket.socket]:
 
 
 def met(inside: Inside, listener: socket.socket) -> tuple[int, socket.socket]:
-    """A tunnel, and the program's end of it."""
+    """Return a connected tunnel and the program's end of it."""
     stream = inside.connect(listener.getsockname()[1])
     program, _ = listener.accept()
     program.settimeout(PATIENCE_S)
@@ -137,7 +137,7 @@ def port_of_nobody() -> int:
         return int(made.getsockname()[1])
 
 
-def test_a_port_that_is_given_by_itself_is_not_connected_to_itself(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tunnel_that_connected_to_itself_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnels, "socket", SimpleNamespace(**{**vars(lean), "socket": Selfish}))
     monkeypatch.setattr(Selfish, "results", [])
     alone = Selfish(lean.AF_INET, lean.SOCK_STREAM)
@@ -153,19 +153,19 @@ def test_a_port_that_is_given_by_itself_is_not_connected_to_itself(inside: Insid
     assert not inside.tunnels.open
 
 
-def test_where_nobody_listens_it_is_refused(inside: Inside) -> None:
+def test_port_without_a_listener_is_refused(inside: Inside) -> None:
     for port in (port_of_nobody(), schema.PACKAGES_PORT):
         assert inside.answer(inside.connect(port)) == "port_not_found"
     assert not inside.tunnels.open
 
 
 @pytest.mark.parametrize("port", [-1, 0, schema.MOST_PORT + 1, 1 << 40])
-def test_what_is_no_port_is_refused(inside: Inside, port: int) -> None:
+def test_invalid_port_is_refused(inside: Inside, port: int) -> None:
     assert inside.answer(inside.connect(port)) == "invalid_request"
 
 
 @pytest.mark.parametrize("cut", ["the client", "the link"])
-def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: str) -> None:
+def test_connection_that_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: str) -> None:
     stream, program = met(inside, listener)
     with program:
         inside.send(stream, b"half")
@@ -180,12 +180,12 @@ def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: 
     assert not inside.tunnels.open
 
 
-def test_what_a_deaf_program_said_is_read_to_its_end_and_what_it_does_not_take_is_dropped(inside: Inside, listener: socket.socket) -> None:
+def test_output_of_a_program_that_reads_nothing_is_read_to_its_end(inside: Inside, listener: socket.socket) -> None:
     stream = inside.connect(listener.getsockname()[1])
     program, _ = listener.accept()
     program.sendall(b"last words")
     program.close()
-    inside.send(stream, *[b"x"] * (MAX_PIECES + 1))  # two writes of one turn: the second fails before anything is read
+    inside.send(stream, *[b"x"] * (MAX_PIECES + 1))  # two writes in one turn; the second fails before the socket is read
     assert inside.answer(stream) == {"result": {}}
     assert inside.said[stream][1:] == [b"last words", {"event": "end"}, {"result": {}}]
     assert not inside.tunnels.open

@@ -17,7 +17,7 @@ SIGNALLER = "while read line; do if kill -0 $PPID 2> /dev/null; then echo may; e
 
 @pytest.fixture
 def signaller() -> Generator[subprocess.Popen[str]]:
-    """A process of the user that tries to signal its parent, the test, for every line that it reads."""
+    """A process of ``user`` that tries to signal its parent, the test, for every line that it reads."""
     argv = ["/bin/sh", "-c", SIGNALLER]
     with subprocess.Popen(argv, user=NOBODY.uid, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as made:
         yield made
@@ -54,8 +54,8 @@ def test_layers_of_the_environment_override_the_account() -> None:
     assert env["PATH"].startswith("/home/user/.local/bin:")
 
 
-def test_only_two_accounts_can_be_asked_for() -> None:
+def test_only_root_and_user_are_accounts() -> None:
     assert lookup_account("root").uid == 0
     assert lookup_account("user").uid == 1000
-    with pytest.raises(RpcError, match="There is no user"):
+    with pytest.raises(RpcError, match="is unknown"):
         lookup_account("daemon")

@@ -10,7 +10,7 @@ from sandlot.guest.process.children import ChildTable
 
 
 class Owner:
-    """Owner of a process that records what it is told."""
+    """Owner of a process that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []

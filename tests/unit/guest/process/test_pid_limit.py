@@ -1,4 +1,4 @@
-"""What becomes of a process's own limit when the sandbox's moves, and how processes are counted."""
+"""Soft limits of processes after a change of the sandbox's limit, and counting of processes."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ ENDLESS = resource.RLIM_INFINITY
 @pytest.mark.parametrize(
     "soft, hard, before, after, expected",
     [
-        (ENDLESS, ENDLESS, 0, 64, 64),  # the first one
+        (ENDLESS, ENDLESS, 0, 64, 64),  # no earlier limit
         (64, ENDLESS, 64, 200, 200),
         (64, ENDLESS, 64, 20, 20),
-        (30, ENDLESS, 64, 200, 30),  # it limited itself
+        (30, ENDLESS, 64, 200, 30),  # the process has lowered its limit
         (30, ENDLESS, 64, 20, 20),
-        (ENDLESS, ENDLESS, 64, 200, 200),  # it had raised its own
+        (ENDLESS, ENDLESS, 64, 200, 200),  # the process has raised its limit
         (5000, ENDLESS, 64, 20, 20),
-        (64, 100, 64, 200, 100),  # what was started so can have no more
+        (64, 100, 64, 200, 100),  # the hard limit is lower
         (0, 0, 64, 200, 0),
     ],
 )
-def test_a_limit_moves_with_the_sandboxs(soft: int, hard: int, before: int, after: int, expected: int) -> None:
+def test_soft_limits_follow_the_limit_of_the_sandbox(soft: int, hard: int, before: int, after: int, expected: int) -> None:
     assert new_soft_limit(soft, hard, before, after) == expected
 
 
 @pytest.fixture
 def own_limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], tuple[int, int]]]:
-    """The process limit of the test's own process, the only one that the guest finds: it lists none."""
+    """The process limit of the test process, the only process that the guest changes, because /proc lists none."""
     monkeypatch.setattr(pid_limit, "all_pids", list)
     before = resource.getrlimit(resource.RLIMIT_NPROC)
     yield lambda: resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, before)
 
 
-def test_guest_limits_itself_where_proc_is_covered(own_limit: Callable[[], tuple[int, int]]) -> None:
+def test_guest_limits_itself_if_proc_is_covered(own_limit: Callable[[], tuple[int, int]]) -> None:
     PidLimit(Loop(), ChildTable()).set(4321)
 
     assert own_limit()[0] == 4321
@@ -86,7 +86,7 @@ def test_all_processes_are_stopped_while_the_largest_session_is_found(monkeypatc
     assert steps == [signal.SIGSTOP, "look", (signal.SIGKILL, 20), "look", signal.SIGCONT]
 
 
-def test_a_crowd_is_counted_with_its_threads() -> None:
+def test_fast_count_includes_threads() -> None:
     before = count_tasks_fast()
     threads = "for _ in range(400): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     program = f"import threading, time\n{threads}\nprint('up', flush=True)\ntime.sleep(600)"
@@ -96,7 +96,7 @@ def test_a_crowd_is_counted_with_its_threads() -> None:
     (found,) = (task for task in live_processes() if task.pid == child.pid)
     assert found.threads == 401
     assert Path(f"/proc/{child.pid}/task").stat().st_nlink - 2 == found.threads
-    # Others come and go on this machine; these are many.
+    # Other processes start and end on this machine, but only few.
     assert count_tasks_fast() - before > 200
     child.kill()
     child.communicate()
@@ -106,20 +106,20 @@ def task(pid: int, parent: int, session: int, state: bytes = b"S", threads: int 
     return ProcStat(pid, [state, str(parent).encode(), b"0", str(session).encode(), *[b"0"] * 13, str(threads).encode()])
 
 
-def test_a_family_is_a_session_with_its_threads_and_those_of_its_dead_that_it_does_not_wait_for() -> None:
+def test_session_counts_its_threads_and_unreaped_zombies() -> None:
     found = [
         task(1, 0, 1, threads=3),
         task(10, 1, 10, threads=5),
         task(11, 10, 10),
-        task(12, 10, 12, b"Z"),  # it left the session, and its parent does not wait for it
-        task(20, 1, 20, b"Z"),  # PID 1 is about to
+        task(12, 10, 12, b"Z"),  # a zombie in its own session, whose parent does not wait for it
+        task(20, 1, 20, b"Z"),  # a zombie that PID 1 is about to reap
         task(21, 20, 20, b"Z", threads=7),  # only its first thread is dead
-        task(30, 99, 30, b"Z"),  # its parent went while all were being looked at
+        task(30, 99, 30, b"Z"),  # its parent ended during the reading of /proc
     ]
     assert tasks_per_session(found) == {10: 7, 20: 7, 30: 1}
 
 
-async def test_what_ended_its_first_thread_is_alive_and_what_nobody_waits_for_is_dead() -> None:
+async def test_process_is_alive_without_its_first_thread_and_a_zombie_is_dead() -> None:
     program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen(["python3", "-c", program]) as threaded, subprocess.Popen(["true"]) as dead:  # noqa: ASYNC220 - it starts at once
         await until(lambda: {each.state for each in all_processes() if each.pid in {threaded.pid, dead.pid}} == {b"Z"})

@@ -89,12 +89,12 @@ def test_result_comes_after_the_output_of_the_process(machine: Machine) -> None:
     machine.pipe.unread = b"last words"
 
     machine.process.on_exit(EXITED, USAGE)
-    assert call.told == ["started"]
+    assert call.sent == ["started"]
     machine.pipe.drain()
     machine.pipe.close()
     machine.process.on_output()
 
-    assert call.told == ["started", (STDOUT, b"last words"), machine.process.result()]
+    assert call.sent == ["started", (STDOUT, b"last words"), machine.process.result()]
 
 
 def test_result_does_not_wait_for_children_that_hold_the_pipe(machine: Machine) -> None:
@@ -105,7 +105,7 @@ def test_result_does_not_wait_for_children_that_hold_the_pipe(machine: Machine) 
     machine.loop.advance(1.0)
 
     assert machine.pipe.is_open
-    assert call.told == ["started", (STDOUT, b"last words"), machine.process.result()]
+    assert call.sent == ["started", (STDOUT, b"last words"), machine.process.result()]
 
 
 def test_output_is_kept_for_30_seconds_after_its_reader_was_lost(machine: Machine) -> None:
@@ -185,14 +185,14 @@ def test_first_start_and_last_end_are_reported(commands: Commands) -> None:
 def test_repeated_start_returns_the_same_process(commands: Commands) -> None:
     first, second = (commands.start("one", ["/bin/sh", "-c", "exit 3"]) for _ in range(2))
 
-    assert first.told[0]["pid"] == second.told[0]["pid"]
+    assert first.sent[0]["pid"] == second.sent[0]["pid"]
     commands.turn_until(lambda: not commands.processes.running())
 
 
 def test_program_that_does_not_exist_leaves_no_descriptor(commands: Commands) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for size in ({}, {"rows": 24, "cols": 80}):
-        with pytest.raises(RpcError, match="There is no program"):
+        with pytest.raises(RpcError, match="has no program"):
             commands.start("one", ["no-such-program"], **size)
 
     assert len(list(Path("/proc/self/fd").iterdir())) <= before  # fewer, if objects of an earlier test were collected

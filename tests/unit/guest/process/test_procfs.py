@@ -1,4 +1,4 @@
-"""Families of processes: who belongs to a tree that has to die."""
+"""Trees of processes: which processes are killed together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sandlot.guest.process.procfs import ProcStat, kill_tree, tree
 
 FAMILY = 6
-"""The shell, two sleeps of its own, the shell that left, and that one's two."""
+"""The shell, its two sleeps, the shell in another session, and the two sleeps of that shell."""
 
 
 def task(pid: int, parent: int, group: int, session: int) -> ProcStat:
@@ -18,13 +18,13 @@ def task(pid: int, parent: int, group: int, session: int) -> ProcStat:
     return ProcStat(pid, fields)
 
 
-def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
+def test_tree_is_descendants_session_and_group_without_pid_1() -> None:
     everything = [
         task(1, 0, 1, 1),
         task(10, 1, 10, 10),
         task(11, 10, 10, 10),
-        task(12, 11, 12, 12),  # left the session, kept its parent
-        task(13, 1, 10, 10),  # lost its parent, kept the session
+        task(12, 11, 12, 12),  # another session, same parent
+        task(13, 1, 10, 10),  # an orphan in the same session
         task(14, 12, 14, 14),
         task(20, 1, 20, 20),
     ]
@@ -33,10 +33,10 @@ def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
     assert 1 not in tree(1, everything)
 
 
-def test_where_nobody_can_be_seen_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root inside may put a folder of its own over /proc."""
+def test_group_is_killed_if_proc_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root inside may mount another folder over /proc."""
     monkeypatch.setattr("sandlot.guest.process.procfs.live_processes", list)
     with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], start_new_session=True) as shell:
         kill_tree(shell.pid, signal.SIGTERM)
         assert shell.wait() == -signal.SIGTERM
-    kill_tree(shell.pid, signal.SIGKILL)  # nobody is left, which is no error
+    kill_tree(shell.pid, signal.SIGKILL)  # without a process left, there is no error

@@ -1,4 +1,4 @@
-"""Output of terminals: its end is the end of the process."""
+"""Output of terminals, which ends with the process."""
 
 from __future__ import annotations
 

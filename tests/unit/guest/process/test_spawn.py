@@ -1,4 +1,4 @@
-"""Starting programs: the environment, the search path, and the reasons when it fails."""
+"""Starting programs: account, environment, search path and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(argv: list[str], env: dict[str, str], cwd: str = "/", who: Account = ME)
     return text, os.waitpid(pid, 0)[1]
 
 
-def test_a_program_runs_as_whom_it_is_for_with_no_capability_left_and_the_guest_is_root_again() -> None:
+def test_program_runs_as_its_account_without_capabilities() -> None:
     text, status = run(["/bin/grep", "-E", "^(Uid|Gid|Groups|CapEff|CapPrm)", "/proc/self/status"], {}, who=NOBODY)
     assert status == 0
     rows = {line.split(":")[0]: line.split()[1:] for line in text.decode().splitlines()}
@@ -48,7 +48,7 @@ def test_a_program_runs_as_whom_it_is_for_with_no_capability_left_and_the_guest_
     assert os.getresgid() == (0, 0, 0)
 
 
-def test_a_program_leads_its_own_session_and_inherits_no_descriptor() -> None:
+def test_program_leads_its_own_session_and_inherits_no_descriptor() -> None:
     leak = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
         script = "import os; print(os.getpid() == os.getsid(0) == os.getpgid(0), sorted(int(n) for n in os.listdir('/proc/self/fd'))[:4])"
@@ -68,7 +68,7 @@ def test_a_program_leads_its_own_session_and_inherits_no_descriptor() -> None:
         (["x" * 200_000], "/", "invalid_request"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_its_reason(argv: list[str], cwd: str, code: str) -> None:
+def test_program_that_cannot_be_run_is_refused_with_the_reason(argv: list[str], cwd: str, code: str) -> None:
     before = children()
     with pytest.raises(RpcError) as refused:
         run(argv, {"PATH": "/usr/bin:/bin"}, cwd)
@@ -76,7 +76,7 @@ def test_what_cannot_be_run_is_refused_with_its_reason(argv: list[str], cwd: str
     assert children() == before, "the failed child was reaped"
 
 
-def test_the_search_follows_path_and_a_slash_means_no_search() -> None:
+def test_program_is_searched_in_path_unless_its_name_has_a_slash() -> None:
     assert search_path("ls", {"PATH": "/a:/b"}) == [b"/a/ls", b"/b/ls"]
     assert search_path("./ls", {"PATH": "/a"}) == [b"./ls"]
     assert search_path("ls", {"PATH": ""}) == [b"./ls"]

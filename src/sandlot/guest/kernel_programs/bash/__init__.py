@@ -1,1 +1,1 @@
-"""The bash kernel: ``kernel.py`` drives a bash that reads ``init.bash``."""
+"""The bash kernel: ``kernel.py`` controls a bash process that executes ``init.bash``."""

@@ -1,26 +1,26 @@
-# The rcfile of the bash kernel: takes cells from kernel.py one by one and runs them in one shell.
+# The rcfile of the bash kernel: receives cells from kernel.py one by one, and runs them in one shell.
 #
-# It is an interactive shell without a terminal, whose loop is its PROMPT_COMMAND, because of what bash(1) does with both:
-# - An interactive shell that is interrupted stops what it runs and continues with the next command; any other shell ends.
-# - An interactive shell reports jobs and prompts; in PROMPT_COMMAND it is quiet, like one that runs a script.
-# - No loop and no function is around a cell that it could `return` from or `declare` its variables in.
+# The shell is interactive, has no terminal, and runs a loop in its PROMPT_COMMAND. The reasons (bash(1)):
+# - After an interrupt, an interactive shell continues with the next command. A non-interactive shell exits.
+# - An interactive shell prints job reports and prompts, but not inside PROMPT_COMMAND.
+# - A cell runs outside functions, so `return` does not end the loop, and `declare` creates global variables.
 #
-# Descriptor 60 delivers the number of a cell. On 61, the shell reports that it is ready and how a cell has ended. 62 is standard error. 63
-# contains three texts, each followed by a NUL: the number of the cell, commands of the kernel to run before it, and the cell. Between cells,
-# standard error is /dev/null, which takes the noise. An interrupt may come between reading a number and running its cell: the shell then
-# reports again that it is ready, receives the number again, and runs no number twice.
+# Descriptors: on 60, the shell receives the number of a cell. On 61, it reports that it is ready and how a cell has ended. 62 is standard error.
+# 63 contains three texts, each followed by a NUL: the number of the cell, commands of the kernel to run before the cell, and the cell. Between
+# cells, standard error is /dev/null, which drops messages of bash itself. If an interrupt arrives after the number of a cell was read and before
+# the cell runs, the shell reports again that it is ready and receives the number again. No cell runs twice.
 
 unset PS0 PS1 PS2 HISTFILE
 set +m +H +o history
 __sandlot_ran= __sandlot_busy= __sandlot_failed= __sandlot_status=0 __sandlot_flags= __sandlot_replaced=() __sandlot_texts=()
 
-# Ends the cell. $1: done, or abandoned if bash has left it in the middle.
+# Ends the cell. $1: done, or abandoned if an interrupt has ended it.
 __sandlot_over() {
     local status=$?
     [[ $__sandlot_busy ]] || return 0
     case $- in *x*) __sandlot_flags='set -x; ' ;; *) __sandlot_flags= ;; esac
     set +x
-    jobs # forgets those that have ended
+    jobs # removes ended jobs from the list
     __sandlot_status=${__sandlot_failed:-$status}
     local entry name
     for entry in ${__sandlot_replaced[@]+"${__sandlot_replaced[@]}"}; do
@@ -34,7 +34,7 @@ __sandlot_over() {
     done
     __sandlot_replaced=()
     printf '%s %s %s\n' "$1" "$__sandlot_status" "$__sandlot_ran" >&61
-    __sandlot_busy= __sandlot_failed= # last: an interrupt before this repeats the function, and a second report does no harm
+    __sandlot_busy= __sandlot_failed= # last, because an interrupt before this line repeats the function; a second report is harmless
 }
 
 __sandlot_next() {
@@ -46,16 +46,16 @@ __sandlot_next() {
         [[ $number == "$__sandlot_ran" ]] && continue
         mapfile -u 63 -d '' -n 3 -t __sandlot_texts
         [[ $number == "${__sandlot_texts[0]-}" ]] && break
-        printf 'ready 0\n' >&61 # an interrupted read leaves half a line, an interrupted mapfile its buffer
+        printf 'ready 0\n' >&61 # after an interrupted read, a part of the line is left; after an interrupted mapfile, its buffer
     done
     __sandlot_busy=1
-    __sandlot_ran=$number # last: an interrupt before this starts the cell again
+    __sandlot_ran=$number # last, because an interrupt before this line starts the cell again
 }
 
-# Sets $? of the previous cell for the next one.
+# Sets $? to the status of the previous cell.
 __sandlot_last() { return "$__sandlot_status"; }
 
-# Sets a variable for one cell: $1 is $2.
+# Sets the variable $1 to $2 for one cell.
 __sandlot_set() {
     if [[ ! -v $1 ]]; then
         __sandlot_replaced+=("u$1")
@@ -67,7 +67,7 @@ __sandlot_set() {
     export "$1=$2"
 }
 
-# With `set -e`, a command has failed and bash is about to exit: leave the cell as after an interrupt instead, and keep the shell.
+# Called when a command has failed. With `set -e`, bash would exit; end the cell as after an interrupt instead, and keep the shell.
 __sandlot_fail() {
     [[ $- == *e* && $BASHPID == "$$" ]] && __sandlot_failed=$1 && kill -INT $$
 }
@@ -75,7 +75,7 @@ trap '__sandlot_fail $?' ERR
 set -E
 
 # One line, because bash counts the lines of a cell from here, and the cell begins with the second line of its text.
-# The last command is for a cell with a stray `break`, which ends the loop.
+# The last command restarts the loop, which a cell with a stray `break` ends.
 PROMPT_COMMAND='while __sandlot_next; do eval "${__sandlot_texts[1]-}"; __sandlot_last && :; '
 PROMPT_COMMAND+='eval "$__sandlot_flags"$'"'\n'"'"${__sandlot_texts[2]-}" 2>&62; '
 PROMPT_COMMAND+='__sandlot_over done >/dev/null; done; __sandlot_over done >/dev/null; eval "$PROMPT_COMMAND"'

@@ -1,13 +1,16 @@
-"""The bash kernel: drives one bash that keeps its variables, functions, directory, options and jobs from cell to cell.
+"""The bash kernel: runs cells in one bash process, which keeps variables, functions, directory, options and jobs from cell to cell.
 
-Started as ``kernel.py FD`` on the guest's own interpreter, so that an image needs only bash; FD is a socket to the guest. ``init.bash`` is the
-part that bash itself runs. Commands of cells write to the standard output and standard error of this program, which are pipes of the guest.
+It is started as ``kernel.py FD`` on the guest's own interpreter, so that an image needs only bash. FD is a socket to the guest. ``init.bash`` is
+the part that bash itself executes. Commands of cells write to standard output and standard error of this program, which are pipes of the
+guest.
 
 Invariants:
-- The result of a cell is the exit status of its last command: 0 is success, any other one the error ``ExitStatus`` with the number as value.
-- SIGINT ends the command in the foreground and the rest of the cell; the shell and its background jobs continue. It is repeated until the
-  cell is over, because bash continues with the next command if a command survives the signal.
-- ``set -e`` ends a cell, not the shell. ``exit`` ends the shell: the cell reports that, and the next cell has a new shell.
+- The result of a cell is the exit status of its last command. 0 is success; any other status is the error ``ExitStatus`` with the number as
+  its value.
+- SIGINT ends the foreground command and the rest of the cell; the shell and its background jobs continue. The signal is repeated until the
+  cell ends, because bash continues with the next command if a command survives the signal.
+- With ``set -e``, a failed command ends the cell, not the shell. ``exit`` ends the shell: the cell reports it, and the next cell gets a new
+  shell.
 """
 
 from __future__ import annotations
@@ -28,27 +31,27 @@ if TYPE_CHECKING:
 BASH = "/bin/bash"
 RCFILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "init.bash")
 COMMANDS_FD, EVENTS_FD, STDERR_FD, CELL_FD = 60, 61, 62, 63
-"""Descriptors of bash beside the standard ones; ``init.bash`` has the same numbers."""
+"""Descriptors of bash in addition to the standard descriptors. ``init.bash`` uses the same numbers."""
 STDERR = 2
 INTERRUPT_AGAIN_MS = 400
-"""Milliseconds between two interrupts of a cell that continues."""
+"""Milliseconds between two interrupts of the same cell."""
 LEADS_GROUP = os.getpgrp() == os.getpid()
-"""True if the process group is the kernel's own, as when the guest has started it."""
+"""True if this process leads its process group, as when the guest has started it."""
 SIGNAL_STATUS = 128
-"""A shell adds the number of a signal to this if the signal has ended a command."""
+"""Exit status of a command that was ended by a signal, minus the number of the signal."""
 
 
 class Shell:
     """One bash process.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: bash cannot be started.
 
     Attributes:
-        cell_fd: Memory file with the cell.
-        commands_fd: Pipe by which bash receives the number of a cell.
-        events_fd: Pipe by which bash reports that it is ready and that a cell has ended.
-        is_mute: True if bash has closed that pipe.
+        cell_fd: Memory file with the cell (memfd_create(2)).
+        commands_fd: Pipe that carries the number of the next cell to bash.
+        events_fd: Pipe on which bash reports that it is ready and that a cell has ended.
+        is_mute: True if bash has closed ``events_fd``.
     """
 
     def __init__(self) -> None:
@@ -78,8 +81,8 @@ class Shell:
         """Run a cell.
 
         Args:
-            before: Commands of the kernel to run before it.
-            code: The cell, without NUL characters.
+            before: Commands of the kernel to run before the cell.
+            code: Code of the cell, without NUL characters.
         """
         self._number += 1
         self._is_busy = True
@@ -99,10 +102,10 @@ class Shell:
             return  # bash has ended and is about to be reaped
 
     def read_end(self) -> tuple[str, int] | None:
-        """Return how the cell ended, ``done`` or ``abandoned``, with its exit status; None if it still runs."""
+        """Return ``done`` or ``abandoned`` with the exit status if the cell has ended; None if it still runs."""
         data = os.read(self.events_fd, 4096)
         if not data:
-            # It has ended, or cannot report the end of cells any more.
+            # bash has ended, or can no longer report the end of cells.
             self.is_mute = True
             os.kill(self.pid, signal.SIGKILL)
             return None
@@ -113,7 +116,7 @@ class Shell:
             status, _, number = rest.partition(" ")
             if word == "ready":
                 if self._is_ready and self._is_busy:
-                    self._start_cell()  # it was interrupted before it had begun the cell
+                    self._start_cell()  # bash was interrupted before it had started the cell
                 self._is_ready = True
             elif self._is_busy and number == str(self._number):
                 self._is_busy = self._is_ready = False
@@ -121,7 +124,7 @@ class Shell:
         return ended
 
     def reap(self) -> int | None:
-        """Return its exit status, as a shell reports it, if it has ended."""
+        """Return the exit status of bash, in the form of ``$?``, if bash has ended; otherwise None."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid:
             return None
@@ -131,7 +134,7 @@ class Shell:
 
 
 class BashKernel:
-    """Handles messages of the guest.
+    """The kernel: handles messages of the guest.
 
     Args:
         channel: Socket to the guest.
@@ -154,7 +157,7 @@ class BashKernel:
         signal.set_wakeup_fd(signals_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Handle messages until the guest is gone."""
+        """Handle messages until the guest closes the socket."""
         self._send({"event": "ready"})
         while self._turn():
             pass
@@ -171,7 +174,7 @@ class BashKernel:
         numbers = os.read(self._signals_fd, 4096) if self._signals_fd in ready else b""
         if signal.SIGINT in numbers and self._cell is not None:
             self._is_interrupted = True
-        # The end of a cell comes before the end of its shell: bash has reported it before.
+        # Handle the end of a cell before the end of the shell: bash has reported it earlier.
         if self._shell is not None and self._shell.events_fd in ready:
             end = self._shell.read_end()
             if end is not None:
@@ -194,7 +197,7 @@ class BashKernel:
         return True
 
     def _wake(self, message: dict[str, Any]) -> None:
-        """Give environment and entropy of a wake to this program, and to the shell before its next cell."""
+        """Apply environment and entropy of a wake: to this process now, and to the shell before its next cell."""
         os.environ.update(message["env"])
         removed = [name for name in message.get("gone", ()) if is_name(name)]
         for name in removed:
@@ -208,7 +211,7 @@ class BashKernel:
         self._before += f"{exports}RANDOM={seed}\n"
         if self._shell is None:
             try:
-                self._shell = Shell()  # ready before the first cell
+                self._shell = Shell()  # so that it is ready before the first cell
             except OSError:
                 return  # the first cell tries again and reports the error
 
@@ -223,7 +226,7 @@ class BashKernel:
         self._send_for_cell({"event": "started", "count": self._count})
         code = message["code"]
         if "\0" in code:
-            self._fail("ValueError", "A cell of bash cannot have NUL characters.")
+            self._fail("ValueError", "The code contains a NUL character, which bash does not allow.")
             return
         try:
             if self._shell is None:
@@ -256,7 +259,7 @@ class BashKernel:
         if self._cell is None:
             return
         what = f"was ended by signal {status - SIGNAL_STATUS}" if status > SIGNAL_STATUS else f"has ended with status {status}"
-        self._send_for_cell({"event": "output", "channel": STDERR, "data": f"The shell {what}; the next cell begins a new one.\n".encode()})
+        self._send_for_cell({"event": "output", "channel": STDERR, "data": f"The shell {what}. The next cell starts a new shell.\n".encode()})
         if status:
             self._fail("ExitStatus", str(status))
         else:
@@ -281,12 +284,12 @@ class BashKernel:
 
 
 def is_name(text: str) -> bool:
-    """Return whether bash can have a variable of that name."""
+    """Return True if a text is a valid name of a bash variable."""
     return text.isascii() and text.isidentifier()
 
 
 def quote(text: str) -> str:
-    """Return a text as one word of bash."""
+    """Quote a text as one word of bash."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

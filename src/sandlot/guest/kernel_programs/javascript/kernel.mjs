@@ -1,16 +1,16 @@
-// The JavaScript kernel: runs cells in one global scope, on the image's node, without further packages.
+// The JavaScript kernel: runs cells in one global scope, on the node of the image, without further packages.
 //
-// Started as `node kernel.mjs FD`; FD is a socket to the guest, with messages as in protocol/values.py, a 4-byte length before each.
+// It is started as `node kernel.mjs FD`. FD is a socket to the guest with messages as in protocol/values.py: a 4-byte length, then a value.
 //
 // Invariants:
-// - A cell is like a line in node's own REPL and in a browser's console (replMode of V8, by node:inspector): const, let and class stay and
-//   may be declared again, await works at the top level, and the value of the last expression is the result.
-// - An error, also one that is never caught, ends at most the cell. process.exit() ends the cell and leaves the kernel.
-// - Timers, servers and pending promises continue between cells; what they print belongs to the cell that started them.
-// - An interrupt ends a cell, also one in an endless loop. It arrives as a message and as SIGINT; the signal is for children of the cell,
-//   because node handles signals only between turns of its event loop. So a thread of its own reads the messages of the guest.
-//   A loop in a later turn, after a timer for example, cannot be ended: terminating node there would leave its timers inconsistent. The guest
-//   kills the kernel then.
+// - A cell behaves like a line in node's REPL or in a browser's console (replMode of V8, through node:inspector): const, let and class persist
+//   and may be declared again, await works at the top level, and the value of the last expression is the result.
+// - An error, even an uncaught one, ends at most the cell. process.exit() ends the cell, not the kernel.
+// - Timers, servers and pending promises continue between cells. Their output belongs to the cell that started them.
+// - An interrupt ends a cell, even in an endless loop. It arrives as a message and as SIGINT. The signal is for children of the cell, because
+//   node handles signals only between turns of its event loop. So a separate thread reads the messages of the guest.
+//   A loop in a later turn, for example after a timer, cannot be ended, because terminating node there would leave its timers inconsistent.
+//   The guest then kills the kernel.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
 import { Buffer } from 'node:buffer';
@@ -26,27 +26,27 @@ import vm from 'node:vm';
 import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads';
 
 const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
-const INSIST_MS = 250; // milliseconds that the main thread has for an interrupt before its code is terminated
-const TEXT_LIMIT = 1024 * 1024; // characters of one textual representation that are sent
+const RESEND_MS = 250; // milliseconds after which an interrupt that was not handled terminates the code of the cell
+const TEXT_LIMIT = 1024 * 1024; // maximum number of characters of a textual representation
 const { stringify } = JSON;
 const { entries } = Object;
 const JSON_LIMIT = 64 * 1024;
-const PIECE = 256 * 1024; // bytes of one output message
-const DISPLAY = Symbol.for('sandlot.display'); // a method of this name returns a bundle: MIME type -> text or bytes
-const LINES = 500; // last lines of a traceback that are kept
+const PIECE = 256 * 1024; // maximum number of bytes of one output message
+const DISPLAY = Symbol.for('sandlot.display'); // name of the method that returns the representations of an object: MIME type -> text or bytes
+const LINES = 500; // maximum number of lines of a traceback; the last ones are kept
 const LINE_CHARS = 2000;
-const MESSAGE_LIMIT = 8 * 1024 * 1024; // bytes of the longest message that the guest accepts (protocol/connection.py)
-const ITEMS_LIMIT = 100000; // values in a message, however they are nested (protocol/values.py)
-const ITEM_LIMIT = 6 * 1024 * 1024; // bytes of one representation
-const BUNDLE_LIMIT = 7 * 1024 * 1024; // bytes of all representations of one display
-const MIME_TYPES = 64; // representations of one display (protocol/schema.py)
+const MESSAGE_LIMIT = 8 * 1024 * 1024; // maximum number of bytes of a message (protocol/connection.py)
+const ITEMS_LIMIT = 100000; // maximum number of values in a message, nested values included (protocol/values.py)
+const ITEM_LIMIT = 6 * 1024 * 1024; // maximum number of bytes of one representation
+const BUNDLE_LIMIT = 7 * 1024 * 1024; // maximum number of bytes of all representations of one display
+const MIME_TYPES = 64; // maximum number of representations of one display (protocol/schema.py)
 const MIME_CHARS = 201;
-const TOO_LARGE = '[left out: it is too large to be told]';
-const UUIDS_AHEAD = 128; // UUIDs that node's crypto generates at once (lib/internal/crypto/random.js)
-const INTEGERS_AHEAD = 1024;
+const TOO_LARGE = '[left out, because it is too large]';
+const UUIDS_AHEAD = 128; // number of UUIDs that node generates in advance (lib/internal/crypto/random.js)
+const INTEGERS_AHEAD = 1024; // number of integers that node generates in advance
 const slice = Function.prototype.call.bind(String.prototype.slice); // a copy that cells cannot change
 
-// -- values, encoded as in protocol/values.py ------------------------------------------------------------------------------------------
+// -- values: the encoding of protocol/values.py -------------------------------------------------------------------------------------------
 
 function encode(value, parts = []) {
   if (value === null || value === undefined) parts.push(Buffer.of(0xc0));
@@ -82,7 +82,7 @@ function head(size, code) {
   return raw;
 }
 
-// Decodes what the guest sends: maps, texts, bytes, booleans and small numbers.
+// Decodes a message of the guest.
 function decode(raw) {
   let at = 0;
   const take = (size) => raw.subarray(at, (at += size));
@@ -116,12 +116,12 @@ function decode(raw) {
     if (code >= 0xd9 && code <= 0xdb) return text(number(1 << (code - 0xd9)));
     if (code === 0xdc || code === 0xdd) return list(number(2 << (code - 0xdc)));
     if (code === 0xde || code === 0xdf) return map(number(2 << (code - 0xde)));
-    throw new Error(`code ${code} is not carried`);
+    throw new Error(`the message contains code ${code}, which is not supported`);
   }
   return value();
 }
 
-// -- sending: in order and at once, however busy this thread is ----------------------------------------------------------------------------
+// -- sending: in order and synchronously, so that a busy event loop does not delay output -------------------------------------------------
 
 const pause = new Int32Array(new SharedArrayBuffer(4));
 const { writeSync } = fs;
@@ -132,7 +132,7 @@ let at = 0;
 
 function send(message) {
   let made = framed(message);
-  // A value takes at least a byte: few bytes are few values.
+  // A value takes at least one byte, so a short message has few values.
   if (made.length - 4 > MESSAGE_LIMIT || (made.length > ITEMS_LIMIT && items(message) > ITEMS_LIMIT)) made = framed(shortened(message));
   flush();
   at = 0;
@@ -146,7 +146,7 @@ function framed(message) {
   return made;
 }
 
-// Returns the number of values in a value, as the guest counts them.
+// Returns the number of items in a value, as the guest counts them.
 function items(value) {
   if (value === null || typeof value !== 'object' || value instanceof Uint8Array) return 0;
   const pairs = entries(value);
@@ -155,17 +155,17 @@ function items(value) {
   return number;
 }
 
-// Shortens a message that the guest would refuse, and end the kernel for: keeps the required fields and little of the rest.
+// Shortens a message that is too large, for which the guest would kill the kernel. Keeps the required fields.
 function shortened(message) {
-  const told = {};
+  const short = {};
   for (const [name, item] of entries(message)) {
-    if (typeof item === 'string') told[name] = slice(item, 0, LINE_CHARS);
-    else if (item === null || typeof item !== 'object') told[name] = item;
+    if (typeof item === 'string') short[name] = slice(item, 0, LINE_CHARS);
+    else if (item === null || typeof item !== 'object') short[name] = item;
   }
-  if (message.event === 'display') told.data = { 'text/plain': TOO_LARGE };
-  if (message.event === 'output') told.data = Buffer.from(TOO_LARGE);
-  if (message.event === 'error') told.traceback = [TOO_LARGE];
-  return told;
+  if (message.event === 'display') short.data = { 'text/plain': TOO_LARGE };
+  if (message.event === 'output') short.data = Buffer.from(TOO_LARGE);
+  if (message.event === 'error') short.traceback = [TOO_LARGE];
+  return short;
 }
 
 function flush() {
@@ -173,7 +173,7 @@ function flush() {
     try {
       at += writeSync(FD, raw, at);
     } catch (error) {
-      if (error.code !== 'EAGAIN') process.kill(process.pid, 'SIGKILL'); // the guest is gone
+      if (error.code !== 'EAGAIN') process.kill(process.pid, 'SIGKILL'); // the guest has closed the socket
       Atomics.wait(pause, 0, 0, 2); // the socket is non-blocking, because an event loop reads it
     }
   }
@@ -182,7 +182,7 @@ function flush() {
 
 // -- cells ------------------------------------------------------------------------------------------------------------------------------
 
-const owner = new AsyncLocalStorage(); // the cell that output and errors belong to, whenever they happen
+const owner = new AsyncLocalStorage(); // the cell to which output and errors belong, even after its end
 const session = new inspector.Session();
 const waiting = [];
 let running = null;
@@ -191,30 +191,30 @@ let count = 0;
 
 class Exit extends Error {}
 
-// Starts a cell. A termination that came too late for the last cell may end this code; the cell is then sent again, until it is acknowledged.
-function begin({ number, cell, code, env, silent, store_history: keeps }) {
+// Starts a cell. A late termination of the last cell may end this code too. The cell is sent again until it is acknowledged.
+function startCell({ number, cell, code, env, silent, store_history: keeps }) {
   if (cell !== last && keeps !== false && !silent) count += 1;
   const current = { id: cell, silent, before: [] };
   running = current;
   last = cell;
   send({ event: 'started', cell, count });
   try {
-    lend(env, current.before);
+    setVariables(env, current.before);
     const expression = prepare(code, `cell-${count}.js`);
-    hear(number);
-    heard[1] = 1;
+    acknowledge(number);
+    progress[1] = 1;
     owner.run(current, () => evaluate(current, expression));
-    process._tickCallback?.(); // what the cell awaits and already has: `for (;;) await null` never ends its turn
-    heard[1] = 0;
+    process._tickCallback?.(); // runs the promises that are settled already: `for (;;) await null` never ends its turn
+    progress[1] = 0;
   } catch (error) {
-    hear(number);
+    acknowledge(number);
     fail(current, error); // cells have broken parts of this program
   }
 }
 
-// If a cell's promise were collected before it is settled, the inspector would report that in the middle of a garbage collection and end the
-// process. So the promise is kept, forever if it never settles. It is the first promise that the cell creates.
-const kept = new Set();
+// If the promise of a cell were collected before it is settled, the inspector would report this during the garbage collection, which ends the
+// process. So the promise is kept, forever if it is never settled. It is the first promise that the cell creates.
+const pendingPromises = new Set();
 
 function evaluate(current, expression) {
   let promise = null;
@@ -223,18 +223,18 @@ function evaluate(current, expression) {
     stop();
   });
   try {
-    session.post('Runtime.evaluate', { expression, replMode: true }, (error, told) => {
-      kept.delete(promise);
-      if (!error) over(current, told);
+    session.post('Runtime.evaluate', { expression, replMode: true }, (error, response) => {
+      pendingPromises.delete(promise);
+      if (!error) onEvaluated(current, response);
     });
   } finally {
     stop();
-    kept.add(promise);
+    pendingPromises.add(promise);
   }
 }
 
 // Returns the object that the inspector refers to.
-function taken(remote) {
+function resolveRemote(remote) {
   if (remote.objectId === undefined) {
     if (remote.subtype === 'null') return null;
     const text = remote.unserializableValue;
@@ -251,35 +251,35 @@ function taken(remote) {
   return found;
 }
 
-function over(current, { result, exceptionDetails }) {
-  if (running !== current) return; // it was interrupted and continued
+function onEvaluated(current, { result, exceptionDetails }) {
+  if (running !== current) return; // the cell was interrupted, and has continued
   if (exceptionDetails !== undefined) {
-    fail(current, taken(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
+    fail(current, resolveRemote(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
     return;
   }
-  const value = taken(result);
+  const value = resolveRemote(result);
   if (value !== undefined && !current.silent) owner.run(current, () => show(current.id, value, true));
   done(current, true);
 }
 
 function done(current, ok) {
-  restore(current.before);
+  restoreVariables(current.before);
   running = null;
   send({ event: 'done', cell: current.id, ok, count });
-  if (waiting.length > 0) setImmediate(() => begin(waiting.shift()));
+  if (waiting.length > 0) setImmediate(() => startCell(waiting.shift()));
 }
 
-// An error may quote megabytes, and the guest ends a kernel that sends a message that is too long.
-function tellError(cell, name, value, traceback) {
+// Sends an error, shortened: its text may be very long, and the guest kills a kernel that sends a message that is too long.
+function sendError(cell, name, value, traceback) {
   const lines = [];
   for (let at = Math.max(0, traceback.length - LINES); at < traceback.length; at += 1) lines[lines.length] = traceback[at].slice(0, LINE_CHARS);
   send({ event: 'error', cell, name: name.slice(0, LINE_CHARS), value: value.slice(0, TEXT_LIMIT), traceback: lines });
 }
 
 function interrupted(current) {
-  heard[1] = 0;
-  owner.enterWith(undefined); // terminated code has not restored it
-  tellError(current.id, 'KeyboardInterrupt', '', ['KeyboardInterrupt']);
+  progress[1] = 0;
+  owner.enterWith(undefined); // the terminated code has not restored it
+  sendError(current.id, 'KeyboardInterrupt', '', ['KeyboardInterrupt']);
   done(current, false);
 }
 
@@ -287,11 +287,11 @@ function fail(current, thrown, details) {
   if (running !== current || thrown instanceof Exit) return;
   const { name, value, traceback } = described(thrown);
   if (name === 'SyntaxError' && details?.scriptId !== undefined) traceback[traceback.length] = `    at cell-${count}.js:${details.lineNumber + 1}:${details.columnNumber + 1}`;
-  tellError(current.id, name, value, traceback);
+  sendError(current.id, name, value, traceback);
   done(current, false);
 }
 
-// Describes what was thrown: any value, whose properties may throw themselves.
+// Returns name, value and traceback of a thrown value. Its properties may throw too.
 function described(thrown) {
   try {
     if (util.types.isNativeError(thrown) || thrown instanceof Error) {
@@ -327,35 +327,35 @@ function show(cell, value, main) {
       if (text !== undefined && text.length <= JSON_LIMIT) data['application/json'] = text;
     }
   } catch {
-    // text/plain is there
+    // text/plain remains
   }
-  const { told, metadata } = bundle(data);
-  send({ event: 'display', cell, data: told, main, ...(entries(metadata).length > 0 ? { metadata } : {}) });
+  const { kept, metadata } = bundle(data);
+  send({ event: 'display', cell, data: kept, main, ...(entries(metadata).length > 0 ? { metadata } : {}) });
 }
 
-// Returns the representations that fit into one message: text is cut, anything else is kept or left out as a whole.
+// Returns the representations that fit into one message. Text is cut; other representations are kept or left out completely.
 function bundle(data) {
-  const told = {};
+  const kept = {};
   const metadata = {};
   const texts = [];
   let room = BUNDLE_LIMIT;
   let number = 0;
   for (const [mime, item] of [['text/plain', data['text/plain']], ...entries(data)]) {
-    if (mime in told || mime in metadata || mime.length > MIME_CHARS || number === MIME_TYPES) continue;
-    const carried = representation(mime, item);
-    if (carried === null) continue;
+    if (mime in kept || mime in metadata || mime.length > MIME_CHARS || number === MIME_TYPES) continue;
+    const encoded = representation(mime, item);
+    if (encoded === null) continue;
     number += 1;
-    const size = typeof carried === 'string' ? Buffer.byteLength(carried) : carried.byteLength;
+    const size = typeof encoded === 'string' ? Buffer.byteLength(encoded) : encoded.byteLength;
     if (size <= ITEM_LIMIT && size <= room) {
-      told[mime] = carried;
+      kept[mime] = encoded;
       room -= size;
     } else {
       metadata[mime] = { left_out_bytes: size };
-      texts[texts.length] = `[${mime} of ${size} bytes was left out: it is too large]`;
+      texts[texts.length] = `[${mime} of ${size} bytes was left out, because it is too large]`;
     }
   }
-  if (texts.length > 0 && entries(told).length === 0) told['text/plain'] = texts.join('\n');
-  return { told, metadata };
+  if (texts.length > 0 && entries(kept).length === 0) kept['text/plain'] = texts.join('\n');
+  return { kept, metadata };
 }
 
 // Returns a representation as text or bytes; null if it is invalid.
@@ -365,7 +365,7 @@ function representation(mime, item) {
     if (mime !== 'text/plain' || typeof made !== 'string' || made.length <= TEXT_LIMIT) return made;
     return `${slice(made, 0, TEXT_LIMIT)}\n[... cut after ${TEXT_LIMIT} of ${made.length} characters]`;
   } catch {
-    return null; // for example because it refers to itself
+    return null; // for example, an object that contains itself
   }
 }
 
@@ -373,15 +373,15 @@ function isPlain(value) {
   return Array.isArray(value) || (value !== null && typeof value === 'object' && [Object.prototype, null].includes(Object.getPrototypeOf(value)));
 }
 
-// Sets the environment of a cell; returns what was there before.
-function lend(env, before) {
+// Sets the environment of a cell, and adds the earlier values to `before`.
+function setVariables(env, before) {
   for (const name in env) {
     before[before.length] = [name, process.env[name]];
     process.env[name] = env[name];
   }
 }
 
-function restore(before) {
+function restoreVariables(before) {
   for (const [name, value] of before) {
     if (value === undefined) delete process.env[name];
     else process.env[name] = value;
@@ -390,12 +390,12 @@ function restore(before) {
 
 // -- imports ------------------------------------------------------------------------------------------------------------------------------
 
-// Returns a cell as V8 runs it: with calls in the place of imports, because a cell is no module and has no loader.
+// Returns the code of a cell for V8. Imports become calls, because a cell is not a module and has no loader.
 function prepare(code, name) {
   const bare = masked(code);
   let expression = code;
   if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
-  // As in a console, text that looks like an object is an object.
+  // As in a console, code that can be an object literal is an object, not a block.
   if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
   return `${expression}\n//# sourceURL=${name}`;
 }
@@ -443,9 +443,9 @@ function masked(code) {
 }
 
 const here = () => path.join(process.cwd(), 'cell.js');
-const everybodys = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
+const globalPackages = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
 
-// Looks from the working directory of the cell on, then among globally installed packages.
+// Searches modules from the working directory on, then among globally installed packages.
 if (isMainThread && typeof module.registerHooks === 'function') {
   module.registerHooks({
     resolve(specifier, context, nextResolve) {
@@ -455,7 +455,7 @@ if (isMainThread && typeof module.registerHooks === 'function') {
       } catch (error) {
         if (error.code !== 'ERR_MODULE_NOT_FOUND' || /^(\.|\/|\w+:)/.test(specifier)) throw error;
         try {
-          return nextResolve(specifier, { ...context, parentURL: pathToFileURL(everybodys).href });
+          return nextResolve(specifier, { ...context, parentURL: pathToFileURL(globalPackages).href });
         } catch {
           throw error;
         }
@@ -493,12 +493,12 @@ function uncaught(thrown) {
   process.stderr.write(`Uncaught ${described(thrown).traceback.join('\n')}\n`);
 }
 
-function world() {
+function installGlobals() {
   process.exit = (code = process.exitCode ?? 0) => {
     const current = owner.getStore() ?? running;
     process.exitCode = undefined;
     if (current !== null && current === running) {
-      if (Number(code)) tellError(current.id, 'ExitStatus', String(code), [`ExitStatus: ${code}`]);
+      if (Number(code)) sendError(current.id, 'ExitStatus', String(code), [`ExitStatus: ${code}`]);
       done(current, !Number(code));
     }
     throw new Exit(`process.exit(${code})`);
@@ -510,7 +510,7 @@ function world() {
   process.on('SIGINT', () => {});
   process.argv.length = 1;
   if (!process.env.NODE_PATH) {
-    process.env.NODE_PATH = path.join(path.dirname(everybodys), 'node_modules');
+    process.env.NODE_PATH = path.join(path.dirname(globalPackages), 'node_modules');
     module._initPaths?.(); // undocumented: node reads NODE_PATH only when it starts
     delete process.env.NODE_PATH;
   }
@@ -522,12 +522,12 @@ function world() {
   hidden('display', (...values) => values.forEach((value) => show(owner.getStore()?.id ?? last, value, false)));
 }
 
-// -- another life of the same process ------------------------------------------------------------------------------------------------------
+// -- wakes: new random numbers after a restore --------------------------------------------------------------------------------------------
 
-// V8's generator cannot be reseeded: one of this program replaces it, unless a cell has replaced it before. Numbers that node has generated in
-// advance are thrown away. OpenSSL's generator in node cannot be reached either; if the processor has one, the guest makes node use that
-// (guest/kernels/languages.py).
-function renew(entropy) {
+// V8's generator cannot be reseeded. It is replaced by a generator of this file, unless a cell has replaced it before. Numbers that node has
+// generated in advance are discarded. OpenSSL's generator in node cannot be reseeded either; if the processor has a generator, the guest makes
+// node use it (guest/kernels/languages.py).
+function reseed(entropy) {
   if (Math.random === random) {
     random = xoshiro(entropy);
     Object.defineProperty(Math, 'random', { value: random, writable: true, configurable: true, enumerable: false });
@@ -537,7 +537,7 @@ function renew(entropy) {
     for (let drawn = 0; drawn < UUIDS_AHEAD; drawn += 1) crypto.randomUUID();
     for (let drawn = 0; drawn < INTEGERS_AHEAD; drawn += 1) crypto.randomInt(2);
   } catch {
-    // a node without crypto
+    // node was built without crypto
   }
 }
 
@@ -564,19 +564,19 @@ function xoshiro(entropy) {
 
 // -- receiving -----------------------------------------------------------------------------------------------------------------------------------
 
-// Shared by the threads: the number of the last message that was handled, and whether a cell is in its first turn.
-const heard = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.heard;
+// Shared by both threads: [0] number of the last handled message, [1] 1 while a cell is in its first turn.
+const progress = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.progress;
 
 let began = false;
 
-function hear(number) {
-  Atomics.store(heard, 0, Math.max(number, heard[0]));
+function acknowledge(number) {
+  Atomics.store(progress, 0, Math.max(number, progress[0]));
 }
 
 function take(message) {
-  if (message.number <= heard[0]) return; // sent again
+  if (message.number <= progress[0]) return; // the message was sent again
   if (message.op === 'execute' && (running === null || running.id === message.cell)) {
-    begin(message);
+    startCell(message);
     return;
   }
   if (message.op === 'execute') waiting.push(message);
@@ -585,39 +585,39 @@ function take(message) {
     Object.assign(process.env, message.env);
     for (const name of message.gone ?? []) delete process.env[name];
     if (!began && message.cwd) process.chdir(message.cwd);
-    if (began) renew(message.entropy);
+    if (began) reseed(message.entropy);
     began = true;
   }
-  hear(message.number);
+  acknowledge(message.number);
 }
 
-// The thread that reads messages.
+// The thread that reads messages of the guest and passes them to the main thread.
 function listen() {
   let number = 0;
   let inspected = null;
-  let unheard = [];
-  let newest = null; // the last cell
+  let unhandled = [];
+  let newest = null; // id of the last cell
   const pass = (message) => {
     message.number = number += 1;
     if (message.op === 'execute') newest = message.cell;
-    unheard = unheard.filter((other) => other.number > heard[0]);
-    unheard.push(message);
+    unhandled = unhandled.filter((other) => other.number > progress[0]);
+    unhandled.push(message);
     parentPort.postMessage(message);
-    if (message.op === 'interrupt') setTimeout(insist, INSIST_MS);
+    if (message.op === 'interrupt') setTimeout(resend, RESEND_MS);
   };
-  // A thread that is idle when it is terminated loses the next message: so messages are sent again until they are handled.
-  const insist = () => {
-    unheard = unheard.filter((message) => message.number > heard[0]);
-    if (unheard.length === 0) return;
-    if (heard[1] === 1 && unheard.some((message) => message.op === 'interrupt' && message.cell === newest)) {
+  // A main thread that is idle when it is terminated loses the next message. So messages are sent again until they are handled.
+  const resend = () => {
+    unhandled = unhandled.filter((message) => message.number > progress[0]);
+    if (unhandled.length === 0) return;
+    if (progress[1] === 1 && unhandled.some((message) => message.op === 'interrupt' && message.cell === newest)) {
       if (inspected === null) {
         inspected = new inspector.Session();
         inspected.connectToMainThread();
       }
       inspected.post('Runtime.terminateExecution', () => {});
     }
-    for (const message of unheard) parentPort.postMessage(message);
-    setTimeout(insist, INSIST_MS);
+    for (const message of unhandled) parentPort.postMessage(message);
+    setTimeout(resend, RESEND_MS);
   };
   let buffer = Buffer.alloc(0);
   const link = new net.Socket({ fd: FD, readable: true, writable: false });
@@ -634,9 +634,9 @@ function listen() {
 }
 
 if (isMainThread) {
-  world();
+  installGlobals();
   session.connect();
-  const reader = new Worker(new URL(import.meta.url), { workerData: { fd: FD, heard }, stdout: false, stderr: false, env: {} });
+  const reader = new Worker(new URL(import.meta.url), { workerData: { fd: FD, progress }, stdout: false, stderr: false, env: {} });
   reader.on('message', take);
   send({ event: 'ready' });
 } else listen();

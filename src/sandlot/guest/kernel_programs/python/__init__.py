@@ -1,1 +1,1 @@
-"""The Python kernel: ``kernel.py`` starts it, ``sandlot_kernel`` is the kernel."""
+"""The Python kernel: ``kernel.py`` is the program that starts it, ``sandlot_kernel`` its implementation."""

@@ -1,13 +1,13 @@
-"""The program of the Python kernel, on the image's python (3.8 or newer): starts a kernel, or a fork server.
+"""The program of the Python kernel, which runs on the Python of the image (3.8 or newer). It starts a kernel or a fork server.
 
-``kernel.py [--plain | --instead] FD [FLUSH_FD]`` runs a kernel on the socket FD; by the pipe FLUSH_FD the guest requests a flush of delayed
-output. Both options select the plain shell; the second one also tells the first cell that the usual kernel did not start.
+``kernel.py [--plain | --instead] FD [FLUSH_FD]`` runs a kernel on the socket FD. Through the pipe FLUSH_FD, the guest requests a flush of
+delayed output. Both options select the plain shell; with ``--instead``, the first cell also prints that the usual kernel did not start.
 ``kernel.py --fork-server FD [--warm a,b]`` runs a fork server (``sandlot_kernel/fork_server.py``), which imports the modules a and b.
 
 Invariants:
-- Files in the working directory are imported by cells, never by the kernel itself.
-- The kernel's modules have a copy of the builtins, which a cell does not change by changing Python's.
-- If IPython is missing or does not work, the plain shell takes its place; in the second case, the first cell reports that.
+- Files in the working directory are imported by cells only, never by the kernel itself.
+- The modules of the kernel have a copy of the builtins, so cells that change Python's builtins do not affect the kernel.
+- If IPython is missing or broken, the plain shell is used instead. If it is broken, the first cell prints a warning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "sandlot_kernel"
 MODULES = "numpy,pandas,matplotlib"
 BUILTINS = dict(vars(builtins))
-INSTEAD = "The usual kernel did not start, so this is a plain one: cells have no magics, and figures are not shown.\n"
+INSTEAD = "The IPython kernel did not start. Cells run in a plain kernel, without magics and without figures.\n"
 
 
 class Loader(SourceFileLoader):
-    """Loads the kernel's modules with a copy of the builtins. Byte code is neither read nor written."""
+    """Loads modules of the kernel with a copy of the builtins. Byte code is neither read nor written."""
 
     def exec_module(self, module: Any) -> None:
         """Run the code of a module."""
@@ -44,7 +44,7 @@ class Loader(SourceFileLoader):
 
 
 class Finder:
-    """Finds the kernel's modules beside this file, whatever ``sys.path`` contains."""
+    """Finds modules of the kernel beside this file, independent of ``sys.path``."""
 
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
         """Find a module of the kernel."""
@@ -54,7 +54,7 @@ class Finder:
 
 
 def create_engine(*, plain: bool) -> Any:
-    """Return a kernel that has no guest yet.
+    """Return a kernel that is not connected to a guest yet.
 
     Args:
         plain: True to use the plain shell even if IPython works.
@@ -84,13 +84,13 @@ def create_ipython_shell() -> tuple[Any, str]:
         if error.name == "IPython":
             return None, ""  # the image has no IPython
         failure = error
-    except BaseException as error:  # noqa: BLE001 - what is installed as IPython may raise anything
+    except BaseException as error:  # noqa: BLE001 - a broken IPython may raise any exception
         failure = error  # type: ignore[assignment]
-    return None, f"IPython does not work here ({type(failure).__name__}: {str(failure)[:500]}), so cells have no magics and figures are not shown.\n"
+    return None, f"IPython does not work here ({type(failure).__name__}: {str(failure)[:500]}). Cells run without magics and without figures.\n"
 
 
 def serve(engine: Any, fd: int, flush_fd: int = -1) -> None:
-    """Serve a guest until it is gone, then end this process."""
+    """Serve the guest until it closes the socket, then end this process."""
     from sandlot_kernel.channel import Channel, duplicate_high  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
 
     channel = Channel(fd)

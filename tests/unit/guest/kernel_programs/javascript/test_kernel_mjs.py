@@ -1,4 +1,4 @@
-"""The JavaScript kernel, run for real on the node that the images have."""
+"""The JavaScript kernel, run on the version of node that the images have."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def package(folder: Path, name: str, text: str, *, esm: bool = False) -> None:
     (folder / name / "index.js").write_text(text, encoding="utf-8")
 
 
-def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Piped) -> None:
-    told = js.run("const x = 1; let y = 2; var z = 3; class A { v() { return x } }\nfunction f() { return x + y + z }")
-    assert (told.is_ok, told.count, told.stdout, told.stderr, told.order) == (True, 1, "", "", ["started", "done"])
+def test_declarations_persist_and_may_be_repeated(js: Piped) -> None:
+    outcome = js.run("const x = 1; let y = 2; var z = 3; class A { v() { return x } }\nfunction f() { return x + y + z }")
+    assert (outcome.is_ok, outcome.count, outcome.stdout, outcome.stderr, outcome.order) == (True, 1, "", "", ["started", "done"])
     assert js.run("f() + new A().v()").plain == ["7"]
     assert js.run("const x = 'again'; let y; class A {}; x").plain == ["'again'"]
     assert js.run("x = 5").error["name"] == "TypeError"
     assert js.run("x").plain == ["'again'"]
 
 
-def test_the_last_value_is_the_result(js: Piped, subtests: pytest.Subtests) -> None:
+def test_value_of_the_last_expression_is_the_result(js: Piped, subtests: pytest.Subtests) -> None:
     for code, plain, json in [
         ("1 + 1", "2", None),
         ("'text'", "'text'", None),
@@ -79,27 +79,29 @@ def test_the_last_value_is_the_result(js: Piped, subtests: pytest.Subtests) -> N
                 assert display["data"]["application/json"] == json
 
 
-def test_what_has_no_value_has_no_result(js: Piped, subtests: pytest.Subtests) -> None:
+def test_cell_without_a_value_has_no_result(js: Piped, subtests: pytest.Subtests) -> None:
     for code in ["", "undefined", "let a = 1", "// a comment", "console.log(1)", "{ let b = 1 }", "function g() {}"]:
         with subtests.test(code=code):
-            told = js.run(code)
-            assert (told.is_ok, told.displays) == (True, [])
+            outcome = js.run(code)
+            assert (outcome.is_ok, outcome.displays) == (True, [])
 
 
-def test_the_streams_come_in_the_order_of_writing(js: Piped) -> None:
-    told = js.run("console.log('a', {b: 1}); console.error('c'); process.stdout.write('d'); console.table([[1]]); display('x'); console.log('e'); 5")
-    assert told.order[:5] == ["started", "1:a { b: 1 }\n", "2:c\n", "1:d", told.order[4]]
-    assert told.order[5:] == ["display", "1:e\n", "display", "done"]
-    assert [display["main"] for display in told.displays] == [False, True]
-    told = js.run("require('child_process').execSync('echo child; echo err >&2', {stdio: 'inherit'}); console.log('after')")
-    assert (told.stdout, told.stderr) == ("child\nafter\n", "err\n")
+def test_output_of_both_streams_keeps_its_order(js: Piped) -> None:
+    outcome = js.run(
+        "console.log('a', {b: 1}); console.error('c'); process.stdout.write('d'); console.table([[1]]); display('x'); console.log('e'); 5"
+    )
+    assert outcome.order[:5] == ["started", "1:a { b: 1 }\n", "2:c\n", "1:d", outcome.order[4]]
+    assert outcome.order[5:] == ["display", "1:e\n", "display", "done"]
+    assert [display["main"] for display in outcome.displays] == [False, True]
+    outcome = js.run("require('child_process').execSync('echo child; echo err >&2', {stdio: 'inherit'}); console.log('after')")
+    assert (outcome.stdout, outcome.stderr) == ("child\nafter\n", "err\n")
 
 
-def test_rich_displays(js: Piped) -> None:
-    told = js.run(
+def test_display_sends_all_representations(js: Piped) -> None:
+    outcome = js.run(
         "({ [Symbol.for('sandlot.display')]: () => ({ 'text/html': '<b>', 'image/png': Buffer.from([137, 80]), 'application/json': {a: 1} }) })"
     )
-    (display,) = told.displays
+    (display,) = outcome.displays
     assert {mime: item for mime, item in display["data"].items() if mime != "text/plain"} == {
         "text/html": "<b>",
         "image/png": b"\x89P",
@@ -107,24 +109,24 @@ def test_rich_displays(js: Piped) -> None:
     }
 
 
-def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Piped) -> None:
+def test_error_is_reported_with_its_line_and_the_kernel_continues(js: Piped) -> None:
     js.run("let x = 1")
-    told = js.run("x = 2\nfunction f() {\n  null.y\n}\nf()\nx = 3")
-    assert told.errors == [("TypeError", "Cannot read properties of null (reading 'y')")]
-    assert told.error["traceback"][1:] == ["    at f (cell-2.js:3:8)", "    at cell-2.js:5:1"]
-    assert not told.is_ok
+    outcome = js.run("x = 2\nfunction f() {\n  null.y\n}\nf()\nx = 3")
+    assert outcome.errors == [("TypeError", "Cannot read properties of null (reading 'y')")]
+    assert outcome.error["traceback"][1:] == ["    at f (cell-2.js:3:8)", "    at cell-2.js:5:1"]
+    assert not outcome.is_ok
     assert js.run("x").plain == ["2"]
     assert js.run("await Promise.reject(new RangeError('late'))").errors == [("RangeError", "late")]
     assert js.run("throw 5").errors == [("Uncaught", "5")]
     assert js.run("throw undefined").errors == [("Uncaught", "undefined")]
-    told = js.run("let a = 1;\nlet 5")
-    assert told.error["traceback"] == ["SyntaxError: Unexpected number", "    at cell-7.js:2:5"]
+    outcome = js.run("let a = 1;\nlet 5")
+    assert outcome.error["traceback"] == ["SyntaxError: Unexpected number", "    at cell-7.js:2:5"]
     assert js.run("class E extends Error { get message() { throw 1 } }; throw new E()").error["name"] in {"Error", "E"}
     assert js.run("function deep() { return deep() + 1 }; deep()").error["name"] == "RangeError"
     assert js.run("x").plain == ["2"]
 
 
-def test_an_error_of_any_length_is_told_within_bounds(js: Piped, subtests: pytest.Subtests) -> None:
+def test_size_of_an_error_is_limited(js: Piped, subtests: pytest.Subtests) -> None:
     for code in ["throw new Error('é\\n'.repeat(2e5))", "throw 'é'.repeat(9e6)"]:
         with subtests.test(code=code):
             error = js.run(code).error
@@ -137,7 +139,7 @@ def test_an_error_of_any_length_is_told_within_bounds(js: Piped, subtests: pytes
 RICH = "({{ [Symbol.for('sandlot.display')]: () => ({}) }})"
 
 
-def test_representations_fit_one_message_and_what_is_left_out_is_said(js: Piped, subtests: pytest.Subtests) -> None:
+def test_representations_fit_into_one_message_and_omissions_are_noted(js: Piped, subtests: pytest.Subtests) -> None:
     for bundle, kept, left_out in [
         ("{'text/html': 'h'.repeat(2e6)}", {"text/html": 2_000_000}, {}),
         ("{'image/png': Buffer.alloc(6e6)}", {"image/png": 6_000_000}, {}),
@@ -159,15 +161,15 @@ def test_representations_fit_one_message_and_what_is_left_out_is_said(js: Piped,
             assert js.run("6 * 7").plain == ["42"]
 
 
-def test_a_text_is_cut_and_says_so(js: Piped) -> None:
+def test_long_text_is_cut_with_a_note(js: Piped) -> None:
     (plain,) = js.run(RICH.format("{'text/plain': 't'.repeat(3e6)}")).plain
     assert plain.endswith("\n[... cut after 1048576 of 3000000 characters]")
     (display,) = js.run(RICH.format("Object.fromEntries(Array.from({length: 2e4}, (_, n) => [`a/${n}`, 'many']))")).displays
     assert len(display["data"]) == LIMITS["mime_types"]
 
 
-def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_what_bounds_them(js: Piped, subtests: pytest.Subtests) -> None:
-    """Here nothing of an error is cut where it should be: the last check is all there is."""
+def test_no_message_exceeds_the_limits_even_if_cells_replace_functions(js: Piped, subtests: pytest.Subtests) -> None:
+    """The cell replaces the functions that shorten errors, so only the last check is left."""
     for code in ["throw new Error('x'.repeat(9e6))", "throw new Error('a\\n'.repeat(2e5))"]:
         with subtests.test(code=code):
             js.run("Object.defineProperty(String.prototype, 'slice', { value() { return String(this) } }); Math.max = () => 0")
@@ -177,30 +179,30 @@ def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_wha
             assert js.run("6 * 7").plain == ["42"]
 
 
-def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Piped) -> None:
+def test_uncaught_error_is_reported_and_the_kernel_continues(js: Piped) -> None:
     cell = js.begin(
         "setTimeout(() => { throw new Error('timer') }, 10); Promise.reject(new Error('promise')); await new Promise(r => setTimeout(r, 100)); 'end'"
     )
-    told = js.finish(cell)
-    assert told.is_ok
-    assert "Uncaught Error: timer\n    at Timeout._onTimeout (cell-1.js:1:26)" in told.stderr
-    assert "Uncaught Error: promise" in told.stderr
+    outcome = js.finish(cell)
+    assert outcome.is_ok
+    assert "Uncaught Error: timer\n    at Timeout._onTimeout (cell-1.js:1:26)" in outcome.stderr
+    assert "Uncaught Error: promise" in outcome.stderr
     assert js.run("1").plain == ["1"]
 
 
-def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js: Piped) -> None:
+def test_output_of_timers_and_servers_belongs_to_their_cell(js: Piped) -> None:
     first = js.begin(
         "const server = require('http').createServer((q, s) => { console.log('served'); s.end('hello') });\n"
         "await new Promise(r => server.listen(0, '127.0.0.1', r)); setTimeout(() => console.log('late'), 100); console.log('first')"
     )
     js.finish(first)
-    told = js.run("const answer = await fetch(`http://127.0.0.1:${server.address().port}`); console.log(await answer.text())")
-    assert told.stdout == "hello\n"
+    outcome = js.run("const answer = await fetch(`http://127.0.0.1:${server.address().port}`); console.log(await answer.text())")
+    assert outcome.stdout == "hello\n"
     js.run("await new Promise(r => setTimeout(r, 200))")
-    assert sorted(js.told(first).stdout.splitlines()) == ["first", "late", "served"]
+    assert sorted(js.outcome(first).stdout.splitlines()) == ["first", "late", "served"]
 
 
-def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_it_comes_later(js: Piped, tmp_path: Path) -> None:
+def test_require_and_import_find_local_and_global_packages(js: Piped, tmp_path: Path) -> None:
     assert js.run("require('late')").error["value"].startswith("Cannot find module 'late'")
     assert "late" in js.run("await import('late')").error["value"]
     package(tmp_path / "work/node_modules", "late", "exports.word = 'here'")
@@ -219,17 +221,17 @@ def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_i
 def test_import_statements_work_as_in_a_module(js: Piped, tmp_path: Path) -> None:
     package(tmp_path / "work/node_modules", "modern", "export const word = 'esm', other = 1; export default 7", esm=True)
     (tmp_path / "work/data.json").write_text('{"a": 1}', encoding="utf-8")
-    told = js.run(
+    outcome = js.run(
         "import fs from 'node:fs'; import * as path from \"path\"\nimport seven, {\n  word,\n  other as one,\n} from 'modern';\n"
         "import 'modern'\nimport data from './data.json' with { type: 'json' };\n// import nothing from 'nowhere'\n"
         "const text = `import x from 'y'; import('z')`; text + \"import('q')\";\n[typeof fs.readFileSync, path.sep, seven, word, one, data, text]"
     )
-    assert told.errors == []
-    assert told.plain == ["[\n  'function',\n  '/',\n  7,\n  'esm',\n  1,\n  { a: 1 },\n  \"import x from 'y'; import('z')\"\n]"]
+    assert outcome.errors == []
+    assert outcome.plain == ["[\n  'function',\n  '/',\n  7,\n  'esm',\n  1,\n  { a: 1 },\n  \"import x from 'y'; import('z')\"\n]"]
     assert js.run("import { nothing } from 'modern'\nnull.x").error["traceback"][1] == "    at cell-2.js:2:6"
 
 
-def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
+def test_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
     js.run("let kept = 'yes'")
     for code in (
         "while (true) {}",
@@ -239,11 +241,11 @@ def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
         "await null; for (;;) {}",
     ):
         cell = js.begin(f"console.log('on'); {code}")
-        js.until(cell, lambda told: told.stdout.startswith("on\n"))
-        told = js.stop(cell)
-        assert told.errors == [("KeyboardInterrupt", "")], code
+        js.until(cell, lambda outcome: outcome.stdout.startswith("on\n"))
+        outcome = js.stop(cell)
+        assert outcome.errors == [("KeyboardInterrupt", "")], code
     cell = js.begin("console.log('on'); require('child_process').execSync('sleep 300')")
-    js.until(cell, lambda told: told.stdout.startswith("on\n"))
+    js.until(cell, lambda outcome: outcome.stdout.startswith("on\n"))
     assert js.stop(cell).errors in ([("Error", "Command failed: sleep 300")], [("KeyboardInterrupt", "")])
     assert js.run("kept").plain == ["'yes'"]
     js.interrupt()  # between cells
@@ -252,16 +254,16 @@ def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
 
 def test_exit_ends_the_cell_and_not_the_kernel(js: Piped) -> None:
     js.run("let kept = 'yes'")
-    told = js.run("console.log('on'); process.exit(3); console.log('never')")
-    assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("ExitStatus", "3")])
-    told = js.run("process.exit()")
-    assert (told.is_ok, told.displays) == (True, [])
-    told = js.run("setTimeout(() => process.exit(4), 10); await new Promise(() => {})")
-    assert (told.stderr, told.errors) == ("", [("ExitStatus", "4")])
+    outcome = js.run("console.log('on'); process.exit(3); console.log('never')")
+    assert (outcome.stdout, outcome.stderr, outcome.errors) == ("on\n", "", [("ExitStatus", "3")])
+    outcome = js.run("process.exit()")
+    assert (outcome.is_ok, outcome.displays) == (True, [])
+    outcome = js.run("setTimeout(() => process.exit(4), 10); await new Promise(() => {})")
+    assert (outcome.stderr, outcome.errors) == ("", [("ExitStatus", "4")])
     assert js.run("kept").plain == ["'yes'"]
 
 
-def test_a_cells_environment_is_lent_to_it(js: Piped) -> None:
+def test_environment_of_a_cell_applies_to_that_cell_only(js: Piped) -> None:
     js.run("process.env.WAS = 'before'")
     assert js.run("[process.env.WAS, process.env.NEW]", {"WAS": "lent", "NEW": "it's"}).plain == ["[ 'lent', \"it's\" ]"]
     assert js.run("[process.env.WAS, process.env.NEW]").plain == ["[ 'before', undefined ]"]
@@ -269,7 +271,7 @@ def test_a_cells_environment_is_lent_to_it(js: Piped) -> None:
     assert js.run("[process.env.LIFE, process.cwd() === '/']").plain == ["[ '2', false ]"]
 
 
-def test_another_life_draws_other_numbers(js: Piped) -> None:
+def test_wake_changes_the_random_numbers(js: Piped) -> None:
     js.run("const native = Math.random; const shown = () => [Math.random(), Math.random()].join()")
     drawn = []
     for entropy in (b"a", b"b", b"a"):
@@ -282,32 +284,32 @@ def test_another_life_draws_other_numbers(js: Piped) -> None:
     assert js.run("[Math.random.name, Math.random.length, Object.keys(Math).length].join()").plain == ["'random,0,0'"]
 
 
-def test_a_generator_that_a_cell_has_put_in_its_place_stays(js: Piped) -> None:
+def test_random_generator_that_a_cell_installed_is_kept(js: Piped) -> None:
     js.run("Math.random = () => 0.5")
     js.send({"op": "wake", "entropy": b"a" * 64, "env": {"NEW": "1"}, "gone": ["PATH", "NONE"], "cwd": ""})
     assert js.run("[Math.random(), process.env.PATH, process.env.NEW].join()").plain == ["'0.5,,1'"]
 
 
-def test_nothing_is_left_of_what_was_drawn_ahead(js: Piped) -> None:
+def test_numbers_generated_in_advance_are_discarded(js: Piped) -> None:
     js.run("const crypto = require('crypto'); const { randomUUID, randomInt } = crypto; randomUUID(); randomInt(5)")
     js.run("let uuids = 0, integers = 0; crypto.randomUUID = () => { uuids += 1 }; crypto.randomInt = () => { integers += 1 }")
     js.send({"op": "wake", "entropy": b"a" * 64, "env": {}, "cwd": ""})
     assert js.run("[uuids, integers].join()").plain == ["'128,1024'"]
 
 
-def test_with_the_processors_randomness_it_runs_as_well(node: Path, tmp_path: Path) -> None:
+def test_kernel_runs_with_random_numbers_of_the_processor(node: Path, tmp_path: Path) -> None:
     ship(tmp_path / "programs")
     argv = [str(node), "--no-force-async-hooks-checks", f"--openssl-config={tmp_path / 'programs/kernel_programs/javascript/openssl.cnf'}"]
     kernel = Piped([*argv, str(tmp_path / "programs/kernel_programs/javascript/kernel.mjs")], tmp_path)
     try:
         code = "const crypto = require('crypto'); new Set([crypto.randomUUID(), crypto.randomUUID(), crypto.randomBytes(16).toString('hex')]).size"
-        told = kernel.run(code)
-        assert (told.plain, told.stderr) == (["3"], "")
+        outcome = kernel.run(code)
+        assert (outcome.plain, outcome.stderr) == (["3"], "")
     finally:
         kernel.close()
 
 
-def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
+def test_hostile_cell_does_not_affect_later_cells(js: Piped) -> None:
     for code in (
         "console.log = null; process.stdout.write = null",
         "Object.prototype.toString = null; Array.prototype.map = null",
@@ -322,10 +324,10 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
     assert js.run("1 + 1").plain == ["2"]
 
 
-def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(js: Piped) -> None:
+def test_interrupt_soon_after_the_start_is_at_most_one_error(js: Piped) -> None:
     for number in range(12):
         cell = js.begin(("while (true);", "await new Promise(() => setTimeout(() => {}, 300000))", "throw new Error('x')", "1")[number % 4])
-        js.until(cell, lambda told: "started" in told.order)
+        js.until(cell, lambda outcome: "started" in outcome.order)
         time.sleep(number % 31 / 1000)
-        told = js.stop(cell)
-        assert len(told.errors) == (not told.is_ok), told
+        outcome = js.stop(cell)
+        assert len(outcome.errors) == (not outcome.is_ok), outcome

@@ -1,4 +1,4 @@
-"""The python kernel's program: what holds for every shell, and the server that kernels are forked from."""
+"""The Python kernel: behaviour of both shells, and the fork server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     running.close()
 
 
-def test_an_exception_is_told_with_its_line_and_leaves_everything_as_it_was(kernel: Process) -> None:
+def test_exception_is_reported_with_its_line_and_the_kernel_continues(kernel: Process) -> None:
     kernel.run("x = 1")
     (error,) = kernel.run("x = 2\n1 / 0\nx = 3")
     assert (error["name"], error["value"]) == ("ZeroDivisionError", "division by zero")
@@ -57,25 +57,25 @@ def test_an_exception_is_told_with_its_line_and_leaves_everything_as_it_was(kern
         ("import pdb; pdb.set_trace(); 1", "BdbQuit"),
     ],
 )
-def test_whatever_a_cell_does_the_next_one_works(kernel: Process, code: str, name: str) -> None:
+def test_cell_works_after_a_cell_that_damaged_the_process(kernel: Process, code: str, name: str) -> None:
     assert errors_of(kernel.run(code)) == [name]
     assert kernel.value("1 + 1") == "2"
 
 
-def test_input_says_that_there_is_nobody_and_what_to_do(kernel: Process) -> None:
+def test_input_fails_with_a_hint(kernel: Process) -> None:
     (error,) = kernel.run("input('Your name? ')")
-    assert "nobody to ask" in error["value"]
+    assert "input() cannot be used" in error["value"]
     assert "Your name?" in error["value"]
     assert kernel.value("try:\n    input()\nexcept EOFError:\n    got = 'the end of input'\ngot") == "'the end of input'"
 
 
-def test_cells_define_things_in_main_so_that_pickle_finds_them(kernel: Process) -> None:
+def test_definitions_of_cells_can_be_pickled(kernel: Process) -> None:
     kernel.run("class C:\n    def __eq__(self, other): return True\n    __hash__ = None\nimport pickle")
     assert kernel.value("pickle.loads(pickle.dumps(C())) == C(), C.__module__") == "(True, '__main__')"
 
 
 @pytest.mark.parametrize("flags", [[], ["--plain"]], ids=["ipython", "plain"])
-def test_a_wake_brings_an_environment_and_before_the_first_cell_a_folder(tmp_path: Path, flags: list[str]) -> None:
+def test_wake_sets_the_environment_and_before_the_first_cell_the_directory(tmp_path: Path, flags: list[str]) -> None:
     kernel = Process(tmp_path, *flags)
     try:
         (tmp_path / "given").mkdir()
@@ -100,20 +100,20 @@ def test_a_wake_brings_an_environment_and_before_the_first_cell_a_folder(tmp_pat
         ("raise type('E' * 9_000_000, (Exception,), {})()", ["error"]),
     ],
 )
-def test_nothing_that_a_cell_tells_is_more_than_the_guest_takes(kernel: Process, code: str, events: list[str]) -> None:
-    told = kernel.run(f"{code};")
-    assert [message["event"] for message in told] == events
-    assert all(len(values.encode(message)) <= MESSAGE_MAX_BYTES for message in told)
+def test_no_message_exceeds_the_limits_of_the_guest(kernel: Process, code: str, events: list[str]) -> None:
+    outcome = kernel.run(f"{code};")
+    assert [message["event"] for message in outcome] == events
+    assert all(len(values.encode(message)) <= MESSAGE_MAX_BYTES for message in outcome)
 
 
 @pytest.mark.parametrize("shell", ["ipython", "plain"])
-def test_the_kernel_ends_when_the_guest_is_gone_whatever_threads_go_on(tmp_path: Path, shell: str) -> None:
+def test_kernel_ends_with_the_guest_even_if_threads_run(tmp_path: Path, shell: str) -> None:
     kernel = Process(tmp_path, *(["--plain"] if shell == "plain" else []))
     kernel.run("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()")
     assert kernel.stop() == b""
 
 
-def test_byte_code_beside_the_kernels_modules_is_not_used(tmp_path: Path) -> None:
+def test_byte_code_beside_the_modules_of_the_kernel_is_ignored(tmp_path: Path) -> None:
     program = ship(tmp_path / "programs")
     planted = tmp_path / "planted.py"
     planted.write_text("raise RuntimeError('from byte code')\n")
@@ -136,22 +136,22 @@ class ForkServer(Peer):
             )
         super().__init__(ours)
         self.kernels: list[Kernel] = []
-        self.bells: list[int] = []
+        self.flush_fds: list[int] = []
         assert self.receive() == {"event": "ready", "warm": False}
         assert self.receive() == {"event": "warm"}
 
     def fork(self) -> tuple[Kernel, int]:
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
-        bell, ours_of_it = os.pipe()
-        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write, bell])
-        told = self.receive()
+        flush_fd, flush_write = os.pipe()
+        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write, flush_fd])
+        outcome = self.receive()
         theirs.close()
         os.close(out_write)
-        os.close(bell)
-        self.bells.append(ours_of_it)
-        assert told["event"] == "forked"
-        self.kernels.append(Kernel(ours, told["pid"]))
+        os.close(flush_fd)
+        self.flush_fds.append(flush_write)
+        assert outcome["event"] == "forked"
+        self.kernels.append(Kernel(ours, outcome["pid"]))
         return self.kernels[-1], out_read
 
     def fresh(self) -> bool:
@@ -163,13 +163,13 @@ class ForkServer(Peer):
         self.process.wait(60)
         for kernel in self.kernels:
             kernel.ours.close()
-        for bell in self.bells:
-            os.close(bell)
+        for flush_fd in self.flush_fds:
+            os.close(flush_fd)
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder of packages as pip fills it, with one that a server warms."""
+    """A folder of installed packages with one package that the fork server imports."""
     folder = tmp_path / "site-packages"
     (folder / "warmed").mkdir(parents=True)
     (folder / "warmed" / "__init__.py").write_text("import random\ndrawn = random.random()\n")
@@ -183,7 +183,7 @@ def server(tmp_path: Path, packages: Path) -> Generator[ForkServer]:
     made.close()
 
 
-def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(server: ForkServer) -> None:
+def test_forked_kernel_has_its_own_session_and_descriptors(server: ForkServer) -> None:
     kernel, out = server.fork()
     assert kernel.until(kernel.begin("In, Out, _"))[:2] == [
         {"event": "started", "cell": "c1", "count": 1},
@@ -199,7 +199,7 @@ def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(server
         assert pipe.read() == b"raw and err child\n"
 
 
-def test_forked_kernels_know_nothing_of_each_other(server: ForkServer) -> None:
+def test_forked_kernels_share_no_variables(server: ForkServer) -> None:
     (first, out), (second, other) = server.fork(), server.fork()
     first.run("x = 1\nimport os; os.environ['MINE'] = '1'\nimport random")
     assert errors_of(second.run("x")) == ["NameError"]
@@ -212,7 +212,7 @@ def test_forked_kernels_know_nothing_of_each_other(server: ForkServer) -> None:
     os.close(other)
 
 
-def test_a_server_is_fresh_until_what_it_imported_changes(server: ForkServer, packages: Path) -> None:
+def test_fork_server_is_fresh_until_an_imported_package_changes(server: ForkServer, packages: Path) -> None:
     assert server.fresh()
     (packages / "another.py").write_text("")
     assert server.fresh(), "another package was installed"
@@ -221,7 +221,7 @@ def test_a_server_is_fresh_until_what_it_imported_changes(server: ForkServer, pa
     assert not server.fresh()
 
 
-def test_server_is_not_fresh_if_a_package_was_repaired_during_its_imports(tmp_path: Path, packages: Path) -> None:
+def test_fork_server_is_not_fresh_if_a_package_was_repaired_during_its_imports(tmp_path: Path, packages: Path) -> None:
     broken, away = packages / "IPython", packages / "away"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise RuntimeError")

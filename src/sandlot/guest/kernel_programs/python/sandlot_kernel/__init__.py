@@ -1,14 +1,14 @@
-"""The Python kernel: runs cells on the image's python, 3.8 or newer, and reports what they print, show and raise.
+"""The Python kernel: runs cells on the Python of the image, 3.8 or newer, and reports their output, displays and errors.
 
-``kernel.py`` beside this folder starts it. Its messages are described in ``docs/design/0011-kernels.md``.
+``kernel.py`` beside this folder starts it. ``docs/design/0011-kernels.md`` describes its messages.
 
 Invariants:
 - Only the standard library is required. IPython, numpy, pandas and Matplotlib are used if the image has them.
-- Cells may do anything to their process. Modules of the kernel have a copy of the builtins (``kernel.py``), keep what they need from the
-  start, and restore before the next cell what cells must not take away: streams, descriptors, signals, modules.
-- Nothing is written to a disk.
+- Cells may change anything in their process. So modules of the kernel have a copy of the builtins (``kernel.py``), keep references to what
+  they need, and restore streams, descriptors, signal handlers and modules before the next cell.
+- Nothing is written to the disk.
 
-Cells may import one name: :func:`on_wake`.
+The public name for cells is :func:`on_wake`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cell that a piece of output belongs to: the one that started the thread or the task that wrote it.
+"""Attribution of output to cells: output belongs to the cell that started the thread or the task that wrote it.
 
-- Tasks inherit the cell by their context, as Python does it. Threads inherit it from the thread that starts them, at any depth.
-- Work that is given to a ``ThreadPoolExecutor`` belongs to the cell that gives it, whoever created the pool.
-- A thread that was started by C code belongs to the running cell, or to the last one.
+- Tasks inherit the cell through their context (``contextvars``). Threads inherit the cell of the thread that starts them, at any depth.
+- Work in a ``ThreadPoolExecutor`` belongs to the cell that submitted it, even if another cell created the pool.
+- A thread that was started by C code belongs to the running cell, or to the last cell between cells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _threads: dict[int, Any] = threading._active  # type: ignore[attr-defined]  # no
 
 
 def begin_cell(cell: str) -> None:
-    """Begin a cell in the context that this is called in."""
+    """Attribute output to a cell from now on, in the current context."""
     CELL.set(cell)
     _last_cell[0] = cell
 
@@ -37,7 +37,7 @@ def current_cell() -> str:
 
 
 def install() -> None:
-    """Make threads and pools remember the cell."""
+    """Patch threads and thread pools, so that they remember the cell."""
     start = threading.Thread.start
     submit = ThreadPoolExecutor.submit
 

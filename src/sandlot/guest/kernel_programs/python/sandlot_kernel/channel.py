@@ -1,11 +1,12 @@
-"""The socket to the guest, which carries the messages of ``values``.
+"""The kernel's end of the socket to the guest, which carries messages of ``values``.
 
 Invariants:
-- A message is sent whole. If a cell is interrupted while the guest does not read, the rest of the message is sent before the next one.
-- A message that the guest would refuse, and end the kernel for, is shortened and says so.
-- Most times, a message arrives with one system call: each takes tens of microseconds in gVisor.
-- Waiting for room can be interrupted; everything else that changes the state of the channel cannot (``interrupts``).
-- The socket has a high descriptor, because programs that close "all" descriptors seldom get that far.
+- A message is always sent completely. If a cell is interrupted while the guest does not read, the rest of the message is sent before the next
+  message.
+- A message that the guest would refuse is shortened and contains a note, because the guest would kill the kernel.
+- A message normally takes one system call, because each takes tens of microseconds in gVisor.
+- Waiting until the guest reads can be interrupted; all other changes of the channel's state cannot (``interrupts``).
+- The socket has a high descriptor, because programs that close "all" descriptors rarely get that far.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
 """Longest message that the guest accepts (``protocol.connection.MESSAGE_MAX_BYTES``)."""
 MAX_SHORT_CHARS = 2000
+"""Maximum length of a text in a shortened message."""
 MAX_SHORT_LINES = 100
-TOO_LARGE = "[left out: it is too large to be told]"
+"""Maximum number of traceback lines in a shortened message."""
+TOO_LARGE = "[left out, because it is too large]"
 CHUNK_BYTES = 65536
 SYNC_TIMEOUT_S = 1.0
+"""Maximum time to wait for a confirmation of the guest."""
 MIN_DESCRIPTOR = 700
 """Lowest descriptor of the kernel's own files; RLIMIT_NOFILE is usually 1,024."""
 
@@ -47,19 +51,19 @@ def encode(message: dict[str, Any]) -> bytes:
     """Return an encoded message, shortened if the guest would refuse it."""
     try:
         raw: bytes = values.encode_message(message)
-    except (values.BadValue, RecursionError):
+    except (values.EncodingError, RecursionError):
         return bytes(values.encode_message(shortened(message)))
     size = len(raw) - values.HEAD_BYTES
-    # A value takes at least a byte: few bytes are few values.
+    # A value takes at least one byte, so a short message has few values.
     is_too_large = size > MESSAGE_MAX_BYTES or (size > values.MAX_ITEMS and _items(message) > values.MAX_ITEMS)
     return bytes(values.encode_message(shortened(message))) if is_too_large else raw
 
 
 def shortened(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of the same kind with its required fields, little of the rest, and a note about that.
+    """Return a shortened message of the same kind, with all required fields and a note.
 
     Args:
-        message: A message of the kernel: its values are texts, numbers, representations of a result, lines of a traceback.
+        message: A message of the kernel. Its values are texts, numbers, representations of a result, and lines of a traceback.
     """
     short: dict[str, Any] = {}
     for name, item in message.items():
@@ -81,14 +85,14 @@ def _short(text: Any) -> str:
 
 
 def _items(value: Any) -> int:
-    """Return the number of values in a value, as the guest counts them."""
+    """Return the number of items in a value, as ``values.decode`` counts them."""
     if isinstance(value, dict):
         return 2 * len(value) + sum(map(_items, value.values()))
     return len(value) + sum(map(_items, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything to a descriptor of a forked child."""
+    """Write all bytes to a descriptor, in a forked child. Errors are ignored."""
     view = memoryview(data)
     while view:
         try:
@@ -101,21 +105,21 @@ class Channel:
     """Messages to and from the guest.
 
     Args:
-        fd: Socket to the guest; it is moved to a high descriptor.
+        fd: Descriptor of the socket, which is moved to a high number.
     """
 
     def __init__(self, fd: int) -> None:
         high_fd = duplicate_high(fd)
         os.close(fd)
         self._socket = socket.socket(fileno=high_fd)
-        self._socket.setblocking(True)  # for reading; writing never blocks
+        self._socket.setblocking(True)  # for reading; writes use MSG_DONTWAIT
         self._in = values.MessageReader()
         self._out = bytearray()
         self._received: deque[Any] = deque()
-        """Messages that arrived while a confirmation was awaited."""
+        """Messages that arrived during the wait for a confirmation."""
         self._sync_number = 0
         self.is_synced = True
-        """True if the guest has confirmed all messages, or its confirmation is awaited."""
+        """True if the guest has confirmed all messages, or has been requested to."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -123,7 +127,7 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes that were queued and not sent."""
+        """Number of queued bytes that were not sent."""
         return len(self._out)
 
     @property
@@ -136,7 +140,7 @@ class Channel:
         self._socket.close()
 
     def queue(self, message: dict[str, Any]) -> None:
-        """Queue a message; the caller holds the lock of the output."""
+        """Queue a message. The caller must hold the lock of ``Output``."""
         raw = encode(message)
         if message["event"] != "started":  # the guest does not read the pipes before it handles this one
             self.is_synced = message["event"] == "sync"
@@ -146,13 +150,13 @@ class Channel:
         """Send the queued messages.
 
         Args:
-            give_up: Returns whether to stop waiting for room.
+            give_up: Returns True to stop waiting for the guest to read.
 
         Returns:
-            True if everything was sent.
+            True if all messages were sent.
 
         Raises:
-            OSError: The guest is gone, or a cell closed the socket.
+            OSError: The guest or a cell has closed the socket.
         """
         out = self._out
         while out:
@@ -167,18 +171,18 @@ class Channel:
         return True
 
     def next_sync(self) -> int:
-        """Return a number for a message ``sync``. The guest confirms it when it has handled everything that was sent before."""
+        """Return the number for a new ``sync`` message. The guest confirms it after it has handled all earlier messages."""
         self._sync_number += 1
         return self._sync_number
 
     def wait_synced(self, give_up: Callable[[], bool]) -> None:
-        """Wait for the confirmation of the last ``sync``, for a short time: a guest that has no room confirms late.
+        """Wait for the confirmation of the last ``sync``, at most ``SYNC_TIMEOUT_S``: with a slow client, the guest confirms late.
 
         Args:
-            give_up: Returns whether to stop waiting.
+            give_up: Returns True to stop waiting.
 
         Raises:
-            OSError: The guest is gone, or the socket is closed.
+            OSError: The guest or a cell has closed the socket.
         """
         end_s = time.monotonic() + SYNC_TIMEOUT_S
         while not give_up() and (rest_s := end_s - time.monotonic()) > 0:
@@ -187,7 +191,7 @@ class Channel:
             try:
                 message = self._receive()
             except EOFError:
-                raise OSError("the guest is gone") from None
+                raise OSError("the guest has closed the socket") from None
             if message["op"] != "synced":
                 self._received.append(message)
             elif message["number"] == self._sync_number:
@@ -198,7 +202,7 @@ class Channel:
         """Return the next message.
 
         Raises:
-            EOFError: The guest is gone.
+            EOFError: The guest has closed the socket.
         """
         return self._received.popleft() if self._received else self._receive()
 
@@ -211,7 +215,7 @@ class Channel:
         return values.decode(raw)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a message; return whether there is one."""
+        """Wait for a message. Return True if there is one before the timeout."""
         return self.has_message or self._wait(select.POLLIN, timeout_s)
 
     def _wait(self, events: int, timeout_s: float | None) -> bool:

@@ -1,14 +1,14 @@
-"""Data of Matplotlib figures, so that a program can read a plot.
+"""Data of Matplotlib figures in a form that programs can read.
 
-The shape is that of the package e2b-charts, which clients know: ``type`` (line, scatter, bar, pie, box_and_whisker, superchart,
-unknown), ``title``, ``elements``, and for those with axes ``x_label``, ``y_label``, ``x_unit``, ``y_unit``, ``x_ticks``,
-``x_tick_labels``, ``x_scale`` (and ``y_...``). In addition: ``orientation`` of bars and box plots, ``fraction`` of a pie's wedge, and
-``series`` of axes that mix kinds.
+The format is that of the package e2b-charts: ``type`` (line, scatter, bar, pie, box_and_whisker, superchart, unknown), ``title``,
+``elements``, and for charts with axes ``x_label``, ``x_unit``, ``x_ticks``, ``x_tick_labels``, ``x_scale`` and the same for y. In addition,
+there are ``orientation`` for bar charts and box-and-whisker plots, ``fraction`` for wedges of a pie, and ``series`` for axes with several
+types of charts.
 
 Invariants:
-- The figure is read and never changed. A figure that cannot be read has no data and does not fail the cell.
-- At most ``POINTS_MAX`` points of a series and ``ELEMENTS_MAX`` elements of a chart; ``omitted`` has the number of what is left out.
-- Numbers are finite or None; dates are ISO 8601.
+- The figure is never changed. For a figure that cannot be read, there is no data, and the cell does not fail.
+- A series has at most ``POINTS_MAX`` points, and a chart at most ``ELEMENTS_MAX`` elements. ``omitted`` is the number of those left out.
+- Numbers are finite or None. Dates have the format of ISO 8601.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ POINTS_MAX = 5000
 ELEMENTS_MAX = 1000
 CHARTS_MAX = 64
 UNIT = re.compile(r"\s\((.*?)\)|\[(.*?)\]")
-"""A unit in a label, as e2b-charts reads it: "Speed (m/s)" or "Speed [m/s]"."""
+"""Matches the unit in a label as e2b-charts does: "Speed (m/s)" or "Speed [m/s]"."""
 
 
 def describe(figure: Any) -> str | None:
-    """Return the data of a figure as JSON; None if it has none."""
+    """Return the data of a figure as JSON; None if the figure has no data."""
     try:
         chart = of_figure(figure)
         return None if chart is None else json.dumps(chart, allow_nan=False)
-    except Exception:  # noqa: BLE001 - parts of a figure may be of any class
+    except Exception:  # noqa: BLE001 - parts of a figure may be objects of any class
         return None
 
 
 def of_figure(figure: Any) -> dict[str, Any] | None:
-    """Return the data of a figure, or of each of its axes if it has several.
+    """Return the data of a figure. A figure with several axes becomes a superchart.
 
     Args:
         figure: A ``matplotlib.figure.Figure``.
@@ -57,14 +57,14 @@ def of_figure(figure: Any) -> dict[str, Any] | None:
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
-    """Return the data of one pair of axes."""
+    """Return the data of one ``Axes`` object."""
     series = []
     for kind, read in (("pie", _pie), ("box_and_whisker", _whisker_plots), ("bar", _bars), ("scatter", _scatter), ("line", _lines)):
         elements, extra = read(ax)
         if elements:
             series.append({"type": kind, "elements": elements[:ELEMENTS_MAX], **extra, **_omitted(elements, ELEMENTS_MAX)})
             if kind == "box_and_whisker":
-                break  # its lines are whiskers
+                break  # the lines are whiskers
     chart: dict[str, Any] = {"type": "unknown", "title": ax.get_title() or None, "elements": []}
     if len(series) == 1:
         chart.update(series[0])
@@ -153,19 +153,19 @@ def _pie(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return box plots: closed boxes as patches or as lines of five or more points, with whiskers, caps, medians and outliers."""
+    """Return the box-and-whisker plots of the axes. Each has a closed outline, whiskers, caps, a median line and outliers."""
     patches = _module("patches")
     outlines = [patch.get_path().vertices for patch in ax.patches if isinstance(patch, patches.PathPatch)]
     lines = []
     for line in ax.get_lines():
         xy = line.get_xydata()
-        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - a rectangle and back
+        if not outlines and len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]):  # noqa: PLR2004 - the four corners and the first again
             outlines.append(xy)
         else:
             lines.append((xy, line))
     outlines = [*outlines, *(xy for xy, _line in lines if len(xy) == 5 and tuple(xy[0]) == tuple(xy[-1]))]  # noqa: PLR2004
     plots = [_WhiskerPlot(xy) for xy in _unique(outlines)]
-    if not plots or len(ax.get_lines()) < 3 * len(plots):  # two whiskers and a median each: without them it is another shape
+    if not plots or len(ax.get_lines()) < 3 * len(plots):  # each plot has two whiskers and a median; otherwise it is another shape
         return [], {}
     flat = all(any(len(xy) == 2 and plot.is_median(xy, flat=True) for xy, _line in lines) for plot in plots)  # noqa: PLR2004
     axis = ax.yaxis if flat else ax.xaxis
@@ -178,19 +178,19 @@ def _whisker_plots(ax: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 class _WhiskerPlot:
-    """The position of a box of a box plot."""
+    """One box-and-whisker plot, given by the outline of its central rectangle."""
 
     def __init__(self, outline: Any) -> None:
         self.low = [float(min(outline[:, at])) for at in (0, 1)]
         self.high = [float(max(outline[:, at])) for at in (0, 1)]
 
     def middle(self, *, flat: bool) -> float:
-        """Position of its name."""
+        """Return the position of the label on the axis of categories."""
         at = 1 if flat else 0
         return (self.low[at] + self.high[at]) / 2
 
     def is_median(self, xy: Any, *, flat: bool) -> bool:
-        """Return whether a line of two points crosses the box from side to side."""
+        """Return True if a line of two points crosses the rectangle from side to side."""
         across, along = (1, 0) if flat else (0, 1)
         ends = sorted(float(value) for value in xy[:, across])
         level = float(xy[0, along])
@@ -202,7 +202,7 @@ class _WhiskerPlot:
         )
 
     def read(self, lines: list[Any], *, flat: bool) -> dict[str, Any] | None:
-        """Return its values, from the lines around it; None if one is missing."""
+        """Return the values of the plot, read from the lines around it; None if there is no median."""
         across, along = (1, 0) if flat else (0, 1)
         middle = self.middle(flat=flat)
         median = None
@@ -252,17 +252,17 @@ def _omitted(whole: Any, kept: int) -> dict[str, int]:
 
 
 def _is_rule(line: Any) -> bool:
-    """Return whether a line was drawn by axhline() or axvline(): such a line is no data."""
+    """Return True if a line was drawn by axhline() or axvline(). Such a line is not data."""
     return bool(line.get_transform() != line.axes.transData)
 
 
 def _names(axis: Any) -> dict[float, str]:
-    """Return the labels of ticks by their positions."""
+    """Return the labels of ticks by position."""
     return {round(float(at), 6): text.get_text() for at, text in zip(axis.get_ticklocs(), axis.get_ticklabels()) if text.get_text()}
 
 
 def _name_at(names: dict[float, str], place: Any, axis: Any) -> str:
-    """Return the name at a position: of a group of bars, or of the nearest tick."""
+    """Return the name of the nearest category, or the value at the position if there is none."""
     if names and any(_number(name) is None for name in names.values()):
         at = min(names, key=lambda tick: abs(tick - float(place)))
         if abs(at - float(place)) <= 0.5:  # noqa: PLR2004 - half of the way to the next category
@@ -278,7 +278,7 @@ def _is_dates(axis: Any) -> bool:
 
 
 def _value(value: Any, axis: Any) -> Any:
-    """Return a number of an axis as the value that it stands for."""
+    """Convert a number of an axis into a date, a category or a finite number."""
     if _is_dates(axis):
         date = _module("dates").num2date(value)
         return date.date().isoformat() if date.time() == type(date.time())() else date.replace(tzinfo=None).isoformat()
@@ -308,7 +308,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """Return a number rounded to nine digits, without errors of computation."""
+    """Return a number rounded to nine significant digits, which removes rounding errors."""
     return float(f"{value:.9g}")
 
 

@@ -1,11 +1,11 @@
-"""Representations of objects as messages, in bounds.
+"""Representations of objects, limited in size so that they fit into messages.
 
 Invariants:
-- text/plain is cut at ``MAX_TEXT_CHARS`` and says so. Any other representation that is longer than ``MAX_REPRESENTATION_BYTES``, or that
-  would make the message too long, is left out, and text/plain or the metadata say so: half an image is of no use.
-- Metadata and representations share ``MAX_BUNDLE_BYTES``; metadata comes first, because it is small. An entry of metadata that is too
-  large is replaced as a whole, however its parts refer to each other.
-- Binary MIME types are sent as bytes, also if an object gives base64; JSON is sent as text.
+- text/plain is cut at ``MAX_TEXT_CHARS`` and ends with a note. Any other representation that is longer than ``MAX_REPRESENTATION_BYTES``, or
+  that would make the message too long, is left out with a note in the metadata or in text/plain, because a part of an image is useless.
+- Metadata and representations share ``MAX_BUNDLE_BYTES``. Metadata comes first, because it is small. An entry of metadata that is too
+  large is replaced as a whole, even if its parts refer to each other.
+- Binary MIME types are sent as bytes, even if an object returns base64. JSON is sent as text.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 MAX_TEXT_CHARS = 1024 * 1024
 MAX_PART_CHARS = MAX_TEXT_CHARS - 1024
-"""Part of a longer text or bytes that is kept, so that the note about it still fits."""
+"""Number of characters of a longer text that are kept, so that the note still fits."""
 MAX_REPRESENTATION_BYTES = 6 * 1024 * 1024
 MAX_BUNDLE_BYTES = 7 * 1024 * 1024
 MAX_MIME_TYPES = 64
-"""Representations of one object that the guest accepts (``protocol.schema.LIMITS``)."""
+"""Maximum number of representations of one object (``protocol.schema.LIMITS``)."""
 MAX_MIME_CHARS = 201
 MAX_METADATA_BYTES = 512 * 1024
 MAX_METADATA_VALUES = 10000
-"""Values in metadata, however they are nested; a message may have 100,000."""
+"""Maximum number of values in metadata, nested values included. A message may have 100,000."""
 MAX_METADATA_DEPTH = 8
 MAX_METADATA_ITEMS = 64
 MAX_METADATA_KEY_CHARS = 255
@@ -39,12 +39,12 @@ BINARY = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", "appli
 
 
 def is_json(mime: str) -> bool:
-    """Return whether a MIME type is JSON (RFC 6839, section 3.1)."""
+    """Return True if a MIME type is JSON (RFC 6839, section 3.1)."""
     return mime == "application/json" or mime.endswith("+json")
 
 
 def cut_text(text: str) -> str:
-    """Return a text, cut at the bound of text/plain."""
+    """Return a text, cut at the limit of text/plain."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     return f"{text[:MAX_TEXT_CHARS]}\n[... cut after {MAX_TEXT_CHARS:,} of {len(text):,} characters]"
@@ -54,8 +54,8 @@ def display_bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dic
     """Return the representations and the metadata of an object that fit into a message.
 
     Args:
-        data: MIME type -> text, bytes, or for JSON any value of JSON.
-        metadata: MIME type or any other name -> any value of JSON.
+        data: MIME type -> text or bytes; for JSON types, any JSON value.
+        metadata: MIME type or any other name -> any JSON value.
     """
     kept: dict[str, Any] = {}
     left_out: dict[str, int] = {}
@@ -77,19 +77,19 @@ def display_bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dic
         if len(about) < MAX_METADATA_ITEMS:
             about[mime] = {"left_out_bytes": size}
     if left_out and not kept:
-        kept["text/plain"] = "\n".join(f"[{mime} of {size:,} bytes was left out: it is too large]" for mime, size in left_out.items())
+        kept["text/plain"] = "\n".join(f"[{mime} of {size:,} bytes was left out, because it is too large]" for mime, size in left_out.items())
     return kept, about
 
 
 def _encode_representation(mime: str, item: Any) -> str | bytes | None:
-    """Return a representation as it is sent; None if it is invalid."""
+    """Return a representation in the form of messages; None if it is invalid."""
     if mime == "text/plain":
         return cut_text(str(item))
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(item)
     try:
         if isinstance(item, (list, tuple)) and not is_json(mime):
-            item = "".join(item)  # lines, as notebooks have them
+            item = "".join(item)  # a list of lines, as in notebooks
         if not isinstance(item, str):
             item = _json(item)
         return base64.b64decode("".join(item.split()), validate=True) if mime in BINARY else str.__str__(item)
@@ -100,7 +100,7 @@ def _encode_representation(mime: str, item: Any) -> str | bytes | None:
 def _json(item: Any) -> str:
     try:
         return json.dumps(item, default=str, allow_nan=False)
-    except ValueError:  # numbers that JSON does not have
+    except ValueError:  # infinite numbers or NaN, which JSON does not allow
         return json.dumps(_finite(item), default=str)
 
 
@@ -113,7 +113,7 @@ def _finite(item: Any) -> Any:
 
 
 def _bounded_metadata(metadata: Any) -> tuple[dict[str, Any], int]:
-    """Return metadata as it is sent, and its size in bytes."""
+    """Return metadata in the form of messages, and its size in bytes."""
     about: dict[str, Any] = {}
     room = _Room()
     for name, item in list(dict(metadata or {}).items())[:MAX_METADATA_ITEMS]:
@@ -139,23 +139,27 @@ class _Room:
         self.values = MAX_METADATA_VALUES
 
     def take(self, size: int) -> None:
-        """Take a value of ``size`` bytes and its header."""
+        """Subtract a value of ``size`` bytes and its header.
+
+        Raises:
+            _NoRoomError: The limit is exceeded.
+        """
         self.bytes -= size + 9
         self.values -= 1
         if self.bytes < 0 or self.values < 0:
             raise _NoRoomError
 
     def text(self, text: str) -> str:
-        """Take a text and return it."""
+        """Subtract a text, and return it."""
         self.take(len(text.encode("utf-8", "replace")))
         return text
 
 
 def _plain(item: Any, depth: int, room: _Room) -> Any:
-    """Return a value of metadata as it is sent.
+    """Return a value of metadata in the form of messages.
 
     Raises:
-        _NoRoomError: It is too large.
+        _NoRoomError: The value is too large.
     """
     if depth and isinstance(item, dict):
         room.take(0)

@@ -1,13 +1,13 @@
-"""The kernel: takes messages, runs cells one after another, reports their results.
+"""The kernel: handles messages of the guest, runs cells one after another, and reports their results.
 
 Invariants:
-- An exception, also SystemExit and KeyboardInterrupt, ends the cell and leaves the kernel and its variables.
-- Every message about a cell names the cell, also after its end.
-- A cell that fails reports exactly one error, whenever an interrupt strikes. Further errors in it, and errors of cells that are over, are
-  text on their stderr.
-- The environment of a cell is set for the cell only.
-- The guest chooses the working directory before the first cell; after that, cells do.
-- Standard input has no data: ``input``, ``getpass`` and debuggers fail at once and say what to do.
+- An exception, even SystemExit and KeyboardInterrupt, ends the cell, but not the kernel, which keeps its variables.
+- Every message about a cell contains its id, even after the end of the cell.
+- A cell that fails reports exactly one error, even if it is interrupted. Its further errors, and errors after its end, are written to its
+  stderr.
+- The environment of a cell is set only while the cell runs.
+- The guest sets the working directory before the first cell. After that, only cells change it.
+- Standard input has no data: ``input``, ``getpass`` and debuggers fail at once with a hint.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from .channel import Channel
 
-NO_INPUT = "There is nobody to ask here: input() and the like cannot be answered. Pass the values in the code, or as files or environment variables."
-NO_DEBUGGER = "There is nobody at the debugger's prompt. Print what you want to see, or look at the variables in the next cell."
+NO_INPUT = "Standard input is not available to cells, so input() cannot be used. Pass values in the code, in files or in environment variables."
+NO_DEBUGGER = "A debugger cannot be used, because standard input is not available to cells. Print the values, or inspect them in the next cell."
 
 
 class StdinNotImplementedError(EOFError):
-    """The error of notebooks without input; an EOFError, which programs expect at the end of input."""
+    """The error for missing input, with the name that notebooks use. An EOFError, which programs expect at the end of input."""
 
     __module__ = "builtins"  # tracebacks show the name without a module
 
@@ -49,10 +49,10 @@ class KernelFacade:
     """The part of the kernel that a shell uses.
 
     Args:
-        output: Everything that is sent.
+        output: Output of the kernel.
         interrupts: The handler of SIGINT.
         guard: Restores the state of the process.
-        forks: Tells whether this process is a forked child.
+        forks: Detects forked children.
 
     Attributes:
         failed: True if the running cell has reported its error.
@@ -68,7 +68,7 @@ class KernelFacade:
         self._levels = 0
 
     def reset(self, cell: str | None = None) -> None:
-        """Prepare for a cell, or for none: no code of a cell runs."""
+        """Prepare for a cell, or for the time between cells if ``cell`` is None."""
         self.failed = False
         self._cell = cell
         self._levels = 0
@@ -76,7 +76,7 @@ class KernelFacade:
         self._interrupts.depth = 0
 
     def enter(self) -> None:
-        """Begin code of a cell. ``leave`` must follow, also if this raises KeyboardInterrupt."""
+        """Begin code of a cell. ``leave`` must follow, even if this method raises KeyboardInterrupt."""
         self._levels += 1
         if self._levels == 1:
             self.guard.builtins.enter()
@@ -85,18 +85,18 @@ class KernelFacade:
     def leave(self) -> None:
         """End code of a cell."""
         if self._levels == 1:
-            self._interrupts.in_user_code = False  # first and without a call, in which an interrupt could strike
+            self._interrupts.in_user_code = False  # first and without a call, because an interrupt could be raised in a call
             self.guard.builtins.leave()
         self._levels -= 1
 
     def leave_all(self) -> None:
-        """End code of a cell on all levels, also if an interrupt has prevented a ``leave``."""
+        """End code of a cell on all levels, even if an interrupt has prevented a ``leave``."""
         if self._levels > 0:
             self._levels = 1
             self.leave()
 
     def report_end(self, error: BaseException | None) -> None:
-        """Report the exception that has ended a cell, if there is one. A child that the cell has forked ends here."""
+        """Report the exception that has ended a cell, if there is one. In a forked child, end the process."""
         if self._forks.is_child():
             self._forks.end_child(error)
         if error is not None:
@@ -115,11 +115,11 @@ class KernelFacade:
         self._output.send(message)
 
     def clear(self, *, wait: bool) -> None:
-        """Report that results so far are to be removed."""
+        """Report that the cell removes its results."""
         self._output.send({"event": "clear", "cell": attribution.current_cell(), "wait": wait})
 
     def error(self, kind: Any, raised: Any, trace: Any, lines: list[str] | None = None, cell: str | None = None) -> None:
-        """Report an error of a cell. A child that the cell has forked ends with it."""
+        """Report an error of a cell. In a forked child, end the process."""
         if self._forks.is_child():
             self._forks.end_child(raised)
         kind, raised = _translate_error(kind, raised, interrupted=self._interrupts)
@@ -128,7 +128,7 @@ class KernelFacade:
             message["traceback"] = lines
         message["cell"] = attribution.current_cell() if cell is None else cell
         self._interrupts.depth += 1
-        try:  # an interrupt must not strike between the flag and the message
+        try:  # no interrupt may be raised between the flag and the message
             if self.failed or message["cell"] != self._cell:
                 text = "".join(f"{line}\n" for line in message["traceback"])
                 self._output.parts.append((message["cell"], STDERR, text))
@@ -147,7 +147,7 @@ class Engine:
         shell: Runs the cells: ``ipython_shell.IPythonShell`` or ``plain_shell.PlainShell``.
 
     Attributes:
-        warning: Text on the stderr of the first cell.
+        warning: Text for the stderr of the next cell.
         has_ipython: True if the shell is IPython.
     """
 
@@ -162,12 +162,12 @@ class Engine:
         self._cell_count = 0
         self._was_flush_requested = False
         self._is_forked = False
-        """True if a fork server has forked this process: no context waits for it yet."""
+        """True if a fork server has forked this process, so that no context waits for it yet."""
         self.warning = ""
         self.has_ipython = True
 
     def prepare(self) -> None:
-        """Do everything that is needed once and that kernels inherit which are forked from this process."""
+        """Do the set-up that kernels inherit when they are forked from this process."""
         builtins.input = _raise_no_input
         getpass.getpass = _raise_no_input  # type: ignore[assignment]
         sys.breakpointhook = _raise_no_debugger
@@ -175,7 +175,7 @@ class Engine:
         self._shell.connect(self._facade)
 
     def rehearse_shell(self) -> None:
-        """Let the shell run code without output, so that kernels which are forked from this process inherit what that has loaded."""
+        """Let the shell run code without output, so that forked kernels inherit the loaded code and data."""
         self._output.is_muted = True
         for code in ("6 * 7", "1 / 0"):
             coroutine, _needs_loop = self._shell.begin(code, "<cell 0>", silent=False, stored=False)
@@ -190,7 +190,7 @@ class Engine:
         self._output.is_muted = False
 
     def _rehearse_cell(self) -> None:
-        """Run a cell like the first one, without output or a trace: the process gets its own copies of all pages that this touches."""
+        """Run a cell without output or lasting effect, so that the memory pages that a cell needs are copied before the first real cell."""
         warning, self.warning = self.warning, ""
         self._output.is_muted = True
         self._run_cell({"cell": "", "code": "print(1)\n1", "silent": False, "store_history": False})
@@ -198,7 +198,7 @@ class Engine:
         self._cell_count, self.warning = 0, warning
 
     def on_forked(self, entropy: bytes) -> None:
-        """Become a kernel of its own after a fork by the fork server.
+        """Become a separate kernel after a fork by the fork server.
 
         Args:
             entropy: 64 bytes that no other kernel receives.
@@ -208,7 +208,7 @@ class Engine:
         self._is_forked = True
 
     def serve(self, channel: Channel, flush_fd: int = -1) -> None:
-        """Handle messages until the guest is gone.
+        """Handle messages until the guest closes the socket.
 
         Args:
             channel: Messages to and from the guest.
@@ -253,7 +253,7 @@ class Engine:
             ok, count = self._execute(message)
         except (EOFError, OSError):
             raise
-        except BaseException as error:  # noqa: BLE001 - a cell has broken what the kernel itself needs
+        except BaseException as error:  # noqa: BLE001 - a cell has broken a part of Python that the kernel needs
             self._facade.leave_all()
             self._facade.error(type(error), error, error.__traceback__, cell=message.get("cell", ""))
             ok = False
@@ -290,7 +290,7 @@ class Engine:
             (self._loop.run if needs_loop else self._loop.step)(coroutine)
             facade.leave_all()
             facade.report_end(None)
-        except BaseException as error:  # noqa: BLE001 - the shell is broken by a cell, or was interrupted
+        except BaseException as error:  # noqa: BLE001 - a cell has broken the shell, or it was interrupted
             facade.leave_all()
             facade.report_end(error)
         try:
@@ -305,7 +305,7 @@ class Engine:
         return not facade.failed, count
 
     def _flush_others(self) -> None:
-        """Flush streams that a cell has put in the place of ours."""
+        """Flush streams that a cell has installed as ``sys.stdout`` or ``sys.stderr``."""
         for name in ("stdout", "stderr"):
             stream: Any = getattr(sys, name, None)
             if type(stream) is not Stream:
@@ -316,7 +316,7 @@ class Engine:
 
 
 def _translate_error(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
-    """Return an error as it is reported: a cancelled cell was interrupted, and a debugger has found no input."""
+    """Return the error to report. A cancelled cell becomes KeyboardInterrupt; the error of a debugger without input gets a message."""
     name = tracebacks.name_of(kind)
     if name == "CancelledError" and interrupted.cancelled:
         return KeyboardInterrupt, KeyboardInterrupt().with_traceback(raised.__traceback__)
@@ -326,7 +326,7 @@ def _translate_error(kind: Any, raised: Any, *, interrupted: Interrupts) -> tupl
 
 
 def _raise_no_input(prompt: object = "", *_more: object) -> str:
-    raise StdinNotImplementedError(f"{NO_INPUT} (It was asked: {str(prompt)[:200]!r})" if prompt else NO_INPUT)
+    raise StdinNotImplementedError(f"{NO_INPUT} The prompt was {str(prompt)[:200]!r}." if prompt else NO_INPUT)
 
 
 def _raise_no_debugger(*_args: object, **_named: object) -> None:
@@ -338,12 +338,12 @@ def _change_environment(changed: dict[str, str], gone: Any) -> None:
     for name in gone:
         os.environ.pop(name, None)
     if "TZ" in changed or "TZ" in gone:
-        time.tzset()  # otherwise it is read once, at the start of the process
+        time.tzset()  # otherwise, TZ is read only once, at the start of the process
 
 
 def _change_directory(path: str) -> None:
     try:
         os.chdir(path)
     except OSError:
-        return  # it does not exist any more
+        return  # the folder does not exist any more
     os.environ["PWD"] = path

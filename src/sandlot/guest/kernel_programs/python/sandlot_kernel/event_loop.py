@@ -1,9 +1,9 @@
 """The asyncio event loop of cells, whose tasks continue between cells.
 
-- A cell with ``await`` outside of functions runs in the loop.
-- Every other cell runs while the loop is paused, and yet finds it: ``asyncio.create_task`` works, and the task begins when the cell is
-  over. ``asyncio.run`` and ``run_until_complete`` work as well: asyncio finds that no loop is running, which is true.
-- A loop that a cell has stopped is run on; one that it has closed is replaced.
+- A cell with a top-level ``await`` runs in the loop.
+- Every other cell runs while the loop is paused, but the loop is set as the running loop: ``asyncio.create_task`` works, and the task starts
+  after the cell. ``asyncio.run`` and ``run_until_complete`` work as well, because their check finds no running loop.
+- A loop that a cell has stopped continues. A loop that a cell has closed is replaced.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ class EventLoop:
     """The asyncio loop of the main thread.
 
     Args:
-        interrupts: Told how to cancel a cell that awaits something.
+        interrupts: Gets a function that cancels the cell while it runs in the loop.
     """
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed_loops: list[Any] = []
-        """Loops whose descriptors a cell has closed. They are kept, because their destructors would close descriptors that were reused."""
+        """Loops whose descriptors a cell has closed. They are kept, because their destructors could close descriptors that were reused."""
         self._is_paused = False
         self._context = contextvars.copy_context()
-        self._get_running = events._get_running_loop  # noqa: SLF001 - what run() and run_until_complete() check
+        self._get_running = events._get_running_loop  # noqa: SLF001 - run() and run_until_complete() call it
         self._set_running = events._set_running_loop  # noqa: SLF001
 
     def install(self) -> None:
-        """Create the loop, and let asyncio find that no loop is running while a cell runs outside of it."""
+        """Create the loop, and patch asyncio so that it finds no running loop while a cell runs outside the loop."""
         self.ready()
         for module in (events, asyncio):  # other implementations of loops import them from the package
             module._get_running_loop = self._running  # type: ignore[attr-defined]  # noqa: SLF001
             module._set_running_loop = self._change  # type: ignore[attr-defined]  # noqa: SLF001
 
     def ready(self) -> asyncio.AbstractEventLoop:
-        """Return the loop; create a new one if a cell has closed it."""
+        """Return the loop. Create a new loop if a cell has closed it."""
         loop = self._loop
         if loop is None or loop.is_closed() or not _works(loop):
             self._closed_loops.append(loop)
@@ -56,11 +56,11 @@ class EventLoop:
         return loop
 
     def call(self, function: Callable[..., Any], *args: object) -> Any:
-        """Call a function in the context (``contextvars``) that all cells share."""
+        """Call a function in the context that all cells share (``contextvars``)."""
         return self._context.run(function, *args)
 
     def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a cell that awaits nothing, outside of the loop."""
+        """Run a cell without ``await``, outside the loop."""
         loop = self.ready()
         self._is_paused = True
         self._set_running(loop)
@@ -72,7 +72,7 @@ class EventLoop:
             self._is_paused = False
             self._set_running(None)
         coroutine.close()
-        raise RuntimeError("a cell without await waited")
+        raise RuntimeError("the code has awaited something, although it has no top-level await")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell in the loop."""
@@ -97,31 +97,31 @@ class EventLoop:
         return task.result()
 
     def _run_until_done(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
-        """Run the loop until the cell is done, or another task has stopped the loop."""
+        """Run the loop until the cell has ended or another task has stopped the loop."""
         try:
             loop.run_until_complete(task)
         except KeyboardInterrupt:
-            if not task.done():  # it was raised in a callback or another task
+            if not task.done():  # the interrupt was raised in a callback or another task
                 self._interrupts.cancelled = True
                 task.cancel()
         except (SystemExit, asyncio.CancelledError):
-            return  # another task wanted to end the program, or the cell was cancelled
+            return  # another task called sys.exit(), or the cell was cancelled
         except RuntimeError:
             if loop.is_closed():
                 raise
 
     def run_until_message(self, channel: Channel) -> None:
-        """Run tasks, if there are any, until a message of the guest arrives."""
+        """Run tasks, if there are any, until a message of the guest arrives. Return at once if there are none."""
         while True:
             loop = self._loop
             if loop is None or loop.is_closed() or not _busy(loop) or channel.has_message:
-                return  # the caller's read waits
+                return  # the caller waits for the message
             try:
                 self._interrupts.in_user_code = True
                 loop.add_reader(channel.fileno(), loop.stop)
                 loop.run_forever()
             except (KeyboardInterrupt, SystemExit):
-                pass  # a callback that did not end was interrupted, or a task wanted to end the program
+                pass  # a callback was interrupted, or a task called sys.exit()
             except (OSError, RuntimeError, ValueError):
                 self._loop = None  # a cell has closed its descriptors
             finally:
@@ -143,14 +143,14 @@ class EventLoop:
         self._set_running(loop)
 
     def _in_other_thread(self) -> bool:
-        """Return whether this thread is not the one of cells."""
-        import threading  # noqa: PLC0415 - asyncio has imported it; a name in this module is not wanted
+        """Return True if this is not the main thread, in which cells run."""
+        import threading  # noqa: PLC0415 - imported here, so that cells cannot replace a name of this module
 
         return threading.current_thread() is not threading.main_thread()
 
 
 def _works(loop: Any) -> bool:
-    """Return whether the descriptors of a loop are still open."""
+    """Return True if the descriptors of a loop are still open."""
     try:
         loop._selector.select(0)  # noqa: SLF001 - ready descriptors stay ready
     except AttributeError:
@@ -161,10 +161,10 @@ def _works(loop: Any) -> bool:
 
 
 def _busy(loop: Any) -> bool:
-    """Return whether a loop has anything to do, now or later."""
+    """Return True if a loop has tasks, callbacks, timers or watched descriptors."""
     if asyncio.all_tasks(loop) or getattr(loop, "_ready", True) or getattr(loop, "_scheduled", True):
         return True
     try:
-        return len(loop._selector.get_map()) > 1  # noqa: SLF001 - its own wake-up pipe is always there
+        return len(loop._selector.get_map()) > 1  # noqa: SLF001 - the wake-up pipe of the loop is always watched
     except (AttributeError, RuntimeError, TypeError):
         return True

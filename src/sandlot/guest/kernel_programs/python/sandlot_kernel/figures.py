@@ -1,8 +1,8 @@
-"""Inline figures of Matplotlib, without an environment variable that child processes would inherit.
+"""Inline figures of Matplotlib. The backend is selected without an environment variable, which child processes would inherit.
 
-- An import of Matplotlib in a kernel selects the inline backend, unless the environment or the cell selects another one than Agg (which
-  images set for programs without a kernel).
-- A figure that was the value of the last expression of a cell is not shown a second time when the cell ends.
+- When Matplotlib is imported in a kernel, the inline backend is selected, unless the environment or the cell selects a backend other than
+  Agg. Images set Agg for programs without a kernel.
+- A figure that was the value of the last expression of a cell is not shown again at the end of the cell.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def install() -> None:
 
 
 def is_figure(shown: object) -> bool:
-    """Return whether an object is a figure of Matplotlib."""
+    """Return True if an object is a figure of Matplotlib."""
     figure = sys.modules.get("matplotlib.figure")
     return figure is not None and isinstance(shown, figure.Figure)
 
 
 def remember_shown(result: object) -> None:
-    """Remember a result that was shown, if it is a figure."""
+    """Remember a displayed result, if it is a figure."""
     if is_figure(result):
         _shown_figures.append(result)
 
 
 def drop_shown() -> None:
-    """At the end of a cell, drop the figures that were shown already."""
+    """Remove the figures that were already displayed from those that are shown at the end of a cell."""
     if not _shown_figures:
         return
     figures = list(_shown_figures)

@@ -1,4 +1,4 @@
-"""A thread that sends delayed output."""
+"""Flusher: the thread that sends delayed output."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 class Flusher:
     """A thread that flushes output a short time after it was written, or as soon as the guest requests that.
 
-    It does not use ``threading``, so that cells do not see the thread.
+    The thread is started without ``threading``, so that cells do not see it.
 
     Args:
-        flush: Sends what was delayed.
+        flush: Sends the delayed output.
         on_request: Called when the guest requests a flush.
-        request_fd: Pipe by which the guest requests a flush; -1 for none.
+        request_fd: Pipe on which the guest requests a flush; -1 for none.
         delay_s: Seconds between :meth:`wake` and the flush.
 
     Attributes:
-        request_fd: As the argument; -1 once a cell has closed the pipe.
-        is_over: True if the thread has ended by itself, because a cell has closed its pipe or the guest is gone.
+        request_fd: As the argument; -1 after a cell has closed the pipe.
+        is_over: True if the thread has ended by itself, because a cell has closed its pipe or the guest has closed the socket.
 
     Raises:
         RuntimeError: No further thread can be started.
@@ -57,11 +57,11 @@ class Flusher:
 
     @property
     def is_requested_by_guest(self) -> bool:
-        """True if the guest requests flushes: output need not be flushed by a delay then."""
+        """True if the guest requests flushes, so that a flush after a delay is not needed."""
         return self.request_fd >= 0 and not self.is_over
 
     def wake(self) -> None:
-        """Flush after the delay."""
+        """Request a flush after the delay."""
         try:
             os.write(self._wake_fds[1], b"\0")
         except OSError:
@@ -89,7 +89,7 @@ class Flusher:
             self._ended.release()
 
     def _wait(self) -> bool:
-        """Wait until there is output to flush; return whether the guest has requested the flush."""
+        """Wait for a request. Return True if the guest has requested the flush."""
         is_requested = False
         for fd, mask in self._poll.poll():
             try:

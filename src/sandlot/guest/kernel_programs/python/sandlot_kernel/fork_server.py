@@ -1,11 +1,14 @@
-"""The fork server: a process that has imported what kernels need and is forked for each of them.
+"""The fork server: a process that has imported the packages of kernels, and is forked for each kernel.
 
-Messages of the guest: ``{"op": "fork"}`` comes with four descriptors (the kernel's socket, stdout, stderr, and the pipe by which the guest
-requests a flush) and is answered by ``{"event": "forked", "pid": ...}``; ``{"op": "check"}`` is answered by ``{"event": "fresh", "fresh":
-...}``: whether what was imported is still what lies on the disk. The server sends ``{"event": "ready"}`` when it can fork, and
-``{"event": "warm"}`` when it has imported all modules that it was started with.
+Messages of the guest and the responses:
 
-A kernel that it forks is a child of PID 1 and leads a session. It keeps nothing of the server but its imports.
+- ``{"op": "fork"}`` with four descriptors: the kernel's socket, stdout, stderr, and the pipe on which the guest requests a flush. The response
+  is ``{"event": "forked", "pid": ...}``.
+- ``{"op": "check"}``. The response is ``{"event": "fresh", "fresh": ...}``, true if the imported packages have not changed on the disk.
+
+The server also sends ``{"event": "ready"}`` when it can fork, and ``{"event": "warm"}`` when it has imported all modules of its command line.
+
+A forked kernel is a child of PID 1 and leads a session. It keeps nothing of the server except its imports.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 MAX_DESCRIPTORS = 4
-"""Descriptors that come with a message."""
+"""Maximum number of descriptors that come with a message."""
 
 
 class ForkServer:
@@ -39,24 +42,24 @@ class ForkServer:
         create_engine: Creates the kernel that is forked.
 
     Attributes:
-        engine: The kernel; in a forked process, it is to be served.
+        engine: The kernel, which a forked process serves.
     """
 
     def __init__(self, fd: int, modules: list[str], create_engine: Callable[[], Engine]) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._modules = modules
-        # Before any import: a package that is repaired after its import failed has then changed since.
+        # Before any import, so that a package that is repaired after a failed import counts as changed.
         self._folders = {path: _file_version(path) for path in _package_folders()}
         self.engine = create_engine()
         self.engine.rehearse_shell()
         self._record_imports()
 
     def serve(self) -> list[int] | None:
-        """Handle messages until the guest is gone.
+        """Handle messages until the guest closes the socket.
 
         Returns:
-            In a forked kernel: its socket and the pipe that requests a flush. In the server, at its end: None.
+            In a forked kernel, its socket and the pipe on which the guest requests a flush. In the server, at its end, None.
         """
         self._send({"event": "ready", "warm": not self._modules})
         while True:
@@ -76,16 +79,16 @@ class ForkServer:
     def _import(self, name: str) -> None:
         try:
             __import__(name)
-        except Exception:  # noqa: BLE001, S110 - the image has no such module, or it is broken: cells will see that
+        except Exception:  # noqa: BLE001, S110 - the module is missing or broken; cells that import it get the error
             pass
         if not self._modules:
             self._record_imports()
             self._send({"event": "warm"})
 
     def _record_imports(self) -> None:
-        """Record the imported files, and hide all objects from the garbage collector, so that kernels share their pages.
+        """Record the imported files, and freeze all objects for the garbage collector, so that kernels share memory pages.
 
-        A folder keeps its first record, which is older than the imports from it.
+        A folder keeps its first record, which was made before the imports from this folder.
         """
         self._folders = {path: _file_version(path) for path in _package_folders()} | self._folders
         self._files = {path: _file_version(path) for path in _imported_files()}
@@ -93,7 +96,7 @@ class ForkServer:
         gc.freeze()
 
     def _fork(self, fds: list[int]) -> list[int] | None:
-        """Fork a kernel: its descriptors in the kernel, None in the server."""
+        """Fork a kernel. Return its descriptors in the kernel, and None in the server."""
         pid_read, pid_write = os.pipe()
         first = os.fork()
         if first == 0:
@@ -123,13 +126,13 @@ class ForkServer:
         os.close(out)
         os.close(err)
         self.engine.on_forked(os.urandom(64))
-        self.engine.rehearse_shell()  # its pages are copied now, not in its first cell: nothing waits for a spare
+        self.engine.rehearse_shell()  # copies memory pages now, while nothing waits for the spare, not in its first cell
         return [channel, flush]
 
     def _is_fresh(self) -> bool:
-        """Return whether what was imported is still installed. Files are looked at only if a folder of packages has changed.
+        """Return True if the imported packages have not changed on the disk. Files are examined only if a folder of packages has changed.
 
-        Without IPython any change counts: IPython may have been installed.
+        Without IPython, any change of a folder counts, because IPython may have been installed.
         """
         if all(_file_version(path) == version for path, version in self._folders.items()):
             return True
@@ -139,7 +142,7 @@ class ForkServer:
         return True
 
     def _receive(self) -> tuple[Any, list[int]]:
-        """Return the next message and its descriptors; None for the message if the guest is gone."""
+        """Return the next message and its descriptors. The message is None if the guest has closed the socket."""
         data = b""
         fds: list[int] = []
         head_bytes = values.HEAD_BYTES
@@ -168,7 +171,7 @@ def _imported_files() -> list[str]:
 
 
 def _package_folders() -> list[str]:
-    """Return the folders that an installation changes: those of all packages, and that of each imported package."""
+    """Return the folders that an installation changes: the folders that contain packages, and the folder of each imported package."""
     files = _imported_files()
     tops = {path.split("-packages" + os.sep)[0] + "-packages" for path in files}
     packages = {os.path.join(top, path[len(top) + 1 :].split(os.sep)[0]) for top in tops for path in files if path.startswith(top + os.sep)}

@@ -1,7 +1,7 @@
-"""Forks of the kernel and programs that it starts.
+"""Forks of the kernel, and programs that cells start.
 
-- Before a fork, the start of a program, and the end of the process, everything that was written is sent.
-- A child that a cell has forked ends with the cell; it never sends messages to the guest.
+- Before a fork, the start of a program, and the end of the process, all output is sent.
+- A forked child ends at the end of the cell, and never sends messages to the guest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ForkHooks:
     """Hooks around forks and starts of programs.
 
     Args:
-        output: What was written and not yet sent.
+        output: Output of the kernel.
     """
 
     def __init__(self, output: Output) -> None:
@@ -34,11 +34,11 @@ class ForkHooks:
         self._pid = os.getpid()
 
     def become_kernel(self) -> None:
-        """Take this process for the kernel; it may have been forked by the fork server."""
+        """Treat this process as the kernel, not as a forked child. The fork server may have forked it."""
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Send what was written before everything that starts a process or ends this one."""
+        """Patch the functions that start a process or end this process, so that output is sent before."""
         self.become_kernel()
         output = self._output
         os.register_at_fork(before=output.before_fork, after_in_child=self._after_fork_in_child)
@@ -49,11 +49,11 @@ class ForkHooks:
             setattr(os, name, _call_first(output.flush, getattr(os, name)))
 
     def is_child(self) -> bool:
-        """Return whether a cell has forked this process."""
+        """Return True if a cell has forked this process."""
         return os.getpid() != self._pid
 
     def end_child(self, error: BaseException | None) -> None:
-        """End a forked child with the exit status that its part of the cell has."""
+        """End a forked child. The exit status is that of a program that ends with ``error``."""
         code = 0
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -88,16 +88,16 @@ def _call_first(first: Callable[[], None], function: Callable[..., Any]) -> Call
 
 
 def run_command(command: str) -> int:
-    """Run a command line, as ``!command`` does, on the kernel's own descriptors, so that its output arrives as it is written.
+    """Run a command line for ``!command``, on the descriptors of the kernel, so that its output is sent as it is written.
 
     Returns:
-        Its exit status; minus the number of the signal if a signal has ended it.
+        Exit status; minus the number of the signal if a signal has ended the command.
     """
     path = next((path for path in SHELLS if os.access(path, os.X_OK)), SHELLS[-1])
     argv = [path, "-c", command]
     if all(type(stream) in {Stream, ChildStream} for stream in (sys.stdout, sys.stderr)):
         return subprocess.call(argv, stdin=subprocess.DEVNULL)
-    # A cell has replaced a stream (%%capture does): write the text there.
+    # A cell has replaced a stream, as %%capture does: write the output to that stream.
     run = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     for stream, data in ((sys.stdout, run.stdout), (sys.stderr, run.stderr)):
         if stream is not None:

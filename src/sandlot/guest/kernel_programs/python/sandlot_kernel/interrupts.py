@@ -1,9 +1,9 @@
-"""SIGINT, and when it may raise KeyboardInterrupt.
+"""Handling of SIGINT, which raises KeyboardInterrupt only where that is safe.
 
-- In user code of a cell it raises at once.
-- In kernel code that must not be broken off, it is remembered and raised on the way back to user code.
+- In user code of a cell, it raises at once.
+- In kernel code that must not be interrupted, it is remembered, and raises on the return to user code.
 - While a cell awaits something in the event loop, it cancels the cell.
-- Between cells it is ignored, except in a callback of the event loop that does not end.
+- Between cells, it is ignored, except in a callback of the event loop that does not end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAITING_CODE = (
     _THIS_FILE,
     os.path.join(os.path.dirname(_THIS_FILE), "event_loop.py"),
 )
-"""Files of code that only waits or calls callbacks: a frame of theirs is no code of a cell."""
+"""Paths of code that only waits or calls callbacks. A frame of this code is not code of a cell."""
 
 
 class Interrupts:
@@ -36,10 +36,10 @@ class Interrupts:
 
     Attributes:
         in_cell: True if a cell runs.
-        in_user_code: True if code of the user runs, in which an interrupt may raise.
-        depth: Nesting of kernel code, called by user code, that an interrupt must not break off.
+        in_user_code: True while user code runs, in which an interrupt may raise.
+        depth: Number of nested calls of kernel code in which an interrupt must not raise.
         pending: True if an interrupt waits until it may raise.
-        cancel: Cancels a cell that awaits something; returns whether it was still running. None if the cell does not run in the event loop.
+        cancel: Cancels the cell, and returns True if it was still running. None if the cell does not run in the event loop.
         cancelled: True if the running cell was cancelled.
     """
 
@@ -56,10 +56,11 @@ class Interrupts:
         self.cancelled = False
 
     def install(self, *, anew: bool = False) -> None:
-        """Handle SIGINT, also after user code has installed another handler.
+        """Install the handler of SIGINT, if user code may have replaced it.
 
         Args:
-            anew: True to do so even if Python knows of no other handler: C code may have installed one. New imports have the same effect.
+            anew: True to install it in any case, because C code may have installed a handler that Python does not know of. New imports have
+                the same effect.
         """
         known = len(sys.modules)
         if anew or known != self._known or signal.getsignal(signal.SIGINT) != self._on_sigint:
@@ -69,7 +70,7 @@ class Interrupts:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
 
     def enter(self) -> None:
-        """Begin user code; an interrupt that came before raises now."""
+        """Begin user code. A pending interrupt raises now."""
         self.in_user_code = True
         self.check()
 
@@ -78,13 +79,13 @@ class Interrupts:
         self.in_user_code = False
 
     def check(self) -> None:
-        """Raise a pending interrupt, if it may raise here."""
+        """Raise KeyboardInterrupt if an interrupt is pending and may raise here."""
         if self.pending and self.in_user_code and not self.depth:
             self.pending = False
             raise KeyboardInterrupt
 
     def _on_unraisable(self, what: Any) -> None:
-        """Repeat an interrupt that struck in a finalizer, where Python cannot raise it."""
+        """Repeat an interrupt that was raised in a finalizer, where Python ignores exceptions."""
         if self.in_cell and what.exc_type is KeyboardInterrupt:
             _thread.interrupt_main()
         elif callable(self._unraisable):

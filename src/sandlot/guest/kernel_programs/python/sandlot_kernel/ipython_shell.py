@@ -1,8 +1,8 @@
-"""The shell for images with IPython 8 or 9: its ``InteractiveShell`` without a terminal, files or colours.
+"""The shell for images with IPython 8 or 9: ``InteractiveShell`` without a terminal, files or colours.
 
-- Nothing is written or read: no profile, no history database, no start-up files.
-- What IPython would print as a prompt, a result or a traceback is reported as messages (``engine.KernelFacade``).
-- Figures that a cell leaves open are shown when it ends, once.
+- No files are read or written: no profile, no history database, no start-up files.
+- IPython prints neither prompts nor results nor tracebacks. They are reported as messages (``engine.KernelFacade``).
+- Figures that a cell leaves open are shown once, at the end of the cell.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from .engine import KernelFacade
 
 PARTS = ("display_formatter", "display_pub", "displayhook", "history_manager", "events", "compile", "builtin_trap", "display_trap")
-"""Parts that cells can reach by ``get_ipython()`` and must not take away."""
+"""Attributes that cells can reach through ``get_ipython()``. They are restored if a cell has set them to None."""
 
 NO_FOLDER = "/nonexistent/ipython"
-"""Path in the place of IPython's own folder."""
+"""A path that does not exist, used as IPython's folder."""
 
 
 class Compiler(CachingCompiler):  # type: ignore[misc]
-    """Compiles cells under the names that the engine gives them."""
+    """Compiles cells, with the names of the engine as file names."""
 
     cell_name = ""
 
@@ -53,7 +53,7 @@ class Compiler(CachingCompiler):  # type: ignore[misc]
 
 
 class Exit(ExitAutocall):  # type: ignore[misc]
-    """``exit`` and ``quit``, also without parentheses: end the cell, not the kernel."""
+    """``exit`` and ``quit``, even without parentheses. They end the cell, not the kernel."""
 
     def __call__(self, *code: object) -> None:
         """End the cell."""
@@ -61,7 +61,7 @@ class Exit(ExitAutocall):  # type: ignore[misc]
 
 
 class ResultHook(DisplayHook):  # type: ignore[misc]
-    """Reports the value of a last expression."""
+    """Reports the value of the last expression of a cell."""
 
     def __call__(self, result: object = None) -> None:
         """Report a value."""
@@ -74,10 +74,10 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
             facade.guard.builtins.enter()
 
     def quiet(self) -> bool:
-        """Return whether the cell ends with a semicolon."""
+        """Return True if the cell ends with a semicolon, which suppresses the result."""
         try:
             return bool(self.semicolon_at_end_of_expression(self.shell.cell_code))
-        except Exception:  # noqa: BLE001 - text that its tokenizer cannot read does not end with one
+        except Exception:  # noqa: BLE001 - IPython's tokenizer fails for some code
             return False
 
     def write_output_prompt(self) -> None:
@@ -88,7 +88,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
         self.shell.facade.display(format_dict, md_dict, main=True)
 
     def update_user_ns(self, result: object) -> None:
-        """Store the value as ``_`` and in ``Out``, if the cell is stored."""
+        """Store the value as ``_`` and in ``Out``, if the cell is stored in the history."""
         if self.shell.cell_stored:
             super().update_user_ns(result)
 
@@ -98,7 +98,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
             self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[:MAX_METADATA_TEXT_CHARS]
 
     def finish_displayhook(self) -> None:
-        """End the display; nothing was written to a stream."""
+        """End the display. No stream needs a flush."""
         self._is_active = False
 
 
@@ -111,12 +111,12 @@ class DisplayMessages(DisplayPublisher):  # type: ignore[misc]
         self.shell.facade.display(data, metadata, main=False, display_id=None if display_id is None else str(display_id), update=bool(update))
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's signature
-        """Report that results so far are to be removed."""
+        """Report that the cell removes its results."""
         self.shell.facade.clear(wait=bool(wait))
 
 
 class Formatter(DisplayFormatter):  # type: ignore[misc]
-    """Finds the representations of an object. One that fails is text on stderr and does not end the cell."""
+    """Finds the representations of an object. The error of a failed representation is written to stderr and does not end the cell."""
 
     def format(self, obj: object, include: Any = None, exclude: Any = None) -> Any:
         """Return the representations and their metadata."""
@@ -132,18 +132,18 @@ class Formatter(DisplayFormatter):  # type: ignore[misc]
 
 
 class ChartFormatter(BaseFormatter):  # type: ignore[misc]
-    """The data of a chart."""
+    """Formatter for the data of a chart."""
 
     format_type = Unicode(charts.MIME)
     print_method = ObjectName("_repr_sandlot_chart_")
 
     def __call__(self, obj: object) -> str | None:
-        """Return JSON for a figure, None for other objects. A formatter that is registered for figures would be removed by the inline backend."""
+        """Return JSON for a figure, None for other objects. The inline backend would remove a formatter that is registered for figures."""
         return charts.describe(obj) if figures.is_figure(obj) else None
 
 
 class NoProfile(ProfileDir):  # type: ignore[misc]
-    """A profile folder that is not created; IPython 8 asks for its path."""
+    """A profile folder that is not created. IPython 8 needs its path."""
 
     @observe("location")  # type: ignore[untyped-decorator]
     def _location_changed(self, change: Any) -> None:
@@ -151,7 +151,7 @@ class NoProfile(ProfileDir):  # type: ignore[misc]
 
 
 class IPythonShell(InteractiveShell):  # type: ignore[misc]
-    """IPython, driven by messages of the guest."""
+    """An IPython shell that runs cells of the guest."""
 
     compiler_class = Type(Compiler)
     displayhook_class = Type(ResultHook)
@@ -175,7 +175,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         if hasattr(interactiveshell, "PickleShareDB"):
             interactiveshell.PickleShareDB = lambda _folder: {}  # IPython 8 would create a folder
         super().__init__(config=config)
-        type(self)._instance = self  # noqa: SLF001 - what instance() does, for both classes
+        type(self)._instance = self  # noqa: SLF001 - as instance() does, for both classes
         InteractiveShell._instance = self  # noqa: SLF001
         plain = self.display_formatter.formatters["text/plain"]
         for kind in (str, bytes, bytearray):
@@ -185,12 +185,12 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         figures.install()
 
     def connect(self, facade: KernelFacade) -> None:
-        """Report to a kernel from now on."""
+        """Connect the shell to its kernel."""
         self.facade = facade
         self._parts = {name: getattr(self, name) for name in PARTS}
 
     def begin(self, code: str, name: str, *, silent: bool, stored: bool) -> tuple[Any, bool]:
-        """Prepare a cell, as ``plain_shell.PlainShell.begin`` does."""
+        """Prepare a cell; see ``plain_shell.PlainShell.begin``."""
         self.cell_code, self.cell_stored = code, stored and not silent
         for attribute, part in self._parts.items():
             if getattr(self, attribute, None) is None:
@@ -200,18 +200,18 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         failed = None
         try:
             cell = self._transformed(code)
-        except Exception:  # noqa: BLE001 - run_cell_async reports it as the error of the cell
+        except Exception:  # noqa: BLE001 - run_cell_async reports the error of the cell
             cell, failed = code, sys.exc_info()
         needs_loop = bool(self.should_run_async(code, transformed_cell=cell, preprocessing_exc_tuple=failed))
         coroutine = self.run_cell_async(code, store_history=stored, silent=silent, transformed_cell=cell, preprocessing_exc_tuple=failed)
         return coroutine, needs_loop
 
     def _transformed(self, code: str) -> str:
-        """A cell as Python. Prompts of pasted sessions are taken off only where it is none without that: strings may hold some."""
+        """Transform a cell into Python. Prompts of pasted sessions are removed only if the code is not valid Python: strings may contain them."""
         manager = self.input_transformer_manager
         cleanup = manager.cleanup_transforms
         if _is_python(code):
-            # "In [1]: x" is Python as well, an annotation: what begins with a prompt was pasted.
+            # "In [1]: x" is valid Python too, an annotation. Code that begins with a prompt was pasted.
             manager.cleanup_transforms = [each for each in cleanup if not isinstance(each, PromptStripper) or each.initial_re.match(code)]
         try:
             return str(self.transform_cell(code))
@@ -226,7 +226,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             self.events.trigger("post_run_cell", self.last_execution_result)
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run a part of a cell; return whether it failed."""
+        """Run a part of a cell. Return True if it failed."""
         facade = self.facade
         hook, sys.excepthook = sys.excepthook, self.excepthook
         give_builtins(self.user_global_ns)
@@ -255,13 +255,13 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
     runcode = run_code
 
     def showtraceback(self, exc_tuple: Any = None, *_how: Any, **_more: Any) -> None:
-        """Report an exception of a cell as its error, one of a representation on stderr."""
+        """Report an exception of a cell as its error. The exception of a representation is written to stderr."""
         try:
             kind, raised, trace = self._get_exc_info(exc_tuple)
         except ValueError:
             sys.stderr.write("No traceback available to show.\n")
             return
-        if self.formatting or (exc_tuple is None and sys.exc_info()[0] is None):  # %tb repeats what was reported
+        if self.formatting or (exc_tuple is None and sys.exc_info()[0] is None):  # %tb shows an error again
             sys.stderr.write("\n".join(tracebacks.lines_of(kind, raised, trace)) + "\n")
         elif kind is UsageError:
             self.facade.error(kind, raised, None)
@@ -273,7 +273,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         self.showtraceback()
 
     def showindentationerror(self) -> None:
-        """Report an error of indentation."""
+        """Report an indentation error."""
         self.showtraceback()
 
     def excepthook(self, etype: Any, value: Any, tb: Any) -> None:
@@ -285,7 +285,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
 
     def _format_exception_for_storage(self, exception: BaseException, *_how: Any, **_more: Any) -> dict[str, Any]:
-        """Return nothing: IPython 9 would store the text of every error for notebooks."""
+        """Return a record without the text of the error, which IPython 9 would store for notebooks."""
         return {"ename": tracebacks.name_of(type(exception)), "evalue": "", "traceback": []}
 
     def ask_exit(self) -> None:
@@ -293,7 +293,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         raise SystemExit
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Do nothing: there is no screen, and figures are shown inline."""
+        """Do nothing, because figures are shown inline."""
 
     def init_ipython_dir(self, _given: Any) -> None:
         """Do nothing: no folder is created."""
@@ -309,7 +309,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
 
     @property
     def db(self) -> dict[str, Any]:
-        """Values that magics store, such as folders and aliases, as long as the kernel lives."""
+        """Values that magics store, such as folders and aliases. They are kept in memory."""
         return self._memory
 
     @db.setter
@@ -317,7 +317,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         """Ignore the files that IPython 8 would use."""
 
     def init_virtualenv(self) -> None:
-        """Do nothing: the kernel runs on the image's python, whatever VIRTUAL_ENV says."""
+        """Do nothing: the kernel ignores VIRTUAL_ENV."""
 
     def init_display_formatter(self) -> None:
         """Use the formatter that handles failures."""
@@ -329,12 +329,12 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         return Exit(self)
 
     def _in_mode(self, kind: Any, raised: Any, trace: Any) -> list[str] | None:
-        """Return the traceback in the mode that a cell has chosen by %xmode; None for the default mode."""
+        """Return the traceback in the mode that a cell has selected with %xmode; None for the default mode."""
         if self.InteractiveTB.mode == "Plain" or isinstance(raised, SyntaxError):
             return None
         try:
             text = self.InteractiveTB.stb2text(self.InteractiveTB.structured_traceback(kind, raised, tracebacks.strip(trace), tb_offset=0))
-        except Exception:  # noqa: BLE001 - it formats objects of the user
+        except Exception:  # noqa: BLE001 - it calls code of the user
             return None
         return str(text).splitlines()[-tracebacks.MAX_LINES :]
 
@@ -348,7 +348,7 @@ def _is_python(code: str) -> bool:
 
 
 def _long(shown: Any, printer: Any, _cycle: Any) -> None:
-    """Print a text or bytes, cut if it is too long for a message."""
+    """Print a text or bytes, shortened if it is too long for a message."""
     if len(shown) <= MAX_TEXT_CHARS:
         printer.text(repr(shown))
     else:

@@ -1,11 +1,11 @@
-"""Restores what a cell must not take away for good: builtins, modules, streams, descriptors, the stack.
+"""Restores parts of Python that a cell has broken, before the next cell: builtins, modules, streams, descriptors, the recursion limit.
 
-- A cell's changes of builtins apply while cells run, not while kernel code does. Builtins that it deleted, or replaced by something that
-  cannot be called, are back in the next cell.
-- ``sys.stdout`` and ``sys.stderr`` that a cell replaced stay replaced; None and closed streams are replaced before the next cell.
-- Descriptors 0, 1 and 2 that a cell closed are restored before the next cell.
-- Packages that are installed while the kernel runs can be imported by the next cell, also from folders that did not exist before. New
-  ``.pth`` files are looked for when an import finds nothing, once in a cell: looking takes longer than most cells.
+- Changes of builtins apply while cells run, not while kernel code runs. A builtin function that a cell has deleted, or replaced by an object
+  that cannot be called, is restored for the next cell.
+- If a cell has replaced ``sys.stdout`` or ``sys.stderr``, the replacement stays. None and closed streams are replaced before the next cell.
+- Descriptors 0, 1 and 2 are restored before the next cell if a cell has closed them.
+- Packages that are installed while the kernel runs can be imported by the next cell, even from folders that did not exist before. New
+  ``.pth`` files are searched when an import fails, once in a cell, because the search takes longer than most cells.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .text_streams import Stream
 
 MIN_RECURSION_LIMIT = 500
-"""The kernel does not work with a lower limit."""
+"""Minimum of ``sys.getrecursionlimit()`` with which the kernel works."""
 
 
 class Builtins:
@@ -40,11 +40,11 @@ class Builtins:
         self._gone: list[str] = []
 
     def learn(self) -> None:
-        """Remember the builtins as they are, without those that IPython replaces for cells."""
+        """Remember the present builtins, except those that IPython replaces for cells."""
         self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
 
     def restore(self) -> None:
-        """Before a cell, undo changes that would break every later cell, such as a function or ``NotImplemented`` replaced by None."""
+        """Undo changes that would break all later cells, such as a function replaced by None. Called before a cell."""
         own = self._own
         self._gone = []
         self._changed = {
@@ -54,14 +54,14 @@ class Builtins:
         }
 
     def enter(self) -> None:
-        """Before code of a cell, apply the changes of earlier cells."""
+        """Apply the changes of earlier cells. Called before code of a cell."""
         if self._changed or self._gone:
             self._here.update(self._changed)
             for name in self._gone:
                 self._here.pop(name, None)
 
     def leave(self) -> None:
-        """After code of a cell, remember its changes and restore Python's builtins."""
+        """Remember the changes of a cell, and restore Python's builtins. Called after code of a cell."""
         here, own = self._here, self._own
         changed = {name: value for name, value in own.items() if here.get(name, own) is not value}
         self._changed = {name: here[name] for name in changed if name in here}
@@ -74,8 +74,8 @@ class KernelGuard:
     """Restores the state of the process before every cell.
 
     Args:
-        stdout: The stream of cells.
-        stderr: The stream of cells.
+        stdout: Standard output of cells.
+        stderr: Standard error of cells.
     """
 
     def __init__(self, stdout: Stream, stderr: Stream) -> None:
@@ -89,7 +89,7 @@ class KernelGuard:
         self._is_looking = True
 
     def install(self) -> None:
-        """Remember the state of the process as it is now, and install the streams."""
+        """Remember the present state of the process, and install the streams."""
         self.builtins.learn()
         self._kept = {fd: duplicate_high(fd) for fd in (0, 1, 2) if _is_open(fd)}
         for fd in self._kept:
@@ -105,7 +105,7 @@ class KernelGuard:
             self._seen[folder] = (_mtime(folder), _path_files(folder))
 
     def restore(self) -> None:
-        """Restore what an earlier cell has taken away."""
+        """Restore the parts that an earlier cell has broken."""
         self.builtins.restore()
         self.stdout.reopen()
         self.stderr.reopen()
@@ -118,7 +118,7 @@ class KernelGuard:
                 try:
                     os.dup2(self._kept[fd], fd)
                 except OSError:
-                    pass  # it has closed the duplicate as well: children cannot write, cells can
+                    pass  # the cell has closed the duplicate too: children have no output, cells still have
         if sys.getrecursionlimit() < MIN_RECURSION_LIMIT:
             sys.setrecursionlimit(MIN_RECURSION_LIMIT)
         self._restore_modules()
@@ -134,16 +134,16 @@ class KernelGuard:
             sys.modules.update({name: modules[name] for name in ("sys", "builtins")})
 
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
-        """Find a module that no other finder knows, in a folder that a new .pth file names."""
+        """Find a module that no other finder has found, in a folder that a new .pth file names."""
         if self._is_looking or path is not None:
             return None
-        self._is_looking = True  # also meanwhile: imports of a .pth file are not looked for here
+        self._is_looking = True  # also during the search: imports in a .pth file do not start another search
         before = list(sys.path)
         self._add_path_files()
         return None if sys.path == before else PathFinder.find_spec(name)
 
     def _add_path_files(self) -> None:
-        """Process .pth files that were added."""
+        """Process new .pth files."""
         try:
             for folder, (mtime, seen) in list(self._seen.items()):
                 now = _mtime(folder)
@@ -157,7 +157,7 @@ class KernelGuard:
             pass
 
     def _forget_folders(self) -> None:
-        """Do what importlib.invalidate_caches does, without the imports that it needs."""
+        """Do the work of importlib.invalidate_caches without its imports."""
         try:
             for finder in list(sys.path_importer_cache.values()):
                 invalidate = getattr(finder, "invalidate_caches", None)
@@ -169,12 +169,12 @@ class KernelGuard:
             metadata = sys.modules.get("importlib.metadata")
             if metadata is not None:
                 metadata.MetadataPathFinder.invalidate_caches()
-        except Exception:  # noqa: BLE001, S110 - finders may be anything
+        except Exception:  # noqa: BLE001, S110 - a cell may have installed any object as a finder
             pass
 
 
 def give_builtins(names: dict[str, Any]) -> None:
-    """Put Python's builtins into a namespace that has none: exec() would put the kernel's copy there."""
+    """Put Python's builtins into a namespace that has none. Otherwise, exec() would insert the kernel's copy."""
     if type(names.get("__builtins__")) not in {dict, types.ModuleType}:
         names["__builtins__"] = builtins
 

@@ -1,16 +1,16 @@
-"""The order of everything that the kernel sends: output of cells, displays, errors, starts and ends of cells.
+"""The output of the kernel in its original order: text of cells, displays, errors, and starts and ends of cells.
 
 Invariants:
-- What was written first is sent first, across both streams, displays and errors, whichever thread wrote it.
+- Output is sent in the order in which it was written, across both streams, displays and errors, and across threads.
 - Text is delayed by at most ``FLUSH_DELAY_S`` or ``MAX_DELAYED_CHARS``, and never beyond a display, an error, the end of a cell, a fork
   or the start of a program. ``flush`` sends at once. The guest reads the output of programs through pipes. So before a program starts,
-  the main thread waits until the guest has taken in what was written before; other threads, and tasks between cells, do not wait.
-- A thread flushes delayed text. Waking it takes 0.1 ms or more, longer than most cells run. So at the beginning of a cell it is not woken:
-  the guest requests a flush a little later if the cell still runs.
-- The first ``IMMEDIATE_LINES`` lines of a cell, and those after ``SILENCE_S`` without output, are sent by the thread that writes them.
-  Code that does not release the interpreter lock (``sum(range(10**9))``, a long match) delays everything else until it is done.
-- Output never fails because of its characters: what UTF-8 cannot encode is written with backslashes.
-- In a forked child, output goes to descriptors 1 and 2 of the child, by lines, and never to the guest's socket.
+  the main thread waits until the guest has read all earlier output; other threads, and tasks between cells, do not wait.
+- A thread flushes delayed text. Waking the thread takes 0.1 ms or more, longer than most cells run. So the thread is not woken at the
+  start of a cell; the guest requests a flush a little later if the cell still runs.
+- The first ``IMMEDIATE_LINES`` lines of a cell, and the first lines after ``SILENCE_S`` without output, are sent by the thread that writes them.
+  Later lines wait for the flusher, which code that does not release the interpreter lock delays (``sum(range(10**9))``, a long match).
+- Output never fails because of its characters: characters that UTF-8 cannot encode are written with backslashes.
+- In a forked child, output goes to descriptors 1 and 2 line by line, never to the guest's socket.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ ENCODING, ERRORS = "utf-8", "backslashreplace"
 
 
 class Output:
-    """Everything that the kernel sends, in order.
+    """A queue of the kernel's output.
 
     Args:
-        interrupts: Postponed while something is sent by the main thread.
+        interrupts: Interrupts are postponed while the main thread sends.
 
     Attributes:
-        parts: What was not sent yet: (cell, channel, text or bytes), or (None, 0, message).
-        size: Number of characters and bytes among them, about.
-        is_flush_scheduled: True if something will flush what is delayed.
-        needs_attention: True if the next write has to call :meth:`on_write`.
-        is_muted: True if nothing is sent.
+        parts: Unsent output: (cell, channel, text or bytes) or (None, 0, message).
+        size: Approximate number of unsent characters and bytes.
+        is_flush_scheduled: True if a flush of the delayed output is scheduled.
+        needs_attention: True if the next write must call :meth:`on_write`.
+        is_muted: True if output is dropped.
         was_flush_requested: True if the guest has requested a flush since the last cell ended.
     """
 
@@ -68,7 +68,7 @@ class Output:
         self._lock_owner = 0
         self._flusher: Flusher | None = None
         self._flush_fd = -1
-        """Pipe by which the guest requests a flush; -1 for none, or if a cell has closed it."""
+        """Pipe on which the guest requests a flush; -1 if there is none or a cell has closed it."""
         self._immediate_lines = IMMEDIATE_LINES
         self._sent_s = 0.0
 
@@ -77,7 +77,7 @@ class Output:
 
         Args:
             channel: Messages to the guest.
-            flush_fd: Pipe by which the guest requests a flush of a cell that runs for a while; -1 for none.
+            flush_fd: Pipe on which the guest requests a flush of a cell that runs for a while; -1 for none.
         """
         self._channel = channel
         self._main_thread = get_ident()
@@ -87,26 +87,26 @@ class Output:
         self.begin_cell()
 
     def begin_cell(self) -> None:
-        """Prepare for the output of a new cell, also if an interrupt struck while a flush was being scheduled."""
+        """Prepare for the output of a new cell. An interrupt may have left the state of an earlier cell."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # If the guest has requested a flush already, this cell has waited for its turn in the kernel: the request was for this cell.
+        # A flush that was requested before the start of this cell was meant for this cell, which has waited in the socket.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
     def send_start(self, message: dict[str, Any]) -> None:
-        """Send that a cell has started: together with its first output, or when the guest requests a flush."""
+        """Send the start of a cell, together with its first output or when the guest requests a flush."""
         self.parts.append((None, 0, message))
         if not self.is_flush_scheduled:
             self.flush()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message after everything that was written before."""
+        """Send a message after all earlier output."""
         self.parts.append((None, 0, message))
         self.flush()
 
     def on_write(self, *, ends_line: bool) -> None:
-        """Send what was written, now or soon."""
+        """Send new output now, or schedule a flush."""
         now_s = time.monotonic()
         if now_s - self._sent_s >= SILENCE_S:
             self._immediate_lines = IMMEDIATE_LINES
@@ -120,7 +120,7 @@ class Output:
             self._schedule_flush()
 
     def flush_delayed(self) -> None:
-        """Send what was delayed; called by the flusher's thread."""
+        """Send the delayed output. Called by the flusher's thread."""
         self.is_flush_scheduled = False
         self.needs_attention = True
         self._sent_s = time.monotonic()
@@ -131,14 +131,14 @@ class Output:
         flusher = self._flusher
         if flusher is None or flusher.is_over:
             flusher = self._start_flusher()
-        if flusher is None:  # nothing is delayed then
+        if flusher is None:  # without a flusher, output cannot be delayed
             self.is_flush_scheduled, self.needs_attention = False, True
             self.flush()
             return
         flusher.wake()
 
     def _start_flusher(self) -> Flusher | None:
-        """Start the flusher's thread; return None if the sandbox has no room for a further thread or descriptor."""
+        """Start the flusher's thread. Return None if no further thread or descriptor is allowed."""
         is_main = get_ident() == self._main_thread
         self._interrupts.depth += is_main
         try:
@@ -151,7 +151,7 @@ class Output:
         return self._flusher
 
     def _keep_flush_fd(self) -> None:
-        """Remember whether a cell has closed the pipe of the flusher that ends."""
+        """Take over the state of the flush pipe from the flusher: a cell may have closed the pipe."""
         if self._flusher is not None:
             self._flush_fd = self._flusher.request_fd
 
@@ -159,14 +159,14 @@ class Output:
         self.was_flush_requested = True
 
     def flush(self) -> None:
-        """Send everything that was written.
+        """Send all output.
 
         Raises:
-            OSError: The guest is gone, or the socket is closed.
+            OSError: The guest or a cell has closed the socket.
         """
         ident = get_ident()
         if self._lock_owner == ident:
-            return  # a finalizer or a signal handler in the middle of this: what it wrote is sent as well
+            return  # called by a finalizer or a signal handler during a flush, which sends its output too
         interrupts = self._interrupts
         if ident != self._main_thread:
             with self._lock:
@@ -193,7 +193,7 @@ class Output:
         interrupts.check()
 
     def flush_and_sync(self) -> None:
-        """Send everything that was written, and wait until the guest has taken it in: output of a program that starts now comes after it."""
+        """Send all output, and wait until the guest has read it, so that the output of a program that is started now comes later."""
         channel, interrupts = self._channel, self._interrupts
         if channel is None or not interrupts.in_cell or get_ident() != self._main_thread:  # another thread reads the guest's messages
             self.flush()
@@ -207,7 +207,7 @@ class Output:
             interrupts.check()
 
     def before_fork(self) -> None:
-        """Send everything that was written, and end the flusher: Python warns about a fork with several threads."""
+        """Send all output, and end the flusher, because Python warns about a fork with several threads."""
         try:
             self.flush_and_sync()
         except OSError:
@@ -219,7 +219,7 @@ class Output:
         self.is_flush_scheduled, self.needs_attention = False, True
 
     def after_fork_in_child(self) -> None:
-        """Write to this child's own descriptors: the channel belongs to the kernel."""
+        """Write to the descriptors of this child from now on, because the channel belongs to the kernel."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -253,12 +253,12 @@ class Output:
                 piece = whole[at : at + CHUNK_CHARS]
                 data = piece if kind is bytes else piece.encode(ENCODING, ERRORS)
                 if not self._queue({"event": "output", "cell": cell, "channel": channel, "data": data}, give_up):
-                    break  # interrupted while the guest did not read: the rest is lost, as with any write
+                    break  # interrupted while the guest did not read: the rest of this write is lost
         if self._channel is not None:
             self._channel.send_queued(give_up)
 
     def _queue(self, message: dict[str, Any], give_up: Callable[[], bool]) -> bool:
-        """Queue a message for the guest, and send a full chunk; return False if that was given up. In a child, write it."""
+        """Queue a message, and send if a chunk is full. Return False if sending was given up. In a child, write the output instead."""
         if self.is_muted:
             return True
         channel = self._channel

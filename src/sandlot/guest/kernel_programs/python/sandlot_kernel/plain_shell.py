@@ -1,6 +1,6 @@
-"""The shell for images without IPython: one namespace, results, top-level await; no magics and no figures.
+"""The shell for images without IPython: one namespace, results and top-level await, but no magics and no figures.
 
-It has the same methods as ``ipython_shell.IPythonShell``.
+:class:`PlainShell` has the same interface as ``ipython_shell.IPythonShell``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlainShell:
     """A namespace in which cells run.
 
     Attributes:
-        execution_count: Number of the next cell that is stored.
+        execution_count: Number of the next stored cell.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class PlainShell:
         self._facade: KernelFacade | None = None
         self._silent = False
         self._stored = True
-        # A module of its own, so that pickle, dataclasses and others find in __main__ what cells define.
+        # A new module __main__, in which pickle, dataclasses and others find the definitions of cells.
         module = types.ModuleType("__main__")
         module.__dict__.update(__builtins__=builtins, display=self.display, In=[""], Out={}, _="")
         sys.modules["__main__"] = module
@@ -55,11 +55,11 @@ class PlainShell:
         self._inputs, self._outputs = module.__dict__["In"], module.__dict__["Out"]
 
     def connect(self, facade: KernelFacade) -> None:
-        """Report to a kernel from now on."""
+        """Connect the shell to its kernel."""
         self._facade = facade
 
     def display(self, *objects: object, display_id: Any = None, update: bool = False, raw: bool = False, metadata: Any = None) -> None:
-        """Show objects as rich results of the cell."""
+        """Display objects as results of the cell, with all their representations."""
         for shown in objects:
             data, about = (dict(shown), {}) if raw and isinstance(shown, dict) else representations(shown)
             self._report(data, {**about, **(metadata or {})}, main=False, display_id=str(display_id) if display_id else None, update=update)
@@ -68,13 +68,13 @@ class PlainShell:
         """Prepare a cell.
 
         Args:
-            code: Its text.
-            name: Its name in tracebacks.
-            silent: True if nothing is shown, stored or counted.
-            stored: True if it is stored and counted.
+            code: Code of the cell.
+            name: Name of the cell in tracebacks.
+            silent: True to display no result, and not to store or count the cell.
+            stored: True to store and count the cell.
 
         Returns:
-            A coroutine that runs it, and whether that needs the event loop.
+            A coroutine that runs the cell, and True if the coroutine needs the event loop.
         """
         self._silent, self._stored = silent, stored
         give_builtins(self._names)
@@ -137,7 +137,7 @@ class PlainShell:
 
 
 def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the representations of an object by MIME type, always with text/plain, and their metadata."""
+    """Return the representations of an object by MIME type, text/plain included, and their metadata."""
     data: dict[str, Any] = {"text/plain": _text(shown)}
     about: dict[str, Any] = {}
     if isinstance(shown, type):
@@ -148,7 +148,7 @@ def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
             continue
         try:
             made = represent()
-        except Exception:  # noqa: BLE001, S112 - code of the user; text/plain is there
+        except Exception:  # noqa: BLE001, S112 - code of the user; text/plain remains
             continue
         if isinstance(made, tuple) and len(made) == 2:  # noqa: PLR2004 - the data and its metadata
             made, extra = made

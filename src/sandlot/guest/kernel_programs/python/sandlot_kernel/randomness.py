@@ -1,6 +1,6 @@
-"""Reseeding of the random number generators that a process has by itself.
+"""Reseeding of the random number generators that libraries keep in the memory of a process.
 
-When a sandbox is restored, forked or woken, its memory is that of another life. Without new seeds, both lives draw the same numbers.
+A restored, forked or woken sandbox has the memory of an earlier one. Without new seeds, both sandboxes would get the same random numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reseed(entropy: bytes) -> None:
-    """Reseed the generators of the standard library, OpenSSL, numpy and torch, as far as they are imported.
+    """Reseed the generators of the standard library, OpenSSL, numpy and torch, if they are imported.
 
     Args:
         entropy: 64 bytes that no other kernel receives.
@@ -23,21 +23,21 @@ def reseed(entropy: bytes) -> None:
     for renew in (_reseed_standard_library, _reseed_openssl, _reseed_numpy, _reseed_torch):
         try:
             renew(entropy)
-        except Exception:  # noqa: BLE001, S112 - a cell has replaced the module
+        except Exception:  # noqa: BLE001, S112 - a cell may have replaced the module
             continue
 
 
 def _reseed_standard_library(entropy: bytes) -> None:
     random.seed(entropy)
-    tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001 - it has a generator of its own
+    tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001 - it has its own generator
 
 
 def _reseed_openssl(entropy: bytes) -> None:
-    """Add entropy to OpenSSL, which asks the kernel for it when a process begins or forks, not when its memory is restored."""
+    """Add entropy to OpenSSL, which reads entropy when a process starts or forks, but not when its memory is restored."""
     ssl: Any = sys.modules.get("_ssl")
     if ssl is not None:
         ssl.RAND_add(entropy, float(len(entropy)))
-    bindings: Any = sys.modules.get("cryptography.hazmat.bindings._rust")  # its wheel contains an OpenSSL of its own
+    bindings: Any = sys.modules.get("cryptography.hazmat.bindings._rust")  # its wheel contains its own OpenSSL
     if bindings is not None:
         bindings._openssl.lib.RAND_add(entropy, len(entropy), float(len(entropy)))  # noqa: SLF001 - as pyOpenSSL's rand.add() does
 

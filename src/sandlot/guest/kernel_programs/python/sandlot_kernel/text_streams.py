@@ -18,9 +18,9 @@ class Stream(io.TextIOBase):
     """``sys.stdout`` or ``sys.stderr`` of cells.
 
     Args:
-        output: Where text goes.
-        channel: Number of the stream's descriptor.
-        name: Name of the stream, as Python has it.
+        output: Output of the kernel.
+        channel: Descriptor of the stream: 1 or 2.
+        name: Python's name of the stream, such as ``<stdout>``.
     """
 
     encoding = ENCODING
@@ -63,7 +63,7 @@ class Stream(io.TextIOBase):
         self._output.flush()
 
     def fileno(self) -> int:
-        """Return the descriptor that C code and children write to: the guest reads it as well."""
+        """Return the descriptor that C code and children write to. The guest reads it too."""
         return self._channel
 
     def close(self) -> None:
@@ -90,14 +90,14 @@ class Stream(io.TextIOBase):
         return True
 
     def reconfigure(self, **_options: Any) -> None:
-        """Do nothing: text is always UTF-8 and is sent unchanged."""
+        """Do nothing. Text is always UTF-8 and is sent unchanged."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name!r} mode='w' encoding='utf-8'>"
 
 
 class ChildStream(Stream):
-    """A stream in a forked child: writes to the child's descriptor, by lines."""
+    """A stream in a forked child. It writes to the child's descriptor, line by line."""
 
     def write(self, text: str) -> int:
         """Write text."""
@@ -108,7 +108,7 @@ class ChildStream(Stream):
 
 
 class Buffer(io.BufferedIOBase):
-    """The ``buffer`` of a stream: takes bytes."""
+    """The ``buffer`` of a stream, which accepts bytes."""
 
     mode = "wb"
 

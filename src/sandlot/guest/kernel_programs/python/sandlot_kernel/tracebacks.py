@@ -1,4 +1,4 @@
-"""Tracebacks of cells: frames of cells and libraries without those of the kernel and of IPython, as bounded plain text."""
+"""Tracebacks of cells as plain text of limited length, without frames of the kernel and of IPython."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def error_message(kind: type[BaseException], raised: BaseException, trace: types
     """Return the message about an exception.
 
     Args:
-        kind: Its class.
-        raised: The exception; the traceback includes those that caused it.
-        trace: Its traceback.
+        kind: Class of the exception.
+        raised: The exception. The text includes the exceptions that caused it.
+        trace: Traceback of the exception.
     """
     name = name_of(kind)
     try:
         value = str(raised)
-    except BaseException as broken:  # noqa: BLE001 - an exception may fail at being printed
+    except BaseException as broken:  # noqa: BLE001 - str() of an exception may fail
         value = f"(cannot be printed: {name_of(type(broken))})"
     lines = lines_of(kind, raised, trace)
     return {"event": "error", "name": name, "value": value[:MAX_VALUE_CHARS], "traceback": lines}
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a class, whatever its metaclass makes of it."""
+    """Return the name of a class, even if its metaclass replaces ``__name__``."""
     return str(_NAME.__get__(kind))
 
 
 def lines_of(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> list[str]:
-    """Return the last ``MAX_LINES`` lines of a traceback."""
+    """Return the last ``MAX_LINES`` lines of the text of a traceback."""
     try:
         _strip_chain(raised, set())
         lines = traceback.format_exception(kind, raised, strip(trace))
@@ -51,7 +51,7 @@ def lines_of(kind: type[BaseException], raised: BaseException, trace: types.Trac
 
 
 def strip(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback from its first cell on, without frames of the kernel. If it has no cell, leave out frames of IPython as well."""
+    """Return a traceback from the first frame of a cell on, without frames of the kernel. Without a cell, leave out frames of IPython too."""
     kept = []
     while trace is not None:
         kept.append((trace.tb_frame.f_code.co_filename, trace))

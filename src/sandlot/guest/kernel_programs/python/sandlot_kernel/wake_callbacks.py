@@ -1,7 +1,7 @@
-"""Functions that cells want to be called in every new life of the kernel: after a restore, a fork or a wake of the sandbox.
+"""Wake callbacks: functions of cells that are called after each restore, fork or wake of the sandbox.
 
-They reseed random number generators that cells hold themselves: two lives with the same memory would draw the same numbers. Generators
-that every process has are reseeded by ``randomness``.
+A callback can reseed a random number generator of a cell. Otherwise, two sandboxes with the same memory would get the same numbers. Generators of
+common libraries are reseeded by ``randomness``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0
 """Seconds after which a callback is interrupted."""
 INTERRUPT_AGAIN_S = 1.0
+"""Seconds until a callback that still runs is interrupted again."""
 MAX_CALLBACKS = 256
 
 
@@ -30,42 +31,42 @@ class WakeCallbacks:
         self._callbacks: list[Any] = []
 
     def add(self, callback: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        """Call a function whenever this kernel begins another life: after a restore, fork or wake, before its next cell.
+        """Call a function after each restore, fork or wake of the sandbox, before the next cell.
 
-        A function with the name and module of an earlier one replaces that one, so that a cell may be run again. Works as a decorator.
-        An exception, and an interrupt after 2 s, are reported on the stderr of the next cell.
+        A function replaces an earlier one with the same name and module, so that a cell may be run again. Works as a decorator. A callback
+        that raises, or that is interrupted after 2 s, is reported on the stderr of the next cell.
 
         Args:
-            callback: Called with 64 bytes that no other callback, kernel or sandbox receives.
+            callback: Function of one argument: 64 random bytes that no other callback, kernel or sandbox receives.
 
         Returns:
             The callback.
 
         Raises:
             TypeError: ``callback`` is not callable.
-            RuntimeError: There are 256 callbacks already.
+            RuntimeError: There are 256 callbacks, the maximum.
         """
         if not callable(callback):
-            raise TypeError("on_wake() takes a function of one argument: 64 bytes of fresh randomness")
+            raise TypeError("on_wake() takes a function of one argument, 64 random bytes")
         name = _qualified_name(callback)
         for number, known in enumerate(self._callbacks):
             if known is callback or (name is not None and _qualified_name(known) == name):
                 self._callbacks[number] = callback
                 return callback
         if len(self._callbacks) >= MAX_CALLBACKS:
-            raise RuntimeError(f"on_wake() has {MAX_CALLBACKS} functions already")
+            raise RuntimeError(f"on_wake() has {MAX_CALLBACKS} functions, the maximum")
         self._callbacks.append(callback)
         return callback
 
     def call(self, entropy: bytes, interrupts: Interrupts) -> str:
-        """Call them all.
+        """Call all callbacks.
 
         Args:
-            entropy: Random bytes of this wake and this kernel.
-            interrupts: Allows an interrupt to raise in a callback.
+            entropy: Random bytes of this wake for this kernel.
+            interrupts: The handler of SIGINT, so that a callback can be interrupted.
 
         Returns:
-            A line for each callback that failed.
+            One line for each callback that failed.
         """
         failures = []
         for number, callback in enumerate(list(self._callbacks)):
@@ -81,17 +82,17 @@ class WakeCallbacks:
                     over.set()
             except KeyboardInterrupt:
                 failures.append(f"sandlot_kernel.on_wake: {_display_name(callback)} took longer than {TIMEOUT_S:g} s and was interrupted.\n")
-            except BaseException as error:  # noqa: BLE001 - a callback must not keep the kernel from its next cell
+            except BaseException as error:  # noqa: BLE001 - a failed callback must not prevent the next cell
                 failures.append(f"sandlot_kernel.on_wake: {_display_name(callback)} failed: {type(error).__name__}: {str(error)[:500]}\n")
         return "".join(failures)
 
 
 callbacks = WakeCallbacks()
-"""The callbacks of this process: it has one kernel."""
+"""The callbacks of this process, which has one kernel."""
 
 
 def _qualified_name(callback: Any) -> Any:
-    """Return what a redefinition of a function has in common with it; None if it has no name of its own."""
+    """Return module and name of a function, which are the same after a redefinition; None for lambdas and local functions."""
     name = getattr(callback, "__qualname__", "<")
     return None if "<" in name else (getattr(callback, "__module__", None), name)
 

@@ -1,4 +1,4 @@
-"""One kernel of each shell for each module of tests: cells leave it usable, whatever they do; that is what most of these tests are about."""
+"""Fixtures: one kernel of each shell for each test module. A kernel stays usable after any cell, which most of these tests check."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def kernel(request: pytest.FixtureRequest) -> Process:
 
 @pytest.fixture(scope="module")
 def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=FLUSH_REQUEST_S)
+    running = Process(tmp_path_factory.mktemp("kernel"), flush_after_s=FLUSH_REQUEST_S)
     yield running
     running.close()
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as where the guest starts one by itself
+    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", flush_after_s=None)  # as when the guest starts a kernel directly
     yield running
     running.close()
 
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str], ModuleType]]:
-    """Imports the kernel's modules as they lie in a sandbox, where ``values`` is beside them."""
+    """Import the modules of the kernel as in a sandbox, where ``values`` is shipped beside them."""
     folder = str(ship(tmp_path_factory.mktemp("shipped")).parent)
     sys.path.insert(0, folder)
     yield lambda name: importlib.import_module(f"sandlot_kernel.{name}")

@@ -1,4 +1,4 @@
-"""Messages on a socket: whole, in order, and never more than the guest takes."""
+"""Messages on the socket to the guest: complete, in order, and within the limits of the guest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ends(channel: ModuleType) -> Generator[tuple[Any, Peer]]:
     ours.close()
 
 
-def test_rest_of_an_abandoned_message_is_sent_before_the_next_one(ends: tuple[Any, Peer]) -> None:
+def test_rest_of_an_interrupted_message_is_sent_before_the_next_message(ends: tuple[Any, Peer]) -> None:
     one, other = ends
     large = {"event": "output", "cell": "c", "channel": 1, "data": os.urandom(4_000_000)}
     one.queue(large)
@@ -91,5 +91,5 @@ def test_longest_message_that_the_guest_accepts_is_unchanged(channel: ModuleType
     assert decoded(channel.encode(most)) == [most]
     many = {**DISPLAY, "metadata": {"a": [0] * (values.MAX_ITEMS - 10 - 2 - 2)}}
     assert decoded(channel.encode(many)) == [many]
-    with pytest.raises(values.BadValue):
+    with pytest.raises(values.EncodingError):
         values.decode(values.encode({**DISPLAY, "metadata": {"a": [0] * (values.MAX_ITEMS - 13)}}))

@@ -32,20 +32,20 @@ NAP = "async def nap(value):\n    await asyncio.sleep(0.01)\n    return value\n"
         "try:\n    time.sleep(300)\nfinally:\n    print('cleaned')",
     ],
 )
-def test_an_interrupt_ends_a_cell_whatever_it_is_in(kernel: Process, code: str) -> None:
-    told = kernel.interrupt(code)
-    assert errors_of(told) == ["KeyboardInterrupt"]
-    assert not told[-1]["ok"]
-    assert "cleaned" not in code or text_of(told) == "cleaned\n"
+def test_interrupt_ends_a_cell_in_every_situation(kernel: Process, code: str) -> None:
+    outcome = kernel.interrupt(code)
+    assert errors_of(outcome) == ["KeyboardInterrupt"]
+    assert not outcome[-1]["ok"]
+    assert "cleaned" not in code or text_of(outcome) == "cleaned\n"
     assert kernel.value("'and the next one works'") == "'and the next one works'"
 
 
-def test_an_interrupt_of_what_children_do_reaches_them(ipython: Process) -> None:
+def test_interrupt_reaches_children_of_the_cell(ipython: Process) -> None:
     assert errors_of(ipython.interrupt("!sleep 300")) == ["KeyboardInterrupt"]
     assert ipython.value("1") == "1"
 
 
-def test_between_cells_an_interrupt_is_ignored(kernel: Process) -> None:
+def test_interrupt_between_cells_is_ignored(kernel: Process) -> None:
     kernel.run("kept = 'yes'\nwaiting = asyncio.create_task(asyncio.sleep(300))")
     for _ in range(3):
         os.kill(kernel.pid, signal.SIGINT)
@@ -54,7 +54,7 @@ def test_between_cells_an_interrupt_is_ignored(kernel: Process) -> None:
     kernel.run("waiting.cancel()")
 
 
-def test_a_task_that_never_yields_between_cells_is_interrupted(kernel: Process) -> None:
+def test_task_that_never_yields_between_cells_is_interrupted(kernel: Process) -> None:
     kernel.run("async def greedy():\n    while True: pass\nheld = asyncio.create_task(greedy())")
     time.sleep(0.1)
     cell = kernel.begin("'through'")
@@ -62,7 +62,7 @@ def test_a_task_that_never_yields_between_cells_is_interrupted(kernel: Process) 
     assert values_of(kernel.until(cell)) == ["'through'"]
 
 
-def test_a_cell_that_ignores_interrupts_does_not_make_later_ones_ignore_them(kernel: Process) -> None:
+def test_later_cells_can_be_interrupted_after_a_cell_that_ignored_interrupts(kernel: Process) -> None:
     kernel.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN);")
     assert errors_of(kernel.interrupt("time.sleep(300)")) == ["KeyboardInterrupt"]
 
@@ -79,26 +79,26 @@ def test_a_cell_that_ignores_interrupts_does_not_make_later_ones_ignore_them(ker
         "task = asyncio.create_task(nap(7))\nasyncio.get_running_loop().run_until_complete(task)",
     ],
 )
-def test_running_a_loop_in_a_cell_works_as_in_a_program(kernel: Process, code: str) -> None:
+def test_asyncio_run_works_in_a_cell(kernel: Process, code: str) -> None:
     kernel.run(NAP)
     assert kernel.value(code) == "7"
 
 
-def test_a_loop_is_found_by_a_cell_that_awaits_nothing(kernel: Process) -> None:
-    told = kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
-    assert errors_of(told) == [], told
+def test_cell_without_await_finds_the_event_loop(kernel: Process) -> None:
+    outcome = kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
+    assert errors_of(outcome) == [], outcome
     assert kernel.value("await task") == "'done'"
     assert kernel.value("asyncio.get_running_loop() is asyncio.get_event_loop()") == "True"
 
 
-def test_running_a_loop_inside_of_a_running_one_is_refused_as_python_does(kernel: Process) -> None:
+def test_nested_asyncio_run_is_refused(kernel: Process) -> None:
     kernel.run(NAP)
-    told = kernel.run("await nap(0)\nnested = nap(1)\ntry:\n    asyncio.run(nested)\nfinally:\n    nested.close()")
-    assert errors_of(told) == ["RuntimeError"]
+    outcome = kernel.run("await nap(0)\nnested = nap(1)\ntry:\n    asyncio.run(nested)\nfinally:\n    nested.close()")
+    assert errors_of(outcome) == ["RuntimeError"]
     assert kernel.value("asyncio.run(nap(2))") == "2"
 
 
-def test_a_loop_that_a_cell_stopped_or_closed_is_there_again(kernel: Process) -> None:
+def test_stopped_or_closed_event_loop_is_replaced(kernel: Process) -> None:
     kernel.run(NAP)
     for broken in ("asyncio.get_event_loop().stop()", "asyncio.get_event_loop().close()", "await nap(0)\nasyncio.get_event_loop().stop()"):
         kernel.run(broken)
@@ -106,7 +106,7 @@ def test_a_loop_that_a_cell_stopped_or_closed_is_there_again(kernel: Process) ->
         assert kernel.value("asyncio.run(nap(4))") == "4"
 
 
-def test_an_interrupt_at_any_moment_is_one_error_and_tears_nothing(kernel: Process) -> None:
+def test_interrupt_at_any_moment_is_reported_as_one_error(kernel: Process) -> None:
     cells = (
         "while True: print('x' * 1000)",
         "while True: display(1)",

@@ -1,4 +1,4 @@
-"""Selection of Matplotlib's backend: a package of its name stands for it here, figures themselves are drawn in the tests of the images."""
+"""Selection of Matplotlib's backend, with a fake package named matplotlib. The tests of the images draw real figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def site(tmp_path: Path) -> Path:
     "env,backend",
     [({}, figures.BACKEND), ({"MPLBACKEND": "Agg"}, figures.BACKEND), ({"MPLBACKEND": ""}, figures.BACKEND), ({"MPLBACKEND": "svg"}, "svg")],
 )
-def test_the_inline_backend_is_chosen_at_import_unless_the_environment_chooses(tmp_path: Path, site: Path, env: dict[str, str], backend: str) -> None:
+def test_inline_backend_is_selected_unless_the_environment_selects_another(tmp_path: Path, site: Path, env: dict[str, str], backend: str) -> None:
     kernel = Process(tmp_path, env={"PYTHONPATH": str(site), **env})
     try:
         assert kernel.value("import sys; 'matplotlib' in sys.modules") == "False", "nobody has asked for it yet"
@@ -32,7 +32,7 @@ def test_the_inline_backend_is_chosen_at_import_unless_the_environment_chooses(t
         kernel.close()
 
 
-def test_a_matplotlib_that_does_not_import_fails_as_it_would(tmp_path: Path, site: Path) -> None:
+def test_failed_import_of_matplotlib_raises_its_own_error(tmp_path: Path, site: Path) -> None:
     (site / "matplotlib" / "__init__.py").write_text("1 / 0")
     kernel = Process(tmp_path, env={"PYTHONPATH": str(site)})
     try:
@@ -42,7 +42,7 @@ def test_a_matplotlib_that_does_not_import_fails_as_it_would(tmp_path: Path, sit
         kernel.close()
 
 
-def test_without_matplotlib_nothing_is_a_figure() -> None:
+def test_no_object_is_a_figure_without_matplotlib() -> None:
     assert not figures.is_figure(object())
     figures.remember_shown(object())
     figures.drop_shown()

@@ -1,4 +1,4 @@
-"""Children of cells: a forked child is no second kernel, and output of children keeps its place."""
+"""Children of cells: a forked child does not act as a kernel, and the output of children keeps its order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from tests.support.kernels import Process, errors_of, values_of
 
 
-def errors_in(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [message for message in told if message["event"] == "error"]
+def errors_in(outcome: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message for message in outcome if message["event"] == "error"]
 
 
 @pytest.mark.parametrize(
@@ -30,16 +30,16 @@ def errors_in(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ("display(1)\n    print('text')", 0),
     ],
 )
-def test_a_forked_child_ends_with_its_cell_and_never_speaks_for_the_kernel(kernel: Process, child: str, status: int) -> None:
-    told = kernel.run(
+def test_forked_child_ends_with_its_cell_and_sends_no_messages(kernel: Process, child: str, status: int) -> None:
+    outcome = kernel.run(
         f"status = 0\npid = os.fork()\nif pid == 0:\n    {child}\nelse:\n    status = os.waitpid(pid, 0)[1]\nos.waitstatus_to_exitcode(status)"
     )
-    assert values_of(told) == [str(status)]
-    assert errors_of(told) == []
+    assert values_of(outcome) == [str(status)]
+    assert errors_of(outcome) == []
     assert kernel.value("'alone'") == "'alone'"
 
 
-def test_what_a_forked_child_prints_comes_by_the_descriptors(tmp_path: Path) -> None:
+def test_forked_child_prints_to_its_descriptors(tmp_path: Path) -> None:
     kernel = Process(tmp_path, "--plain")
     kernel.run(
         "import os\nprint('parent')\npid = os.fork()\nif pid == 0:\n    print('child')\n    print('half', end='')\nelse:\n    os.waitpid(pid, 0)"
@@ -56,14 +56,14 @@ STARTS = ("subprocess.call(['touch', {path!r}])", "os.system('touch ' + {path!r}
 
 @pytest.fixture
 def silent(kernel: Process) -> Iterator[Process]:
-    """A kernel whose guest does not say that it has taken in what was sent, until the test says so."""
+    """A kernel whose guest does not confirm a ``sync`` message. The test sends the confirmation."""
     kernel.answers = False
     yield kernel
     kernel.answers = True
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_nothing_starts_before_the_guest_has_what_was_printed_before(silent: Process, tmp_path: Path, start: str) -> None:
+def test_program_starts_after_the_guest_has_read_earlier_output(silent: Process, tmp_path: Path, start: str) -> None:
     path = tmp_path / "started"
     cell = silent.begin(f"import os\nprint('before')\n{start.format(path=str(path))}\nos.wait() if 'fork' in {start!r} else None\nprint('after')")
     asked = silent.until_event("sync")
@@ -76,30 +76,30 @@ def test_nothing_starts_before_the_guest_has_what_was_printed_before(silent: Pro
     assert path.exists()
 
 
-def test_who_prints_nothing_waits_for_nothing(silent: Process) -> None:
+def test_program_start_without_earlier_output_does_not_wait(silent: Process) -> None:
     cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]")
-    told = silent.until_event("sync")
-    assert [message["event"] for message in told] == ["started", "sync"], "for what the last cell told"
-    silent.send({"op": "synced", "number": told[-1]["number"]})
+    outcome = silent.until_event("sync")
+    assert [message["event"] for message in outcome] == ["started", "sync"], "for what the last cell outcome"
+    silent.send({"op": "synced", "number": outcome[-1]["number"]})
     assert [message["event"] for message in silent.until(cell)] == ["done"]
     cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]\nprint('x', end='')\n_ = [subprocess.call(['true']) for _ in range(3)]")
-    told = [*silent.until_event("sync")]
-    silent.send({"op": "synced", "number": told[-1]["number"]})
-    told += silent.until_event("sync")
-    assert [message["event"] for message in told] == ["started", "sync", "output", "sync"]
-    silent.send({"op": "synced", "number": told[-1]["number"]})
+    outcome = [*silent.until_event("sync")]
+    silent.send({"op": "synced", "number": outcome[-1]["number"]})
+    outcome += silent.until_event("sync")
+    assert [message["event"] for message in outcome] == ["started", "sync", "output", "sync"]
+    silent.send({"op": "synced", "number": outcome[-1]["number"]})
     assert [message["event"] for message in silent.until(cell)] == ["done"]
 
 
-def test_a_guest_that_does_not_answer_is_not_waited_for_long(silent: Process) -> None:
+def test_wait_for_the_guest_has_a_timeout(silent: Process) -> None:
     cell = silent.begin("print('before')\nsubprocess.call(['true'])")
     asked = silent.until_event("sync")[-1]
     assert silent.until(cell)[-1]["ok"]
-    silent.send({"op": "synced", "number": asked["number"]})  # too late: heard between cells, and for nobody
+    silent.send({"op": "synced", "number": asked["number"]})  # too late: received between cells and ignored
     assert silent.value("'on'") == "'on'"
 
 
-def test_waiting_for_the_guest_is_interrupted(silent: Process, tmp_path: Path) -> None:
+def test_wait_for_the_guest_can_be_interrupted(silent: Process, tmp_path: Path) -> None:
     path = tmp_path / "started"
     cell = silent.begin(f"print('before')\nsubprocess.call(['touch', {str(path)!r}])")
     silent.until_event("sync")
@@ -108,7 +108,7 @@ def test_waiting_for_the_guest_is_interrupted(silent: Process, tmp_path: Path) -
     assert not path.exists()
 
 
-def test_what_the_guest_says_meanwhile_is_heard_afterwards(silent: Process) -> None:
+def test_message_that_arrives_during_the_wait_is_handled_later(silent: Process) -> None:
     first = silent.begin("print('before')\nsubprocess.call(['true'])")
     asked = silent.until_event("sync")[-1]
     second = silent.begin("'second'")
@@ -119,19 +119,19 @@ def test_what_the_guest_says_meanwhile_is_heard_afterwards(silent: Process) -> N
 
 def test_threads_and_tasks_between_cells_do_not_wait(silent: Process) -> None:
     cell = silent.begin("t = threading.Thread(target=lambda: (print('x'), subprocess.call(['true'])))\nt.start(); t.join()")
-    told = silent.until(cell)
-    assert "sync" not in [message["event"] for message in told]
-    assert b"".join(message["data"] for message in told if message["event"] == "output") == b"x\n"
-    assert told[-1]["ok"]
+    outcome = silent.until(cell)
+    assert "sync" not in [message["event"] for message in outcome]
+    assert b"".join(message["data"] for message in outcome if message["event"] == "output") == b"x\n"
+    assert outcome[-1]["ok"]
 
 
-def test_a_program_that_is_not_there_is_told_without_frames_of_ours(kernel: Process) -> None:
+def test_missing_program_has_a_traceback_without_kernel_frames(kernel: Process) -> None:
     (error,) = kernel.run("subprocess.run(['/nonexistent/program'])")
     assert error["name"] == "FileNotFoundError"
     assert "sandlot_kernel" not in "\n".join(error["traceback"])
 
 
-def test_command_lines(ipython: Process, tmp_path: Path) -> None:
+def test_command_lines_run_in_a_shell(ipython: Process, tmp_path: Path) -> None:
     assert ipython.value("x = !echo one; echo two\nx") == "['one', 'two']"
     assert ipython.value("!exit 3\n_exit_code") == "3"
     assert ipython.value("name = 'brace'\ny = !echo {name} $name\ny") == "['brace brace']"

@@ -1,4 +1,4 @@
-"""IPython's own: magics, history, displays, formatters."""
+"""Features of IPython: magics, history, displays and formatters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.kernels import Process, errors_of, text_of, values_of
         ("# only a remark", []),
     ],
 )
-def test_what_a_cell_shows(ipython: Process, code: str, shown: list[str]) -> None:
+def test_cell_reports_its_result(ipython: Process, code: str, shown: list[str]) -> None:
     assert values_of(ipython.run(code)) == shown
 
 
@@ -41,19 +41,19 @@ def test_what_a_cell_shows(ipython: Process, code: str, shown: list[str]) -> Non
         ("%xmode Plain", None),
     ],
 )
-def test_magics(ipython: Process, code: str, text: str | None) -> None:
-    told = ipython.run(code)
-    assert errors_of(told) == []
-    assert text is None or text_of(told) == text
+def test_magics_work(ipython: Process, code: str, text: str | None) -> None:
+    outcome = ipython.run(code)
+    assert errors_of(outcome) == []
+    assert text is None or text_of(outcome) == text
 
 
-def test_a_magic_that_there_is_not_is_a_usage_error(ipython: Process) -> None:
+def test_unknown_magic_is_a_usage_error(ipython: Process) -> None:
     (error,) = ipython.run("%nosuchmagic")
     assert error["name"] == "UsageError"
     assert "nosuchmagic" in error["value"]
 
 
-def test_the_last_traceback_can_be_seen_again_and_in_other_modes(ipython: Process) -> None:
+def test_last_traceback_can_be_shown_again_in_another_mode(ipython: Process) -> None:
     ipython.run("1 / 0")
     assert "ZeroDivisionError" in text_of(ipython.run("%tb"), 2)
     ipython.run("%xmode Verbose")
@@ -63,16 +63,16 @@ def test_the_last_traceback_can_be_seen_again_and_in_other_modes(ipython: Proces
     ipython.run("%xmode Plain")
 
 
-def test_help_is_shown_and_never_paged(ipython: Process) -> None:
+def test_help_is_displayed_without_a_pager(ipython: Process) -> None:
     assert "number of items" in values_of(ipython.run("len?"))[0]
 
 
-def test_displays_of_every_kind(ipython: Process) -> None:
+def test_displays_of_all_kinds_are_reported(ipython: Process) -> None:
     ipython.run("from IPython.display import HTML, JSON, SVG, Image, Javascript, Latex, Markdown, clear_output, display")
-    told = ipython.run(
+    outcome = ipython.run(
         "display(HTML('<b>'), Markdown('*m*'), Latex('$x$'), Javascript('1'), JSON({'a': [1.5, float('nan')]}), Image(b'\\x89PNG\\r\\n\\x1a\\n0'))"
     )
-    data = [{mime: item for mime, item in message["data"].items() if mime != "text/plain"} for message in told]
+    data = [{mime: item for mime, item in message["data"].items() if mime != "text/plain"} for message in outcome]
     assert data == [
         {"text/html": "<b>"},
         {"text/markdown": "*m*"},
@@ -87,11 +87,11 @@ def test_displays_of_every_kind(ipython: Process) -> None:
     assert [message.get("update", message.get("wait")) for message in handle] == [False, True, True]
 
 
-def test_an_object_that_displays_itself_is_left_to(ipython: Process) -> None:
+def test_object_with_its_own_display_method_displays_itself(ipython: Process) -> None:
     assert ipython.text("class Own:\n    def _ipython_display_(self): print('own way')\nOwn()") == "own way\n"
 
 
-def test_a_gigantic_value_is_cut_and_says_so(ipython: Process) -> None:
+def test_very_long_value_is_cut_with_a_note(ipython: Process) -> None:
     (display,) = ipython.run("'x' * 100_000_000")
     text = display["data"]["text/plain"]
     assert len(text) < 1100 * 1024
@@ -100,19 +100,19 @@ def test_a_gigantic_value_is_cut_and_says_so(ipython: Process) -> None:
     assert display["data"]["text/plain"].endswith("of 5,000,000 characters]")
 
 
-def test_what_is_too_large_for_the_wire_is_left_out_and_said(ipython: Process) -> None:
+def test_too_large_representation_is_left_out_with_a_note(ipython: Process) -> None:
     (display,) = ipython.run("class Big:\n    def _repr_png_(self): return b'0' * 9_000_000\n    def __repr__(self): return 'big'\nBig()")
     assert display["data"] == {"text/plain": "big"}
     assert display["metadata"] == {"image/png": {"left_out_bytes": 9_000_000}}
 
 
-def test_prompts_are_taken_off_what_was_pasted_and_stay_in_strings(ipython: Process) -> None:
+def test_pasted_prompts_are_removed_except_in_strings(ipython: Process) -> None:
     assert ipython.value(">>> x = 5\n>>> x") == "5"
     assert ipython.value("In [1]: 6") == "6"
     assert ipython.value("text = '''\n    >>> 2 + 2\n    4\n'''\ntext") == repr("\n    >>> 2 + 2\n    4\n")
 
 
-def test_leaving_is_the_cells_end_and_not_the_kernels(ipython: Process) -> None:
+def test_exit_ends_the_cell_and_not_the_kernel(ipython: Process) -> None:
     ipython.run("kept = 1")
     for code in ("exit", "quit", "exit(3)", "quit()"):
         assert errors_of(ipython.run(code)) == ["SystemExit"]

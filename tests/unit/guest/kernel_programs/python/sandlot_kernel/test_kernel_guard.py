@@ -1,4 +1,4 @@
-"""Restoring what cells have taken away."""
+"""Restoring parts of Python that cells have broken."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from tests.support.kernels import Process, errors_of, values_of
 
 
-def test_a_changed_builtin_is_the_cells_and_not_the_kernels(kernel: Process) -> None:
+def test_changed_builtin_applies_to_cells_and_not_to_the_kernel(kernel: Process) -> None:
     kernel.run(
         "import builtins\n"
         "kept = builtins.len, builtins.isinstance, builtins.repr\nbuiltins.len = builtins.isinstance = builtins.repr = lambda *a: 1 / 0"
     )
     assert errors_of(kernel.run("len([])")) == ["ZeroDivisionError"]
     assert kernel.value("[1, 'two']") == "[1, 'two']", "results are shown"
-    told = kernel.run("undefined_name")
-    assert errors_of(told) == ["NameError"]
-    assert told[0]["traceback"][-1] == "NameError: name 'undefined_name' is not defined"
+    outcome = kernel.run("undefined_name")
+    assert errors_of(outcome) == ["NameError"]
+    assert outcome[0]["traceback"][-1] == "NameError: name 'undefined_name' is not defined"
     kernel.run("builtins.len, builtins.isinstance, builtins.repr = kept")
     assert kernel.value("len([1])") == "1"
 
 
-def test_builtins_that_were_taken_away_are_back(kernel: Process) -> None:
+def test_deleted_builtins_are_restored_for_the_next_cell(kernel: Process) -> None:
     kernel.run("import builtins\nfor name in dir(builtins):\n    if not name.startswith('_') and name != 'setattr': setattr(builtins, name, None)")
     assert kernel.value("len([1]), callable(print), issubclass(KeyError, Exception)") == "(1, True, True)"
     kernel.run("import collections.abc")
@@ -37,14 +37,14 @@ def test_builtins_that_were_taken_away_are_back(kernel: Process) -> None:
         assert kernel.value("len([1]), vars(__builtins__)['len'] is len") == "(1, True)"
 
 
-def test_a_builtin_that_was_added_stays(kernel: Process) -> None:
+def test_added_builtin_is_kept(kernel: Process) -> None:
     kernel.run("import builtins\nbuiltins.mine = 5\nold = builtins.print\nbuiltins.print = lambda *a: old('mine:', *a)")
     assert kernel.text("print(mine)") == "mine: 5\n"
     kernel.run("builtins.print = old\ndel builtins.mine")
     assert errors_of(kernel.run("mine")) == ["NameError"]
 
 
-def test_poisoned_modules_do_not_reach_the_kernel(tmp_path: Path) -> None:
+def test_manipulated_modules_do_not_affect_the_kernel(tmp_path: Path) -> None:
     for flags in ((), ("--plain",)):
         kernel = Process(tmp_path, *flags)
         kernel.run("import sys\nfor name in list(sys.modules): sys.modules[name] = None")
@@ -71,7 +71,7 @@ HARM = (
 
 
 @pytest.mark.parametrize("flags", [(), ("--plain",)], ids=["ipython", "plain"])
-def test_after_whatever_a_cell_did_the_next_ones_run_show_and_fail_as_they_should(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_next_cells_print_and_fail_correctly_after_a_destructive_cell(tmp_path: Path, flags: tuple[str, ...]) -> None:
     kernel = Process(tmp_path, *flags)
     kernel.run("import os, sys, asyncio")
     for code in HARM:
@@ -83,21 +83,21 @@ def test_after_whatever_a_cell_did_the_next_ones_run_show_and_fail_as_they_shoul
     kernel.close()
 
 
-def test_a_closed_descriptor_is_open_again_for_children(tmp_path: Path) -> None:
+def test_closed_descriptor_is_restored_for_children(tmp_path: Path) -> None:
     kernel = Process(tmp_path, "--plain")
     kernel.run("import os\nos.close(1)")
     kernel.run("os.system('echo from a child')")
     assert kernel.stop() == b"from a child\n"
 
 
-def test_the_wire_lies_beyond_what_daemons_close(kernel: Process) -> None:
+def test_socket_is_above_the_descriptors_that_daemons_close(kernel: Process) -> None:
     kernel.run("os.closerange(3, 256)")
     assert kernel.value("'still connected'") == "'still connected'"
     assert kernel.value("await asyncio.sleep(0.01)\n'and awaiting'") == "'and awaiting'"
 
 
-def test_path_files_that_are_installed_later_count(tmp_path: Path) -> None:
-    """In the user's folder of packages, which does not exist when the kernel starts. A virtual environment has none."""
+def test_pth_file_that_is_installed_later_is_used(tmp_path: Path) -> None:
+    """The file is in the user's folder of packages, which does not exist when the kernel starts. A virtual environment has no such folder."""
     kernel = Process(tmp_path, "--plain", python=sys._base_executable)  # type: ignore[attr-defined]  # noqa: SLF001
     user = kernel.value("import site, sys; site.getusersitepackages()")[1:-1]
     assert user.startswith(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Another life of a kernel: what everybody draws from is fresh, and cells are called that hold generators of their own."""
+"""Wakes of a kernel: common random number generators are reseeded, and the callbacks of cells are called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def wake(kernel: Process, entropy: bytes = b"e", **more: object) -> None:
     kernel.send({"op": "wake", "entropy": entropy * 64, "env": {}, **more})
 
 
-def test_libraries_that_are_imported_are_given_all_that_they_take(kernel: Process) -> None:
+def test_imported_libraries_are_reseeded(kernel: Process) -> None:
     kernel.run("import sys, types; seeds = []; named = {'numpy.random': 'seed', 'torch': 'manual_seed'}")
     kernel.run("sys.modules.update({name: types.SimpleNamespace(**{seed: seeds.append}) for name, seed in named.items()})")
     wake(kernel, b"\xff")
@@ -21,25 +21,25 @@ def test_libraries_that_are_imported_are_given_all_that_they_take(kernel: Proces
     assert kernel.text("print(seeds == [[2**32 - 1] * 16, 2**63 - 1, [0x01010101] * 16, 0x0101010101010101 >> 1])") == "True\n"
 
 
-def test_names_of_temporary_files_begin_anew(kernel: Process) -> None:
+def test_names_of_temporary_files_are_reseeded(kernel: Process) -> None:
     kernel.run("import tempfile; before = tempfile._get_candidate_names()")
     wake(kernel)
     assert kernel.text("print(tempfile._get_candidate_names() is before)") == "False\n"
 
 
-def test_openssl_is_given_it_as_well(kernel: Process) -> None:
+def test_openssl_is_reseeded(kernel: Process) -> None:
     kernel.run("import ssl, _ssl; added = []; _add = _ssl.RAND_add; _ssl.RAND_add = lambda *given: (added.append(given), _add(*given))")
     wake(kernel, b"s")
     assert kernel.text("print(added == [(b's' * 64, 64.0)], len(ssl.RAND_bytes(8)))") == "True 8\n"
 
 
-def test_a_cell_that_has_put_something_in_the_place_of_a_generator_harms_nobody(kernel: Process) -> None:
+def test_replaced_generator_does_not_prevent_the_other_reseeds(kernel: Process) -> None:
     kernel.run("import random; kept = random.seed; random.seed = None")
     wake(kernel)
     assert kernel.text("random.seed = kept; print('well')") == "well\n"
 
 
-def test_what_is_gone_of_the_environment_is_gone_and_a_time_zone_is_taken(kernel: Process) -> None:
+def test_wake_removes_variables_and_applies_the_time_zone(kernel: Process) -> None:
     kernel.run("import os, time; os.environ.update(GOES='1', STAYS='1')")
     wake(kernel, gone=["GOES", "NEVER_THERE"], env={"TZ": "Etc/GMT-5"})
     assert kernel.text("print('GOES' in os.environ, os.environ['STAYS'], time.localtime(0).tm_hour)") == "False 1 5\n"
@@ -47,7 +47,7 @@ def test_what_is_gone_of_the_environment_is_gone_and_a_time_zone_is_taken(kernel
     assert kernel.text("print('TZ' in os.environ)") == "False\n"
 
 
-def test_cells_are_called_with_bytes_of_their_own(kernel: Process) -> None:
+def test_each_callback_gets_its_own_entropy(kernel: Process) -> None:
     kernel.run(
         "from sandlot_kernel import on_wake\ncalls = []\n@on_wake\ndef one(entropy): calls.append(entropy)\non_wake(lambda e: calls.append(e))"
     )
@@ -56,36 +56,36 @@ def test_cells_are_called_with_bytes_of_their_own(kernel: Process) -> None:
     assert kernel.text("print(len(calls), len(set(calls)), {len(each) for each in calls}, one.__name__)") == "4 4 {64} one\n"
 
 
-def test_a_cell_that_is_run_again_is_called_once(kernel: Process) -> None:
+def test_redefined_callback_replaces_the_earlier_one(kernel: Process) -> None:
     for number in range(3):
         kernel.run(f"counted = []\n@sandlot_kernel.on_wake\ndef again(entropy): counted.append({number})" if number else "import sandlot_kernel")
     wake(kernel)
     assert kernel.text("print(counted)") == "[2]\n"
 
 
-def test_what_goes_wrong_is_told_by_the_next_cell_and_only_there(kernel: Process) -> None:
+def test_failed_callback_is_reported_by_the_next_cell_only(kernel: Process) -> None:
     kernel.run("import sandlot_kernel\ndef broken(entropy): raise ValueError('no seed')\ndef leaves(entropy): raise SystemExit")
     kernel.run("for each in (broken, leaves): sandlot_kernel.on_wake(each)")
     wake(kernel)
-    told = kernel.run("print('on')")
-    assert errors_of(told) == []
-    assert text_of(told, 1) == "on\n"
-    assert "sandlot_kernel.on_wake: broken failed: ValueError: no seed" in text_of(told, 2)
-    assert "leaves failed: SystemExit" in text_of(told, 2)
+    outcome = kernel.run("print('on')")
+    assert errors_of(outcome) == []
+    assert text_of(outcome, 1) == "on\n"
+    assert "sandlot_kernel.on_wake: broken failed: ValueError: no seed" in text_of(outcome, 2)
+    assert "leaves failed: SystemExit" in text_of(outcome, 2)
     assert text_of(kernel.run("print('on')"), 2) == ""
     kernel.run(
         "broken = leaves = None\ndef broken(entropy): pass\nsandlot_kernel.on_wake(broken)\ndef leaves(entropy): pass\nsandlot_kernel.on_wake(leaves)"
     )
 
 
-def test_one_that_does_not_end_is_interrupted(kernel: Process) -> None:
+def test_callback_that_does_not_end_is_interrupted(kernel: Process) -> None:
     kernel.run("import sandlot_kernel, time\ndef endless(entropy):\n    while True: time.sleep(0.01)\nsandlot_kernel.on_wake(endless)")
     wake(kernel)
-    told = kernel.run("print('on')")
-    assert re.search(r"endless took longer than 2 s and was interrupted", text_of(told, 2))
-    assert text_of(told, 1) == "on\n"
+    outcome = kernel.run("print('on')")
+    assert re.search(r"endless took longer than 2 s and was interrupted", text_of(outcome, 2))
+    assert text_of(outcome, 1) == "on\n"
     kernel.run("def endless(entropy): pass\nsandlot_kernel.on_wake(endless)")
 
 
-def test_what_cannot_be_called_is_refused(kernel: Process) -> None:
+def test_callback_that_is_not_callable_is_refused(kernel: Process) -> None:
     assert errors_of(kernel.run("import sandlot_kernel; sandlot_kernel.on_wake(5)")) == ["TypeError"]

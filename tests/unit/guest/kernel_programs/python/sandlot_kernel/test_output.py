@@ -1,4 +1,4 @@
-"""Output of cells: its order, its cell, its bounds, and what libraries expect of a stream."""
+"""Output of cells: order, attribution, limits, and the interface of streams that libraries expect."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from tests.support.kernels import Process, errors_of, text_of
 
 
-def test_many_lines_come_whole(kernel: Process) -> None:
-    told = kernel.run("for n in range(20_000): print(n)")
-    assert text_of(told) == "".join(f"{n}\n" for n in range(20_000))
-    assert len(told) < 500, "gathered into pieces"
+def test_many_lines_arrive_complete(kernel: Process) -> None:
+    outcome = kernel.run("for n in range(20_000): print(n)")
+    assert text_of(outcome) == "".join(f"{n}\n" for n in range(20_000))
+    assert len(outcome) < 500, "gathered into pieces"
 
 
-def test_a_gigantic_string_is_told_in_pieces(kernel: Process) -> None:
+def test_very_long_string_is_sent_in_pieces(kernel: Process) -> None:
     cell = kernel.begin("print('x' * 5_000_000)")
     size = 0
     while (message := kernel.receive())["event"] != "done":
@@ -29,7 +29,7 @@ def test_a_gigantic_string_is_told_in_pieces(kernel: Process) -> None:
     assert (size, message["cell"]) == (5_000_001, cell)
 
 
-def test_what_is_kept_back_is_told_while_the_cell_goes_on(kernel: Process) -> None:
+def test_delayed_output_is_sent_while_the_cell_runs(kernel: Process) -> None:
     cell = kernel.begin("print('half', end='')\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')")
     assert kernel.until(cell, "output")[-1]["data"] == b"half"
     Path(f"/proc/{kernel.pid}/cwd/go").touch()
@@ -37,7 +37,7 @@ def test_what_is_kept_back_is_told_while_the_cell_goes_on(kernel: Process) -> No
 
 
 HELD = "import ctypes\nos.mkfifo('gate')\nsys.stdout.flush()\n{}\nctypes.PyDLL(None).open(b'gate', os.O_RDONLY)\nos.remove('gate')"
-"""Ends in a call in C that keeps the interpreter for itself until somebody opens the other side."""
+"""The code ends with a C call that holds the interpreter lock until the other end is opened."""
 
 
 @pytest.mark.parametrize(
@@ -48,56 +48,56 @@ HELD = "import ctypes\nos.mkfifo('gate')\nsys.stdout.flush()\n{}\nctypes.PyDLL(N
         ("for n in range(1000): print(n, end=' ')\nprint()\nsys.stdout.flush()\ntime.sleep(0.1)\nprint('then')", "then\n"),
     ],
 )
-def test_lines_are_told_before_a_call_that_keeps_the_interpreter(kernel: Process, code: str, lines: str) -> None:
+def test_lines_are_sent_before_a_call_that_holds_the_interpreter_lock(kernel: Process, code: str, lines: str) -> None:
     kernel.run("print('just before')")
     cell = kernel.begin(HELD.format(code))
     kernel.ours.settimeout(5)
-    told = [kernel.receive()]
-    while not text_of(told).endswith(lines):
-        told.append(kernel.receive())
+    outcome = [kernel.receive()]
+    while not text_of(outcome).endswith(lines):
+        outcome.append(kernel.receive())
     (Path(f"/proc/{kernel.pid}/cwd") / "gate").open("wb").close()
     kernel.ours.settimeout(60)
     assert kernel.until(cell)[-1]["ok"]
 
 
-def test_a_threads_output_belongs_to_the_cell_that_started_it(kernel: Process) -> None:
+def test_output_of_a_thread_belongs_to_the_cell_that_started_it(kernel: Process) -> None:
     code = "def late():\n    while not done: time.sleep(0.01)\n    print('late')\n    threading.Thread(target=print, args=('later',)).start()\n"
     first = kernel.begin("done = False\n" + code + "thread = threading.Thread(target=late)\nthread.start()")
     kernel.until(first)
     second = kernel.begin("done = True\nthread.join()\nprint('mine')")
-    told = kernel.until(second)
-    told_of = {cell: "".join(m["data"].decode() for m in told if m["event"] == "output" and m["cell"] == cell) for cell in (first, second)}
+    outcome = kernel.until(second)
+    told_of = {cell: "".join(m["data"].decode() for m in outcome if m["event"] == "output" and m["cell"] == cell) for cell in (first, second)}
     assert told_of[second] == "mine\n"
     assert told_of[first].startswith("late\n")
 
 
-def test_a_tasks_output_belongs_to_the_cell_that_created_it(kernel: Process) -> None:
+def test_output_of_a_task_belongs_to_the_cell_that_created_it(kernel: Process) -> None:
     first = kernel.begin("async def late():\n    await asyncio.sleep(0.05)\n    print('late')\ntask = asyncio.create_task(late())")
     kernel.until(first)
-    told = kernel.until(kernel.begin("await task\nprint('mine')"))
-    cells = {message["data"]: message["cell"] for message in told if message["event"] == "output"}
+    outcome = kernel.until(kernel.begin("await task\nprint('mine')"))
+    cells = {message["data"]: message["cell"] for message in outcome if message["event"] == "output"}
     assert cells[b"late\n"] == first
     assert cells[b"mine\n"] != first
 
 
-def test_work_given_to_a_pool_belongs_to_the_cell_that_gave_it(kernel: Process) -> None:
+def test_output_of_pool_work_belongs_to_the_cell_that_submitted_it(kernel: Process) -> None:
     kernel.run("from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\npool.submit(print, 'a').result()")
-    told = kernel.until(kernel.begin("pool.submit(print, 'b').result()\nawait asyncio.to_thread(print, 'c')"))
-    assert {message["cell"] for message in told} == {told[0]["cell"]}
+    outcome = kernel.until(kernel.begin("pool.submit(print, 'b').result()\nawait asyncio.to_thread(print, 'c')"))
+    assert {message["cell"] for message in outcome} == {outcome[0]["cell"]}
     kernel.run("pool.shutdown()")
 
 
-def test_a_threads_output_after_its_cell_comes_without_another_cell(kernel: Process) -> None:
+def test_output_of_a_thread_is_sent_after_the_end_of_its_cell(kernel: Process) -> None:
     cell = kernel.begin("threading.Timer(0.05, print, ('by itself',)).start()")
     kernel.until(cell)
     message = kernel.receive()
     assert (message["event"], message["cell"], message["data"]) == ("output", cell, b"by itself\n")
 
 
-def test_an_exception_in_a_thread_is_told_on_its_cells_stderr(kernel: Process) -> None:
-    told = kernel.run("thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()")
-    assert "ZeroDivisionError" in text_of(told, 2)
-    assert "sandlot" not in text_of(told, 2)
+def test_exception_in_a_thread_is_written_to_the_stderr_of_its_cell(kernel: Process) -> None:
+    outcome = kernel.run("thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()")
+    assert "ZeroDivisionError" in text_of(outcome, 2)
+    assert "sandlot" not in text_of(outcome, 2)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_an_exception_in_a_thread_is_told_on_its_cells_stderr(kernel: Process) -
         ("import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as kept: print('kept')\nprint(len(kept.getvalue()))", "5\n"),
     ],
 )
-def test_streams_are_what_programs_expect(kernel: Process, code: str, text: str | None) -> None:
-    told = kernel.run(code)
-    assert errors_of(told) == []
-    assert text_of(told) == text if text is not None else "UserWarning: care" in text_of(told, 2)
+def test_streams_have_the_attributes_that_programs_expect(kernel: Process, code: str, text: str | None) -> None:
+    outcome = kernel.run(code)
+    assert errors_of(outcome) == []
+    assert text_of(outcome) == text if text is not None else "UserWarning: care" in text_of(outcome, 2)
 
 
-def test_streams_look_like_streams(kernel: Process) -> None:
+def test_streams_behave_like_text_streams(kernel: Process) -> None:
     seen = (
         "sys.stdout.fileno(), sys.stderr.fileno(), sys.stdout.isatty(), sys.stdout.encoding"
         ", sys.stdout.writable(), sys.stdout.readable(), sys.stdout.name"
@@ -143,43 +143,43 @@ def test_streams_look_like_streams(kernel: Process) -> None:
         "os.close(1); os.close(2)",
     ],
 )
-def test_a_stream_that_a_cell_took_away_is_there_in_the_next(kernel: Process, code: str) -> None:
+def test_removed_stream_is_restored_for_the_next_cell(kernel: Process, code: str) -> None:
     kernel.run(code)
     assert kernel.text("print('back'); print('too', file=sys.stderr)") == "back\ntoo\n"
 
 
-def test_what_children_write_comes_after_what_was_printed_before_them(kernel: Process) -> None:
-    """The descriptors are read at once here: what the wire has told by then was written before."""
+def test_output_of_children_comes_after_earlier_output(kernel: Process) -> None:
+    """The test reads the pipes at once, so messages that have arrived by then were written earlier."""
     kernel.run("marks = []\nfor n in range(3):\n    print('before', n)\n    subprocess.run(['true'])")
-    told = kernel.run(
+    outcome = kernel.run(
         "print('first', end='')\nsubprocess.run(['true'])\nprint('second', end='')\nos.system('true')\n"
         "print('third', end='')\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)\nprint('fourth');"
     )
-    pieces = [message["data"] for message in told if message["event"] == "output"]
+    pieces = [message["data"] for message in outcome if message["event"] == "output"]
     assert pieces[:3] == [b"first", b"second", b"third"]
     assert b"".join(pieces[3:]) == b"fourth\n", "print writes the text and the newline apart"
 
 
-def test_nothing_is_lost_at_the_end_of_the_process(tmp_path: Path) -> None:
+def test_all_output_is_sent_before_the_process_ends(tmp_path: Path) -> None:
     other = Process(tmp_path)
     cell = other.begin("print('last words', end='')\nimport os\nos._exit(0)")
     assert other.until(cell, "output")[-1]["data"] == b"last words"
     other.close()
 
 
-def test_a_cell_that_nobody_reads_can_be_interrupted(kernel: Process) -> None:
+def test_cell_whose_output_is_not_read_can_be_interrupted(kernel: Process) -> None:
     cell = kernel.begin("for n in range(10**9): print('x' * 1000)")
     time.sleep(0.5)  # the socket is full by now
     os.kill(kernel.pid, signal.SIGINT)
-    told = kernel.until(cell)
-    assert errors_of(told) == ["KeyboardInterrupt"]
-    assert len(told) < 1000
+    outcome = kernel.until(cell)
+    assert errors_of(outcome) == ["KeyboardInterrupt"]
+    assert len(outcome) < 1000
 
 
 @pytest.fixture(scope="module")
-def unrung(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    """A kernel that is rung for by hand."""
-    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=0)
+def unflushed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    """A kernel for which the test requests flushes."""
+    running = Process(tmp_path_factory.mktemp("kernel"), flush_after_s=0)
     running.run("import os, time")
     yield running
     running.close()
@@ -189,32 +189,32 @@ LONG = "while not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')"
 
 
 @pytest.mark.parametrize("code,events", [("pass", ["started", "done"]), ("print('half', end='')", ["started", "output", "done"])])
-def test_a_cell_that_is_over_soon_is_told_in_one_piece(unrung: Process, code: str, events: list[str]) -> None:
-    cell = unrung.begin(code)
-    unrung.ours.recv(1, socket.MSG_PEEK)
-    first = unrung.ours.recv(1 << 16, socket.MSG_PEEK)
-    assert [message["event"] for message in unrung.until(cell)] == events
-    unrung.ours.setblocking(False)
+def test_short_cell_is_reported_in_one_write(unflushed: Process, code: str, events: list[str]) -> None:
+    cell = unflushed.begin(code)
+    unflushed.ours.recv(1, socket.MSG_PEEK)
+    first = unflushed.ours.recv(1 << 16, socket.MSG_PEEK)
+    assert [message["event"] for message in unflushed.until(cell)] == events
+    unflushed.ours.setblocking(False)
     with pytest.raises(BlockingIOError):
-        unrung.ours.recv(1)
-    unrung.ours.settimeout(60)
-    assert first.count(b"event") >= len(events) - 1, "nothing was told before there was a line, or the end"
+        unflushed.ours.recv(1)
+    unflushed.ours.settimeout(60)
+    assert first.count(b"event") >= len(events) - 1, "nothing was outcome before there was a line, or the end"
 
 
-def test_what_is_kept_back_is_told_when_the_guest_rings(unrung: Process) -> None:
-    cell = unrung.begin(f"print('half', end='')\n{LONG}")
-    unrung.ring()
-    assert [message["event"] for message in unrung.until(cell, "output")] == ["started", "output"]
-    Path(f"/proc/{unrung.pid}/cwd/go").touch()
-    assert unrung.until(cell)[-1]["ok"]
+def test_delayed_output_is_sent_when_the_guest_requests_a_flush(unflushed: Process) -> None:
+    cell = unflushed.begin(f"print('half', end='')\n{LONG}")
+    unflushed.request_flush()
+    assert [message["event"] for message in unflushed.until(cell, "output")] == ["started", "output"]
+    Path(f"/proc/{unflushed.pid}/cwd/go").touch()
+    assert unflushed.until(cell)[-1]["ok"]
 
 
-def test_that_a_cell_has_begun_is_told_when_the_guest_rings(unrung: Process) -> None:
-    cell = unrung.begin(LONG)
-    unrung.ring()
-    assert [message["event"] for message in unrung.until(cell, "started")] == ["started"]
-    Path(f"/proc/{unrung.pid}/cwd/go").touch()
-    assert unrung.until(cell)[-1]["ok"]
+def test_start_of_a_cell_is_sent_when_the_guest_requests_a_flush(unflushed: Process) -> None:
+    cell = unflushed.begin(LONG)
+    unflushed.request_flush()
+    assert [message["event"] for message in unflushed.until(cell, "started")] == ["started"]
+    Path(f"/proc/{unflushed.pid}/cwd/go").touch()
+    assert unflushed.until(cell)[-1]["ok"]
 
 
 NO_PIPES = """
@@ -225,10 +225,10 @@ for fd in os.listdir("/proc/self/fd"):
 """Closes the flush pipe and all other pipes of the kernel."""
 
 
-def test_what_is_kept_back_is_told_also_where_the_bell_is_gone(tmp_path: Path) -> None:
-    kernel = Process(tmp_path, rings_s=0)
+def test_delayed_output_is_sent_even_if_the_flush_pipe_is_closed(tmp_path: Path) -> None:
+    kernel = Process(tmp_path, flush_after_s=0)
     kernel.run(f"import os, time\n{NO_PIPES}")
-    kernel.ring()
+    kernel.request_flush()
     for _ in range(2):
         cell = kernel.begin(f"print('half', end='')\n{LONG}")
         assert kernel.until(cell, "output")[-1]["data"] == b"half"

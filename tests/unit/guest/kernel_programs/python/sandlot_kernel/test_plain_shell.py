@@ -1,4 +1,4 @@
-"""The shell without IPython: what an object offers, and what of a cell is shown and kept."""
+"""The shell without IPython: representations of objects, results and the history."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Broken:
         raise ValueError("no words")
 
 
-def test_what_an_object_offers_is_told_and_what_fails_is_not(plain: ModuleType) -> None:
+def test_failed_representation_is_left_out(plain: ModuleType) -> None:
     data, about = plain.representations(Rich())
     assert data == {"text/plain": "rich", "text/html": "<b>", "image/png": b"\x89PNG", "application/vnd.x+json": "{}"}
     assert about == {"image/png": {"width": 2}}
@@ -57,7 +57,7 @@ def test_what_an_object_offers_is_told_and_what_fails_is_not(plain: ModuleType) 
 
 
 @pytest.mark.parametrize("long", ["x" * 100_000_000, b"x" * 100_000_000], ids=["text", "bytes"])
-def test_a_long_value_is_cut_before_it_is_printed(plain: ModuleType, long: object) -> None:
+def test_long_value_is_cut_before_its_repr(plain: ModuleType, long: object) -> None:
     text = plain.representations(long)[0]["text/plain"]
     assert text.endswith(" [... of 100,000,000]")
     assert len(text) < 1024 * 1024
@@ -67,11 +67,11 @@ def test_a_long_value_is_cut_before_it_is_printed(plain: ModuleType, long: objec
     "code,shown",
     [("5", ["5"]), ("5;", []), ("5; 6", ["6"]), ("x = 5", []), ("None", []), ("", []), ("# a remark", []), ("for n in range(2): n", [])],
 )
-def test_what_a_cell_shows(kernel: Process, code: str, shown: list[str]) -> None:
+def test_cell_reports_its_result(kernel: Process, code: str, shown: list[str]) -> None:
     assert values_of(kernel.run(code)) == shown
 
 
-def test_what_is_stored_is_counted_and_kept(kernel: Process) -> None:
+def test_stored_cell_is_counted_and_kept_in_the_history(kernel: Process) -> None:
     count = kernel.until(kernel.begin("6 * 7"))[0]["count"]
     assert kernel.value(f"In[{count}], Out[{count}], _") == "('6 * 7', 42, 42)"
     assert kernel.value("len(In)") == str(count + 3)
@@ -79,13 +79,13 @@ def test_what_is_stored_is_counted_and_kept(kernel: Process) -> None:
     assert kernel.value("len(In)") == str(count + 4)
 
 
-def test_a_cell_awaits_and_its_source_is_there(kernel: Process) -> None:
+def test_cell_can_await_and_its_source_can_be_inspected(kernel: Process) -> None:
     assert kernel.value("import asyncio\nawait asyncio.sleep(0, 'awaited')") == "'awaited'"
     assert kernel.text("import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f))").startswith("def f():\n    return 1\n")
     assert errors_of(kernel.run("def g():\n    await asyncio.sleep(0)")) == ["SyntaxError"]
 
 
-def test_a_cell_displays_bundles_and_changes_them(kernel: Process) -> None:
+def test_cell_displays_and_updates_bundles(kernel: Process) -> None:
     (first, second) = kernel.run(
         "display({'text/html': '<i>'}, raw=True, display_id=7, metadata={'a': 1})\ndisplay('new', display_id=7, update=True);"
     )

@@ -1,6 +1,6 @@
-"""The laws of the link that hold without I/O, each for any input.
+"""The invariants of the protocol (``protocol/__init__.py``), each tested with any input.
 
-Law 3 (who keeps the pipes open) is the drivers', laws 6 and 8 (repeats and offsets) are tested where link and guest meet.
+Repeated calls and output offsets are tested with link and guest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GARBAGE = st.one_of(
 
 
 def do(ends: Ends, work: list[tuple[str, str, int]], tag: str) -> None:
-    """Ask both ends for things, without moving a byte."""
+    """Make requests at both ends, without moving bytes."""
     for what, side, size in work:
         end = ends.host if side == HOST else ends.guest
         if what == "open":
@@ -51,7 +51,7 @@ def do(ends: Ends, work: list[tuple[str, str, int]], tag: str) -> None:
 
 
 def tags(happened: list[events.Event]) -> set[str]:
-    """The tags of everything that was told."""
+    """Return the tags of all messages that arrived."""
     found = set()
     for event in happened:
         if isinstance(event, events.Opened):
@@ -65,12 +65,12 @@ def tags(happened: list[events.Event]) -> set[str]:
     return found
 
 
-# -- law 1 --------------------------------------------------------------------------------------------------------------
+# -- bounded writes ---------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
 @given(WORK)
-def test_1_every_frame_of_the_host_is_whole_and_fits_a_pipes_atomic_write(work: list[tuple[str, str, int]]) -> None:
+def test_host_frames_fit_into_one_atomic_write(work: list[tuple[str, str, int]]) -> None:
     ends = Ends.greeted()
     do(ends, [*work, ("open", HOST, 100_000)], "new")
     decoder = frames.Decoder(from_host=True)
@@ -84,7 +84,7 @@ def test_1_every_frame_of_the_host_is_whole_and_fits_a_pipes_atomic_write(work: 
     assert count >= 60_000 // 4096
 
 
-# -- law 2 --------------------------------------------------------------------------------------------------------------
+# -- handshake --------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -98,7 +98,7 @@ def test_1_every_frame_of_the_host_is_whole_and_fits_a_pipes_atomic_write(work: 
     read_by_dead_host=st.integers(0, 100_000),
     garbage=GARBAGE,
 )
-def test_2_after_any_cut_a_new_host_sees_nothing_of_the_old_connection(
+def test_new_host_sees_nothing_of_an_earlier_connection(
     before: list[tuple[str, str, int]],
     after: list[tuple[str, str, int]],
     host_frames: int,
@@ -108,7 +108,7 @@ def test_2_after_any_cut_a_new_host_sees_nothing_of_the_old_connection(
     read_by_dead_host: int,
     garbage: bytes,
 ) -> None:
-    """Law 1 leaves no half frame towards the guest; the greeting gets along with one, and with garbage, all the same."""
+    """The host never leaves a partial frame, but the handshake works even after one, and after any bytes."""
     ends = Ends.greeted()
     do(ends, before, "old")
     ends.host_writes(host_frames)
@@ -138,7 +138,7 @@ def test_2_after_any_cut_a_new_host_sees_nothing_of_the_old_connection(
 
 @settings(max_examples=25)
 @given(st.lists(st.binary(max_size=200), max_size=5), st.lists(st.integers(1, 5000), min_size=1, max_size=5))
-def test_2_a_guest_greets_out_of_any_garbage(noise: list[bytes], cuts: list[int]) -> None:
+def test_guest_finds_a_hello_after_any_bytes(noise: list[bytes], cuts: list[int]) -> None:
     guest = Connection(GUEST)
     hello = handshake.hello(b"0123456789abcdef", 1, 1)
     raw = b"".join(noise) + hello * 3
@@ -151,12 +151,12 @@ def test_2_a_guest_greets_out_of_any_garbage(noise: list[bytes], cuts: list[int]
     assert guest.next_batch().endswith(handshake.welcome(b"0123456789abcdef", 1, asleep=True))
 
 
-# -- law 4 --------------------------------------------------------------------------------------------------------------
+# -- flow control ---------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
 @given(st.integers(1, 20), st.integers(0, 19), st.integers(1, 5))
-def test_4_among_floods_a_quiet_stream_waits_for_one_frame_of_each(floods: int, position: int, later: int) -> None:
+def test_quiet_stream_waits_for_at_most_one_frame_of_each_other(floods: int, position: int, later: int) -> None:
     ends = Ends.greeted()
     streams = [ends.host.open({}) for _ in range(floods + 1)]
     ends.settle()
@@ -174,7 +174,7 @@ def test_4_among_floods_a_quiet_stream_waits_for_one_frame_of_each(floods: int, 
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([frames.DATA, frames.MESSAGE]), SIZES), min_size=1, max_size=40))
-def test_4_nothing_is_sent_beyond_the_credit_and_nobody_waits_for_another(sent: list[tuple[int, int, int]]) -> None:
+def test_streams_respect_their_credit_and_do_not_block_each_other(sent: list[tuple[int, int, int]]) -> None:
     ends = Ends.greeted()
     streams = [ends.host.open({}) for _ in range(4)]
     ends.settle()
@@ -186,7 +186,7 @@ def test_4_nothing_is_sent_beyond_the_credit_and_nobody_waits_for_another(sent: 
             ends.guest.send_bytes(stream, 1, b"x" * size)
         else:
             ends.guest.send(stream, b"x" * size)
-    ends.settle()  # a host that saw more than its credit would raise
+    ends.settle()  # the host raises if the guest exceeds its credit
     held = dict.fromkeys(streams, 0)
     for event in ends.host_events:
         assert isinstance(event, events.Bytes | events.Received)
@@ -199,7 +199,7 @@ def test_4_nothing_is_sent_beyond_the_credit_and_nobody_waits_for_another(sent: 
 
 @settings(max_examples=25)
 @given(st.lists(SIZES, min_size=1, max_size=30))
-def test_4_a_polite_sender_queues_no_more_than_its_queue(sizes: list[int]) -> None:
+def test_sender_that_respects_room_stays_within_the_queue(sizes: list[int]) -> None:
     ends = Ends.greeted()
     stream = ends.host.open({})
     ends.settle()
@@ -224,12 +224,12 @@ def test_4_a_polite_sender_queues_no_more_than_its_queue(sizes: list[int]) -> No
         assert QUEUE_BYTES - ends.host.room(stream) <= QUEUE_BYTES
 
 
-# -- law 5 --------------------------------------------------------------------------------------------------------------
+# -- streams ----------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([HOST, GUEST]), SIZES), min_size=1, max_size=60))
-def test_5_either_end_opens_streams_and_both_agree_on_them(opened: list[tuple[str, int]]) -> None:
+def test_streams_opened_by_either_end_are_known_to_both(opened: list[tuple[str, int]]) -> None:
     ends = Ends.greeted()
     wanted: dict[str, list[tuple[int, int]]] = {HOST: [], GUEST: []}
     for side, size in opened:
@@ -238,16 +238,16 @@ def test_5_either_end_opens_streams_and_both_agree_on_them(opened: list[tuple[st
     ends.settle()
     for side, happened in ((HOST, ends.guest_events), (GUEST, ends.host_events)):
         assert [(event.stream, len(event.head)) for event in happened if isinstance(event, events.Opened)] or not wanted[side]
-        told = {event.stream: len(event.head) for event in happened if isinstance(event, events.Opened)}
-        assert told == dict(wanted[side])
+        heads = {event.stream: len(event.head) for event in happened if isinstance(event, events.Opened)}
+        assert heads == dict(wanted[side])
 
 
-# -- law 7 --------------------------------------------------------------------------------------------------------------
+# -- sleep ------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
 @given(before=WORK, between=WORK, host_frames=st.integers(0, 40), guest_bytes=st.integers(0, 300_000), read=st.integers(0, 300_000))
-def test_7_rest_is_at_a_frame_boundary_with_empty_pipes(
+def test_quiesce_ends_at_a_frame_boundary_with_empty_pipes(
     before: list[tuple[str, str, int]], between: list[tuple[str, str, int]], host_frames: int, guest_bytes: int, read: int
 ) -> None:
     ends = Ends.greeted()
@@ -282,7 +282,7 @@ def test_7_rest_is_at_a_frame_boundary_with_empty_pipes(
 
 @settings(max_examples=25)
 @given(st.lists(st.one_of(GARBAGE, st.binary(max_size=100)), max_size=10), st.integers(1, 5000))
-def test_a_host_raises_one_kind_of_error_only_and_a_guest_none(noise: list[bytes], chunk: int) -> None:
+def test_host_raises_only_protocol_errors_and_guest_none(noise: list[bytes], chunk: int) -> None:
     raw = b"".join(noise)
     for ends in (Ends(), Ends.greeted()):
         for at in range(0, len(raw), chunk):
