@@ -37,7 +37,7 @@ ISOLATIONS = pytest.mark.parametrize("base", [pytest.param(BASE, id="gvisor"), p
 MOSTLY_ON_GVISOR = pytest.mark.parametrize(
     "base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container", marks=pytest.mark.soak)]
 )
-"""For what src/sandlot/testing/driver_volumes.py shows of both isolations."""
+"""For what src/sandlot/testing/drivers/volumes.py shows of both isolations."""
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidReq
 from sandlot.model.storage import Store
 from sandlot.store import engine
 from sandlot.store.store import open_store
-from sandlot.testing.stores.bench import NASTY, event, every_event, execution, sandbox
+from sandlot.testing.stores.harness import HOSTILE_TEXT, event, every_event, execution, sandbox
 from tests.support.postgres import Cluster, cluster
 
 MIB = 1024 * 1024
@@ -187,7 +187,7 @@ async def test_connections_that_the_server_cut_are_made_anew(postgres: Cluster) 
 
 async def test_ids_that_no_text_of_the_server_can_hold_are_not_there(postgres: Cluster) -> None:
     async with open_store(postgres.database()) as store:
-        for id_ in ("\0", "\ud800", "x" * 100, NASTY):
+        for id_ in ("\0", "\ud800", "x" * 100, HOSTILE_TEXT):
             assert await store.sandboxes.get(id_) is None  # type: ignore[arg-type]
             assert await store.executions.get(id_) is None  # type: ignore[arg-type]
             assert await store.keys.revoke(id_, event().at) is None

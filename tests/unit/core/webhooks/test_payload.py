@@ -16,8 +16,8 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.webhooks import EVENT_TYPES, Progress
 from sandlot.server.native.schemas.events import STREAMS
-from sandlot.testing.stores.bench import event
-from sandlot.testing.stores.hooks import webhook
+from sandlot.testing.stores.harness import event
+from sandlot.testing.stores.webhooks import webhook
 from tests.support.clock import START
 
 HAPPENED = EventRecord(

@@ -1,4 +1,7 @@
-"""What a sandbox cannot see of its host, by trying. The short form: a driver that fails one of these isolates nothing."""
+"""Attempts to see files, environment, processes and network of the host from inside a sandbox.
+
+The tests are few and short. A driver that fails one of them isolates nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sandlot.model.specs import User
-from sandlot.testing.bench import Bench
+from sandlot.testing.drivers.harness import DriverHarness
 
-_LOOK = """
+_FIND = """
 import os, sys
 token = sys.argv[1]
 for folder, folders, files in os.walk("/"):
@@ -20,7 +23,7 @@ for folder, folders, files in os.walk("/"):
     for name in files:
         if token in name:
             print(os.path.join(folder, name))
-print("looked")
+print("complete")
 """
 _CONNECT = """
 import socket, sys
@@ -40,47 +43,47 @@ print("tried")
 """
 
 
-class WallsSuite:
-    """See the module."""
+class IsolationSuite:
+    """Isolation from the host. Needs a fixture ``harness``."""
 
-    async def test_files_of_the_host_are_not_there(self, bench: Bench, tmp_path: Path) -> None:
+    async def test_files_of_the_host_are_not_visible(self, harness: DriverHarness, tmp_path: Path) -> None:
         token = f"planted-{secrets.token_hex(8)}"
         (tmp_path / token).touch(mode=0o666)
-        async with bench.sandbox() as subject:
-            (bench.data_dir / token).touch(mode=0o666)
-            for ref in (bench.data_dir / "sandboxes").iterdir():
+        async with harness.sandbox() as sandbox:
+            (harness.data_dir / token).touch(mode=0o666)
+            for ref in (harness.data_dir / "sandboxes").iterdir():
                 (ref / token).touch(mode=0o666)
-            # A file inside shows that the look finds what there is.
+            # A file inside the sandbox proves that the search finds files.
             inside = f"/home/user/{token}"
-            assert (await subject.run("touch", inside)).code == 0
+            assert (await sandbox.run("touch", inside)).exit_code == 0
             for user in (User.USER, User.ROOT):
-                assert (await subject.python(_LOOK, token, user=user)).stdout == f"{inside}\nlooked\n"
+                assert (await sandbox.python(_FIND, token, user=user)).stdout == f"{inside}\ncomplete\n"
 
-    async def test_the_environment_of_the_service_is_not_there(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_environment_of_the_service_is_not_visible(self, harness: DriverHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         token = secrets.token_hex(8)
         monkeypatch.setenv("SANDLOT_SUITE_SECRET", token)
-        async with bench.sandbox() as subject:
-            done = await subject.run("sh", "-c", "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'", user=User.ROOT)
+        async with harness.sandbox() as sandbox:
+            done = await sandbox.run("sh", "-c", "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'", user=User.ROOT)
         assert "PATH=" in done.stdout
         assert token not in done.stdout
 
-    async def test_processes_of_the_host_are_not_there(self, bench: Bench) -> None:
-        async with bench.sandbox() as subject:
-            seen = await subject.run(
+    async def test_processes_of_the_host_are_not_visible(self, harness: DriverHarness) -> None:
+        async with harness.sandbox() as sandbox:
+            seen = await sandbox.run(
                 "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; kill -0 $1 && echo signal''led", "-", str(os.getpid()), user=User.ROOT
             )
         assert "pytest" not in seen.stdout
         assert "signalled" not in seen.stdout
 
-    async def test_the_network_of_the_host_is_not_there(self, bench: Bench) -> None:
-        with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:  # noqa: S104 - so that every way in would do
+    async def test_network_of_the_host_is_not_reachable(self, harness: DriverHarness) -> None:
+        with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:  # noqa: S104 - every address of the host would reach it
             port = str(server.getsockname()[1])
             abstract.bind(f"\0sandlot-suite-{port}")
             abstract.listen()
             own = socket.gethostbyname(socket.gethostname())
-            async with bench.sandbox() as subject:
+            async with harness.sandbox() as sandbox:
                 for user in (User.USER, User.ROOT):
-                    assert (await subject.python(_CONNECT, own, port, user=user)).stdout == "tried\n"
-                interfaces = await subject.run("sh", "-c", "cat /proc/net/dev")
+                    assert (await sandbox.python(_CONNECT, own, port, user=user)).stdout == "tried\n"
+                interfaces = await sandbox.run("sh", "-c", "cat /proc/net/dev")
         names = [line.split(":")[0].strip() for line in interfaces.stdout.splitlines() if ":" in line]
         assert names in ([], ["lo"])
