@@ -19,7 +19,7 @@ from sqlalchemy import Connection, inspect, text
 
 from sandlot.model.errors import HostError, LimitError
 from sandlot.model.ids import new_file_id
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 from sandlot.store import engine, migrations, schema
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.keys import SqlKeyRepository
@@ -77,7 +77,7 @@ class MigrationsSuite:
             await SqlKeyRepository(database).add(made)
         async with harness.open() as store:
             assert await store.sandboxes.get(record.id) == record
-            assert list(await store.keys.all()) == [made]
+            assert list(await store.keys.list()) == [made]
             taken = snapshot()
             await store.snapshots.save(taken)
             assert await store.snapshots.get(taken.id) == taken
@@ -102,7 +102,7 @@ class MigrationsSuite:
                 await migrations.migrate(database, steps, NEXT)
             assert not await database.read(lambda connection: inspect(connection).has_table("more"))
         async with harness.open() as store:  # this version still opens it: nothing was changed
-            assert [record.name for record in await store.keys.all()] == ["kept"]
+            assert [record.name for record in await store.keys.list()] == ["kept"]
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))')
         async with engine.open_database(_place(harness)) as database:
             await migrations.migrate(database, steps, NEXT)
@@ -215,7 +215,7 @@ async def test_full_disk_of_a_memory_store_refuses_writes_only() -> None:
                 await write
         with pytest.raises(LimitError, match="full"):
             await blobs.write(new_file_id(), chunks_of([b"x"]))
-        assert list(await store.keys.all()) == [record]
+        assert list(await store.keys.list()) == [record]
         assert await every_event(store) == []
         assert await blobs.ids() == frozenset()
 
@@ -238,5 +238,5 @@ async def test_held_operation_waits_and_is_complete_when_its_caller_is_cancelled
 async def test_closed_memory_store_refuses_operations() -> None:
     async with MemoryStore() as store:
         pass
-    with pytest.raises(RuntimeError, match=r"events\.last was called after the store was closed"):
-        await store.events.last()
+    with pytest.raises(RuntimeError, match=r"events\.last_sequence was called after the store was closed"):
+        await store.events.last_sequence()

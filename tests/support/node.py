@@ -26,8 +26,8 @@ from sandlot.core.service import Core
 from sandlot.images.recipe import builtin
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.repositories import Store
 from sandlot.model.specs import Limits, RootFs
-from sandlot.model.storage import Store
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance

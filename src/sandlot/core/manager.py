@@ -156,7 +156,7 @@ class SandboxManager:
             ConflictError: The key was used for a different request.
             UnavailableError: The sandbox is on another node, or its end is not recorded yet; code ``busy``.
         """
-        while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, key)) is not None:
+        while (record := await self._recorder.store.sandboxes.get_by_idempotency_key(owner, key)) is not None:
             check_same(record.request_digest, digest)
             sandbox = self._registry.known.get(record.id)
             if sandbox is None and not is_terminal(record.state):

@@ -14,7 +14,7 @@ from sandlot.core.ports import SystemClock
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.records import KeyRecord
-from sandlot.model.storage import KeyRepository
+from sandlot.model.repositories import KeyRepository
 from sandlot.server import state
 from sandlot.server.settings import Settings
 from sandlot.store.store import open_store

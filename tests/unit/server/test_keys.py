@@ -91,7 +91,7 @@ async def test_taking_over_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         assert await take_over(store.keys, tmp_path) == 1
         key_file(tmp_path, "first", "second")  # the file is there still, as after a kill before it was put aside
         assert await take_over(store.keys, tmp_path) == 2
-        assert [record.name for record in await store.keys.all()] == ["first", "second"]
+        assert [record.name for record in await store.keys.list()] == ["first", "second"]
         assert await take_over(store.keys, tmp_path) == 0
 
 
@@ -110,7 +110,7 @@ async def test_a_broken_file_is_named_and_left(tmp_path: Path, content: str) -> 
     async with open_store(tmp_path / "rows.db") as store:
         with pytest.raises(HostError) as broken:
             await take_over(store.keys, tmp_path)
-        assert await store.keys.all() == []
+        assert await store.keys.list() == []
     assert FILE in broken.value.message
     assert broken.value.hint
     assert (tmp_path / FILE).read_text() == content

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection, exc, text
 
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 from sandlot.store import engine
 from sandlot.store.store import open_store
 from sandlot.testing.stores.harness import HOSTILE_TEXT, event, every_event, execution, sandbox
@@ -90,7 +90,7 @@ async def test_a_disk_that_cannot_be_written_to_is_said(small_disk: Path) -> Non
     assert refused.value.hint
     remount(small_disk, "rw")
     async with open_store(small_disk / "rows.db") as store:
-        assert await store.events.last() == 1
+        assert await store.events.last_sequence() == 1
 
 
 @pytest.mark.parametrize("damage", ["no database at all", "the middle"])
@@ -119,11 +119,11 @@ async def test_another_process_that_writes_is_waited_for(tmp_path: Path) -> None
         writing = asyncio.create_task(store.events.add([event()]))
         await asyncio.sleep(0.3)
         assert not writing.done()
-        assert await store.events.last() == 0, "who reads is not kept waiting"
+        assert await store.events.last_sequence() == 0, "who reads is not kept waiting"
         other.execute("COMMIT")
         other.close()
         await writing
-        assert await store.events.last() == 1
+        assert await store.events.last_sequence() == 1
 
 
 async def test_another_process_that_never_ends_is_named_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ async def test_connections_that_the_server_cut_are_made_anew(postgres: Cluster) 
     async with open_store(url) as store:
         await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
         postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sandlot'")
-        assert await store.events.last() == 5
+        assert await store.events.last_sequence() == 5
         await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
         assert [one.sequence for one in await every_event(store)] == list(range(1, 11))
 

@@ -25,6 +25,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError
 from sandlot.model.ids import FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
 from sandlot.model.records import (
+    DeliveryProgress,
     EventRecord,
     ExecutionId,
     ExecutionRecord,
@@ -34,10 +35,11 @@ from sandlot.model.records import (
     SandboxRecord,
     SnapshotRecord,
     VolumeRecord,
+    WebhookChange,
+    WebhookRecord,
 )
+from sandlot.model.repositories import Position
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position
-from sandlot.model.webhooks import Progress, WebhookChange, WebhookRecord
 
 PIECE_BYTES = 256 * 1024
 """Most bytes in one piece of a blob that is read."""
@@ -152,7 +154,7 @@ class MemoryDatabase:
 
 
 class MemoryStore:
-    """An open store. Implements :class:`sandlot.model.storage.Store`.
+    """An open store. Implements :class:`sandlot.model.repositories.Store`.
 
     Use it as an async context manager; it refuses operations after it was closed.
 
@@ -208,7 +210,7 @@ class _Session:
 
 
 class MemorySandboxRepository:
-    """Sandboxes. Implements :class:`sandlot.model.storage.SandboxRepository`."""
+    """Sandboxes. Implements :class:`sandlot.model.repositories.SandboxRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -228,24 +230,24 @@ class MemorySandboxRepository:
 
         await self._session.write("sandboxes.save", work)
 
-    async def unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
+    async def list_unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
         """Return all sandboxes of a node that have not ended, oldest first."""
-        return await self._select("unfinished", lambda row: row.node == node and not is_terminal(row.state))
+        return await self._select("list_unfinished", lambda row: row.node == node and not is_terminal(row.state))
 
-    async def ended_last(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
+    async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
         """Return the sandboxes of a node that ended last, the latest first."""
-        ended = await self._select("ended_last", lambda row: row.node == node and is_terminal(row.state) and row.ended_at is not None)
+        ended = await self._select("list_last_ended", lambda row: row.node == node and is_terminal(row.state) and row.ended_at is not None)
         return sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[:limit]
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
         """Return one sandbox."""
         return await self._session.read("sandboxes.get", lambda database: database.sandboxes.get(sandbox))
 
-    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
+    async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
         """Return the sandbox that a request made."""
-        return await self._session.read("sandboxes.by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
+        return await self._session.read("sandboxes.get_by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
 
-    async def ended(
+    async def list_ended(
         self,
         *,
         owner: OwnerId | None,
@@ -267,22 +269,22 @@ class MemorySandboxRepository:
                 and _is_after(row, after)
             )
 
-        return (await self._select("ended", matches))[:limit]
+        return (await self._select("list_ended", matches))[:limit]
 
-    async def forget(self, *, ended_before: datetime) -> int:
+    async def delete_ended(self, before: datetime) -> int:
         """Remove the sandboxes that ended before a moment, and return their number."""
 
         def is_old(row: SandboxRecord) -> bool:
-            return is_terminal(row.state) and row.ended_at is not None and row.ended_at < ended_before
+            return is_terminal(row.state) and row.ended_at is not None and row.ended_at < before
 
-        return await self._session.write("sandboxes.forget", lambda database: _remove(database.sandboxes, is_old))
+        return await self._session.write("sandboxes.delete_ended", lambda database: _remove(database.sandboxes, is_old))
 
     async def _select(self, method: str, matches: Callable[[SandboxRecord], bool]) -> list[SandboxRecord]:
         return await self._session.read(f"sandboxes.{method}", lambda database: _sorted(filter(matches, database.sandboxes.values())))
 
 
 class MemorySnapshotRepository:
-    """Snapshots. Implements :class:`sandlot.model.storage.SnapshotRepository`."""
+    """Snapshots. Implements :class:`sandlot.model.repositories.SnapshotRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -299,13 +301,13 @@ class MemorySnapshotRepository:
         """Return one snapshot."""
         return await self._session.read("snapshots.get", lambda database: database.snapshots.get(snapshot))
 
-    async def named(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
+    async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
         """Return an owner's snapshot of a name."""
-        return await self._session.read("snapshots.named", lambda database: _of_name(database.snapshots, owner, name))
+        return await self._session.read("snapshots.get_by_name", lambda database: _of_name(database.snapshots, owner, name))
 
-    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
+    async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
         """Return the snapshot that a request made."""
-        return await self._session.read("snapshots.by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
+        return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
         """Return a page of the snapshots that are ready, oldest first."""
@@ -319,9 +321,9 @@ class MemorySnapshotRepository:
         """Return the number of an owner's snapshots and the sum of their sizes."""
         return await self._session.read("snapshots.totals", lambda database: _totals(database.snapshots, owner))
 
-    async def of_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
+    async def list_by_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
         """Return all snapshots of a node, oldest first."""
-        return await self._session.read("snapshots.of_node", lambda database: _of_node(database.snapshots, node))
+        return await self._session.read("snapshots.list_by_node", lambda database: _of_node(database.snapshots, node))
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
         """Remove one snapshot, and return whether it existed."""
@@ -347,7 +349,7 @@ class MemorySnapshotRepository:
 
 
 class MemoryVolumeRepository:
-    """Volumes. Implements :class:`sandlot.model.storage.VolumeRepository`."""
+    """Volumes. Implements :class:`sandlot.model.repositories.VolumeRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -363,9 +365,9 @@ class MemoryVolumeRepository:
 
         await self._session.write("volumes.save", work)
 
-    async def of_node(self, node: NodeId) -> Sequence[VolumeRecord]:
+    async def list_by_node(self, node: NodeId) -> Sequence[VolumeRecord]:
         """Return all volumes of a node, oldest first."""
-        return await self._session.read("volumes.of_node", lambda database: _of_node(database.volumes, node))
+        return await self._session.read("volumes.list_by_node", lambda database: _of_node(database.volumes, node))
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
         """Return the number of an owner's volumes and the sum of their sizes."""
@@ -383,7 +385,7 @@ class MemoryVolumeRepository:
 
 
 class MemoryKeyRepository:
-    """API keys. Implements :class:`sandlot.model.storage.KeyRepository`."""
+    """API keys. Implements :class:`sandlot.model.repositories.KeyRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -411,13 +413,13 @@ class MemoryKeyRepository:
 
         return await self._session.write("keys.revoke", work)
 
-    async def all(self) -> Sequence[KeyRecord]:
+    async def list(self) -> Sequence[KeyRecord]:
         """Return all valid keys, oldest first."""
-        return await self._session.read("keys.all", lambda database: _sorted(key for key in database.keys.values() if key.revoked_at is None))
+        return await self._session.read("keys.list", lambda database: _sorted(key for key in database.keys.values() if key.revoked_at is None))
 
 
 class MemoryFileRepository:
-    """Stored files, without their contents. Implements :class:`sandlot.model.storage.FileRepository`."""
+    """Stored files, without their contents. Implements :class:`sandlot.model.repositories.FileRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -449,7 +451,7 @@ class MemoryFileRepository:
 
 
 class MemoryExecutionRepository:
-    """The execution log. Implements :class:`sandlot.model.storage.ExecutionRepository`."""
+    """The execution log. Implements :class:`sandlot.model.repositories.ExecutionRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -471,16 +473,16 @@ class MemoryExecutionRepository:
 
         return await self._session.read("executions.page", lambda database: _newest(filter(matches, database.executions.values()), limit))
 
-    async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
+    async def list_running(self, *, limit: int) -> Sequence[ExecutionRecord]:
         """Return executions that have not ended, newest first."""
         return await self._session.read(
-            "executions.running", lambda database: _newest((row for row in database.executions.values() if row.status == _RUNNING), limit)
+            "executions.list_running", lambda database: _newest((row for row in database.executions.values() if row.status == _RUNNING), limit)
         )
 
-    async def forget(self, *, created_before: datetime) -> int:
+    async def delete_before(self, before: datetime) -> int:
         """Remove the executions that began before a moment, and return their number."""
         return await self._session.write(
-            "executions.forget", lambda database: _remove(database.executions, lambda row: row.created_at < created_before)
+            "executions.delete_before", lambda database: _remove(database.executions, lambda row: row.created_at < before)
         )
 
     async def trim(self, *, keep: int) -> int:
@@ -492,17 +494,19 @@ class MemoryExecutionRepository:
 
         return await self._session.write("executions.trim", work)
 
-    async def counts(self, month: str) -> Mapping[OwnerId, int]:
+    async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
         """Return the executions that began in a month, by owner."""
-        return await self._session.read("executions.counts", lambda database: dict(database.execution_counts.get(month, {})))
+        return await self._session.read("executions.monthly_counts", lambda database: dict(database.execution_counts.get(month, {})))
 
-    async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
+    async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
         """Add to the counts of a month."""
-        await self._session.write("executions.count", lambda database: database.execution_counts.setdefault(month, Counter()).update(more))
+        await self._session.write(
+            "executions.add_monthly_counts", lambda database: database.execution_counts.setdefault(month, Counter()).update(more)
+        )
 
 
 class MemoryEventRepository:
-    """Events. Implements :class:`sandlot.model.storage.EventRepository`."""
+    """Events. Implements :class:`sandlot.model.repositories.EventRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -523,13 +527,13 @@ class MemoryEventRepository:
 
         return await self._session.read("events.page", work)
 
-    async def last(self) -> int:
+    async def last_sequence(self) -> int:
         """Return the number of the newest event; 0 if nothing has happened."""
-        return await self._session.read("events.last", lambda database: database.last_sequence)
+        return await self._session.read("events.last_sequence", lambda database: database.last_sequence)
 
-    async def forget(self, *, before: datetime) -> int:
+    async def delete_before(self, before: datetime) -> int:
         """Remove the events before a moment, and return their number."""
-        return await self._keep("forget", lambda events: [row for row in events if row.event.at >= before])
+        return await self._keep("delete_before", lambda events: [row for row in events if row.event.at >= before])
 
     async def trim(self, *, keep: int) -> int:
         """Remove all but the newest, and return the number of removed ones."""
@@ -545,16 +549,16 @@ class MemoryEventRepository:
 
 
 class MemoryWebhookRepository:
-    """Webhooks. Implements :class:`sandlot.model.webhooks.WebhookRepository`."""
+    """Webhooks. Implements :class:`sandlot.model.repositories.WebhookRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
 
-    async def add(self, record: WebhookRecord, *, most: int) -> bool:
+    async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
         """Insert one webhook, unless its owner has the most already. Return whether it was inserted."""
 
         def work(database: MemoryDatabase) -> bool:
-            if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= most:
+            if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= max_per_owner:
                 return False
             database.webhooks[record.id] = record, None, None
             return True
@@ -565,13 +569,13 @@ class MemoryWebhookRepository:
         """Return one webhook."""
         return await self._session.read("webhooks.get", lambda database: row[0] if (row := database.webhooks.get(webhook)) else None)
 
-    async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
+    async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
         """Return all webhooks of an owner, oldest first."""
         return await self._session.read(
-            "webhooks.all", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
+            "webhooks.list", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
         )
 
-    async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
+    async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
         """Change one webhook, and return it. A new URL forgets failed attempts."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
@@ -580,14 +584,14 @@ class MemoryWebhookRepository:
             record, holder, held_until = row
             values = {each.name: value for each in fields(change) if (value := getattr(change, each.name)) is not None}
             if change.url is not None:
-                values["progress"] = replace(record.progress, tries=0, next_at=None)
+                values["progress"] = replace(record.progress, failed_attempts=0, next_attempt_at=None)
             changed = replace(record, **values)
             database.webhooks[webhook] = changed, holder, held_until
             return changed
 
-        return await self._session.write("webhooks.change", work)
+        return await self._session.write("webhooks.update", work)
 
-    async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
+    async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
         """Give a node the lease of a webhook, unless another node has it."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
@@ -599,9 +603,9 @@ class MemoryWebhookRepository:
             database.webhooks[webhook] = record, node, until
             return record
 
-        return await self._session.write("webhooks.hold", work)
+        return await self._session.write("webhooks.lease", work)
 
-    async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
+    async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
         """Record the progress of a webhook, if the node has its lease."""
 
         def work(database: MemoryDatabase) -> bool:
@@ -613,7 +617,7 @@ class MemoryWebhookRepository:
             database.webhooks[webhook] = replace(record, progress=progress), holder, held_until
             return True
 
-        return await self._session.write("webhooks.move", work)
+        return await self._session.write("webhooks.save_progress", work)
 
     async def remove(self, webhook: WebhookId) -> bool:
         """Remove one webhook, and return whether it existed."""
@@ -621,7 +625,7 @@ class MemoryWebhookRepository:
 
 
 class MemoryBlobs:
-    """Contents of stored files. Implements :class:`sandlot.model.storage.Blobs`.
+    """Contents of stored files. Implements :class:`sandlot.model.repositories.Blobs`.
 
     Args:
         database: Contents; they stay when nothing uses these blobs any more.

@@ -11,8 +11,8 @@ import pytest
 
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import FileId, new_file_id
+from sandlot.model.repositories import Blobs
 from sandlot.model.specs import MIB
-from sandlot.model.storage import Blobs
 from sandlot.testing.drivers.leftovers import open_descriptors, wait_until_empty
 
 _LARGE = 256

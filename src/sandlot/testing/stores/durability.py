@@ -25,7 +25,7 @@ class DurabilitySuite:
             pass
         before = open_descriptors()
         async with harness.open() as store:
-            await asyncio.gather(*(store.sandboxes.save(sandbox()) for _ in range(8)), *(store.events.last() for _ in range(8)))
+            await asyncio.gather(*(store.sandboxes.save(sandbox()) for _ in range(8)), *(store.events.last_sequence() for _ in range(8)))
         assert wait_until_empty(lambda: open_descriptors() - before) == {}
 
     async def test_concurrent_first_opens_all_succeed(self, harness: StoreHarness) -> None:
@@ -37,7 +37,7 @@ class DurabilitySuite:
         await asyncio.gather(*map(add_key, names))
 
         async with harness.open() as store:
-            assert {record.name for record in await store.keys.all()} == set(names)
+            assert {record.name for record in await store.keys.list()} == set(names)
 
     async def test_killed_writer_loses_no_committed_record_and_leaves_no_half(self, harness: StoreHarness) -> None:
         async with harness.open() as store:
@@ -48,7 +48,7 @@ class DurabilitySuite:
                 writer.kill()
                 committed += writer.stdout.read().split()
             await store.sandboxes.save(sandbox(name="after the kill"))
-            saved = {record.id for record in await store.sandboxes.unfinished(sandbox().node) if record.name == "churn"}
+            saved = {record.id for record in await store.sandboxes.list_unfinished(sandbox().node) if record.name == "churn"}
             announced = [record.event.sandbox for record in await every_event(store)]
 
         assert len(committed) >= _CREATED_BEFORE_KILL
@@ -77,7 +77,7 @@ class DurabilitySuite:
             await follow()
 
             assert seen == list(range(1, 3 * _EVENTS + 1)), "a reader that continued after the last number missed an event"
-            assert await store.events.last() == 3 * _EVENTS
+            assert await store.events.last_sequence() == 3 * _EVENTS
 
 
 @contextlib.contextmanager

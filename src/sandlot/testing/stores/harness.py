@@ -16,9 +16,9 @@ from typing import Any, Protocol, cast
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.ids import NodeId, SandboxId, new_file_id, new_process_id, new_sandbox_id, new_snapshot_id
 from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileRecord, KeyRecord, NewEvent, SandboxRecord, SnapshotRecord
+from sandlot.model.repositories import Store
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
-from sandlot.model.storage import Store
 from sandlot.store.store import open_store
 
 SANDLOT_STORE = f"{__name__}:open_sandlot_store"

@@ -13,9 +13,9 @@ from sandlot.model.access import Quota
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, SandboxRecord
+from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import GIB, Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position, Store
 from sandlot.testing.stores.harness import (
     ALICE,
     BOB,
@@ -104,15 +104,15 @@ class RowsSuite:
         mine = [sandbox(node=node, state=state, created_at=moment(number)) for number, state in enumerate(State)]
         for record in [*mine, sandbox()]:
             await store.sandboxes.save(record)
-        assert list(await store.sandboxes.unfinished(node)) == [record for record in mine if not is_terminal(record.state)]
-        assert await store.sandboxes.unfinished(new_node_id()) == []
+        assert list(await store.sandboxes.list_unfinished(node)) == [record for record in mine if not is_terminal(record.state)]
+        assert await store.sandboxes.list_unfinished(new_node_id()) == []
 
     async def test_last_ended_sandboxes_are_found_by_node(self, store: Store) -> None:
         node = new_node_id()
         mine = [ended(at, node=node) for at in (3, 1, 2)]
         for record in [*mine, ended(9), sandbox(node=node)]:
             await store.sandboxes.save(record)
-        assert list(await store.sandboxes.ended_last(node, limit=2)) == [mine[0], mine[2]]
+        assert list(await store.sandboxes.list_last_ended(node, limit=2)) == [mine[0], mine[2]]
 
     async def test_idempotency_key_is_unique_per_owner(self, store: Store) -> None:
         first, again, others = sandbox(idempotency_key="k"), sandbox(idempotency_key="k"), sandbox(idempotency_key="k", owner=BOB)
@@ -120,9 +120,9 @@ class RowsSuite:
             await store.sandboxes.save(record)
         with pytest.raises(ConflictError):
             await store.sandboxes.save(again, event(type="sandbox.never"))
-        assert await store.sandboxes.by_idempotency_key(ALICE, "k") == first
-        assert await store.sandboxes.by_idempotency_key(BOB, "k") == others
-        assert await store.sandboxes.by_idempotency_key(BOB, "K") is None
+        assert await store.sandboxes.get_by_idempotency_key(ALICE, "k") == first
+        assert await store.sandboxes.get_by_idempotency_key(BOB, "k") == others
+        assert await store.sandboxes.get_by_idempotency_key(BOB, "K") is None
         assert await store.sandboxes.get(again.id) is None
         assert await every_event(store) == [], "a refused save adds no event"
 
@@ -148,15 +148,15 @@ class RowsSuite:
         old, new, live = ended(1, metadata={"a": "b"}), ended(100), sandbox(created_at=moment(0))
         for record in (old, new, live):
             await store.sandboxes.save(record)
-        assert await store.sandboxes.forget(ended_before=moment(50)) == 1
-        assert await store.sandboxes.forget(ended_before=moment(50)) == 0
+        assert await store.sandboxes.delete_ended(moment(50)) == 1
+        assert await store.sandboxes.delete_ended(moment(50)) == 0
         assert [await store.sandboxes.get(record.id) for record in (old, new, live)] == [None, new, live]
         assert await self._ended_page(store, metadata={"a": "b"}) == []
 
     async def _ended_page(self, store: Store, **filters: object) -> list[SandboxRecord]:
         """Return a page of ended sandboxes; without filters, of all."""
         values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **filters}
-        return list(await store.sandboxes.ended(**values))  # type: ignore[arg-type]
+        return list(await store.sandboxes.list_ended(**values))  # type: ignore[arg-type]
 
     # -- keys -------------------------------------------------------------------------------------------------------
     async def test_key_is_listed_until_it_is_revoked(self, store: Store) -> None:
@@ -164,11 +164,11 @@ class RowsSuite:
         first, second = key("first", quota=quota, operator=True), key("second", created_at=moment(0.5))
         for record in (second, first):
             await store.keys.add(record)
-        assert list(await store.keys.all()) == [first, second]
+        assert list(await store.keys.list()) == [first, second]
         assert await store.keys.revoke("first", moment(1)) == replace(first, revoked_at=moment(1))
         assert await store.keys.revoke("first", moment(2)) is None
         assert await store.keys.revoke(second.id, moment(3)) == replace(second, revoked_at=moment(3))
-        assert await store.keys.all() == []
+        assert await store.keys.list() == []
 
     async def test_key_name_is_unique_among_valid_keys(self, store: Store) -> None:
         await store.keys.add(key("name"))
@@ -177,7 +177,7 @@ class RowsSuite:
         await store.keys.revoke("name", moment(1))
         again = key("name")
         await store.keys.add(again)
-        assert list(await store.keys.all()) == [again]
+        assert list(await store.keys.list()) == [again]
 
     async def test_revoke_prefers_the_key_with_this_id_to_the_key_with_this_name(self, store: Store) -> None:
         target = key("target")
@@ -252,26 +252,26 @@ class RowsSuite:
     async def test_running_executions_are_found(self, store: Store) -> None:
         records = [execution(at, status="running" if at % 2 else "ok") for at in range(6)]
         await store.executions.save(records)
-        assert list(await store.executions.running(limit=2)) == [records[5], records[3]]
+        assert list(await store.executions.list_running(limit=2)) == [records[5], records[3]]
 
     async def test_old_and_surplus_executions_are_deleted(self, store: Store) -> None:
         records = [execution(at) for at in range(10)]
         await store.executions.save(records)
-        assert await store.executions.forget(created_before=moment(4)) == 4
+        assert await store.executions.delete_before(moment(4)) == 4
         assert await store.executions.trim(keep=6) == 0
         assert await store.executions.trim(keep=2) == 4
         assert list(await store.executions.page(owner=None, sandbox=None, before=None, limit=99)) == [records[9], records[8]]
 
     async def test_executions_of_a_month_are_counted_by_concurrent_writers(self, store: Store) -> None:
-        assert await store.executions.counts("2026-11") == {}
-        await asyncio.gather(*(store.executions.count("2026-11", {ALICE: 1, BOB: 2}) for _ in range(20)))
-        await store.executions.count("2026-12", {ALICE: 7})
-        await store.executions.count("2026-11", {ALICE: -1})
-        await store.executions.count("2026-11", {})
+        assert await store.executions.monthly_counts("2026-11") == {}
+        await asyncio.gather(*(store.executions.add_monthly_counts("2026-11", {ALICE: 1, BOB: 2}) for _ in range(20)))
+        await store.executions.add_monthly_counts("2026-12", {ALICE: 7})
+        await store.executions.add_monthly_counts("2026-11", {ALICE: -1})
+        await store.executions.add_monthly_counts("2026-11", {})
         await store.executions.save([execution()])
-        await store.executions.forget(created_before=moment(1e6))
-        assert await store.executions.counts("2026-11") == {ALICE: 19, BOB: 40}
-        assert await store.executions.counts("2026-12") == {ALICE: 7}
+        await store.executions.delete_before(moment(1e6))
+        assert await store.executions.monthly_counts("2026-11") == {ALICE: 19, BOB: 40}
+        assert await store.executions.monthly_counts("2026-12") == {ALICE: 7}
 
     async def test_many_rows_are_paged_without_a_gap_and_trimmed(self, store: Store) -> None:
         for begin in range(0, _MANY, _PAGE):
@@ -291,7 +291,7 @@ class RowsSuite:
 
     # -- events -----------------------------------------------------------------------------------------------------
     async def test_events_are_numbered_from_one_and_filtered(self, store: Store) -> None:
-        assert await store.events.last() == 0
+        assert await store.events.last_sequence() == 0
         record = sandbox()
         created = event(1, sandbox=record.id, data={"text": HOSTILE_TEXT, "number": 0.1, "none": None, "list": [1, {"a": True}]})
         await store.sandboxes.save(record, created)
@@ -302,14 +302,14 @@ class RowsSuite:
         assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=None, after=0, limit=9)] == [1, 3]
         assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=record.id, after=0, limit=9)] == [1]
         assert [one.sequence for one in await store.events.page(owner=None, sandbox=None, after=1, limit=1)] == [2]
-        assert await store.events.last() == 3
+        assert await store.events.last_sequence() == 3
 
     async def test_sequence_number_is_never_assigned_twice(self, store: Store) -> None:
         await store.events.add([event(at) for at in range(5)])
         assert await store.events.trim(keep=5) == 0
         assert await store.events.trim(keep=3) == 2
         assert [one.sequence for one in await every_event(store)] == [3, 4, 5]
-        assert await store.events.forget(before=moment(99)) == 3
-        assert await store.events.last() == 5
+        assert await store.events.delete_before(moment(99)) == 3
+        assert await store.events.last_sequence() == 5
         await store.events.add([event()])
         assert [one.sequence for one in await every_event(store)] == [6]

@@ -10,8 +10,8 @@ import pytest
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, SnapshotId, new_node_id, new_sandbox_id
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import GIB, Limits, Network, OnTimeout, SandboxSpec, SnapshotKind
-from sandlot.model.storage import Position, Store
 from sandlot.testing.stores.harness import ALICE, BOB, HOSTILE_TEXT, NODE, StoreOpener, event, every_event, snapshot
 
 
@@ -85,14 +85,14 @@ class SnapshotsSuite:
         again = snapshot(name="set-up")
         with pytest.raises(ConflictError):
             await store.snapshots.save(again, event(type="snapshot.never"))
-        assert await store.snapshots.named(ALICE, "set-up") == first
-        assert await store.snapshots.named(BOB, "set-up") == others
-        assert await store.snapshots.named(BOB, "Set-up") is None
+        assert await store.snapshots.get_by_name(ALICE, "set-up") == first
+        assert await store.snapshots.get_by_name(BOB, "set-up") == others
+        assert await store.snapshots.get_by_name(BOB, "Set-up") is None
         assert await store.snapshots.get(again.id) is None
         assert await every_event(store) == [], "a refused save adds no event"
         await store.snapshots.remove(first.id)
         await store.snapshots.save(again)
-        assert await store.snapshots.named(ALICE, "set-up") == again
+        assert await store.snapshots.get_by_name(ALICE, "set-up") == again
 
     async def test_idempotency_key_of_a_snapshot_is_unique_per_owner(self, store: Store) -> None:
         first, others = snapshot(idempotency_key="k"), snapshot(idempotency_key="k", owner=BOB)
@@ -100,9 +100,9 @@ class SnapshotsSuite:
             await store.snapshots.save(record)
         with pytest.raises(ConflictError):
             await store.snapshots.save(snapshot(idempotency_key="k"))
-        assert await store.snapshots.by_idempotency_key(ALICE, "k") == first
-        assert await store.snapshots.by_idempotency_key(BOB, "k") == others
-        assert await store.snapshots.by_idempotency_key(ALICE, "K") is None
+        assert await store.snapshots.get_by_idempotency_key(ALICE, "k") == first
+        assert await store.snapshots.get_by_idempotency_key(BOB, "k") == others
+        assert await store.snapshots.get_by_idempotency_key(ALICE, "K") is None
 
     async def test_ready_snapshots_are_paged(self, store: Store) -> None:
         records = [snapshot(at // 2, owner=BOB if at % 3 else ALICE) for at in range(9)]  # two records for each time
@@ -121,7 +121,7 @@ class SnapshotsSuite:
         mine = [snapshot(at, node=node, size_bytes=1 << 45, ready=at != 1) for at in range(3)]
         for record in [*mine, snapshot(owner=BOB, size_bytes=5)]:
             await store.snapshots.save(record)
-        assert list(await store.snapshots.of_node(node)) == mine
+        assert list(await store.snapshots.list_by_node(node)) == mine
         assert await store.snapshots.totals(ALICE) == (3, 3 << 45)
         assert await store.snapshots.totals(BOB) == (1, 5)
-        assert await store.snapshots.of_node(new_node_id()) == []
+        assert await store.snapshots.list_by_node(new_node_id()) == []

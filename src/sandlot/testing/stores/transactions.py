@@ -18,8 +18,8 @@ class TransactionsSuite:
 
         async with harness.open() as store:
             assert await store.sandboxes.get(record.id) == record
-            assert list(await store.keys.all()) == [made]
-            assert await store.events.last() == 1
+            assert list(await store.keys.list()) == [made]
+            assert await store.events.last_sequence() == 1
 
     async def test_concurrent_tasks_write_and_read(self, harness: StoreOpener) -> None:
         async with harness.open() as store:
@@ -29,7 +29,7 @@ class TransactionsSuite:
                 *(store.events.page(owner=None, sandbox=None, after=0, limit=10) for _ in range(60)),
             )
 
-            assert {record.id for record in await store.sandboxes.unfinished(records[0].node)} == {record.id for record in records}
+            assert {record.id for record in await store.sandboxes.list_unfinished(records[0].node)} == {record.id for record in records}
             assert [record.sequence for record in await every_event(store)] == list(range(1, 61))
 
     async def test_cancelled_writes_happen_as_a_whole_or_not_at_all(self, harness: StoreOpener) -> None:
@@ -42,7 +42,7 @@ class TransactionsSuite:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
 
-            saved = {record.id for record in await store.sandboxes.unfinished(records[0].node)}
+            saved = {record.id for record in await store.sandboxes.list_unfinished(records[0].node)}
             assert saved == {record.event.sandbox for record in await every_event(store)}
             assert saved >= {record.id for record, outcome in zip(records, outcomes, strict=True) if outcome is None}
             await store.sandboxes.save(late := sandbox())

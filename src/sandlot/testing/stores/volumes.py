@@ -11,7 +11,7 @@ import pytest
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import new_node_id, new_volume_id
 from sandlot.model.records import VolumeRecord
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 from sandlot.testing.stores.harness import ALICE, BOB, NODE, StoreOpener, event, every_event, moment
 
 
@@ -29,9 +29,9 @@ class VolumesSuite:
         second, first = volume(2, node=node, ready=False), volume(1, node=node, size_bytes=1 << 44, used_bytes=1 << 43, name="n" * 63)
         for record in (second, first, volume()):
             await store.volumes.save(record)
-        assert await store.volumes.of_node(node) == [first, second]
+        assert await store.volumes.list_by_node(node) == [first, second]
         await store.volumes.save(ready := replace(second, ready=True, used_bytes=5))
-        assert await store.volumes.of_node(node) == [first, ready]
+        assert await store.volumes.list_by_node(node) == [first, ready]
 
     async def test_volume_name_is_unique_per_owner_and_a_refused_save_adds_no_event(self, store: Store) -> None:
         one = volume(name="data")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 from sandlot.testing.stores.harness import StoreHarness, event, sandbox
 
 _TASKS = 3

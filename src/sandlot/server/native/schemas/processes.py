@@ -13,7 +13,7 @@ from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
 from sandlot.core.files.changes import MAX_FOLDERS, ChangedFile
 from sandlot.link.types import ProcessInfo
-from sandlot.model.capture import Capture
+from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, SCREEN_MOST, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
 
@@ -288,7 +288,7 @@ def _moment(ns: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)
 
 
-def captured(stdout: Capture, stderr: Capture) -> dict[str, Any]:
+def captured(stdout: OutputCapture, stderr: OutputCapture) -> dict[str, Any]:
     """The fields that tell collected output."""
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
 
