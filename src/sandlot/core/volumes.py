@@ -224,11 +224,11 @@ class VolumeManager:
             InvalidRequestError: A volume is mounted at two paths.
         """
         ids = [self._find(principal, mount.volume).id for mount in mounts]
-        found = placed([replace(mount, volume=id_, asked=mount.asked or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
+        found = placed([replace(mount, volume=id_, requested_as=mount.requested_as or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
         for position, mount in enumerate(found):
             if any(other.volume == mount.volume for other in found[:position]):
                 raise InvalidRequestError(
-                    f"Volume {mount.asked!r} is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"}
+                    f"Volume {mount.requested_as!r} is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"}
                 )
         return found
 

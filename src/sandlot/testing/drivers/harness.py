@@ -23,7 +23,7 @@ SMALL_LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pid
 
 @dataclass(frozen=True, slots=True)
 class DriverHarness:
-    """The driver under test, with a state directory of its own.
+    """The driver under test and its own state directory.
 
     Args:
         driver_name: Name of the driver in the registry (:mod:`sandlot.drivers.registry`).
@@ -153,7 +153,7 @@ class ConnectedSandbox:
 
 @asynccontextmanager
 async def connect_sandbox(instance: Instance, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
-    """Connect to the guest of a live sandbox and wake the guest if it is asleep. The sandbox keeps running after the block."""
+    """Connect to the guest of a live sandbox, and wake a guest that sleeps. The sandbox keeps running after the block."""
     stream: ByteStream = await instance.connect()
     link = await Link.open(stream)
     try:

@@ -1,4 +1,4 @@
-"""Search this host for what sandboxes of one node left behind.
+"""Search this host for remains of the sandboxes of one node.
 
 The search reads ``/proc``, ``/sys`` and the state directory and asks no driver. It counts only what carries the path of the state directory or the
 id of the node, so that other sandboxes on the machine do not matter.

@@ -333,7 +333,7 @@ async def _restore(harness: DriverHarness, driver: Driver, snapshot: Path, limit
 
 
 async def _save(sandbox: ConnectedSandbox, into: Path) -> int:
-    """Take a snapshot of a sandbox that keeps running. Guests that are restored from it are asleep."""
+    """Take a snapshot of a sandbox that keeps running. Guests that are restored from the snapshot sleep until they are woken."""
     await sandbox.link.checkpoint(armed=True)
     size = await sandbox.instance.snapshot(into, keep_running=True)
     await sandbox.link.checkpoint(armed=False)

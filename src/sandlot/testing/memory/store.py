@@ -1,4 +1,4 @@
-"""A store and blobs in memory: opened in microseconds, kept over a restart, and failing on demand.
+"""Store and blobs in memory. They open in microseconds, keep their content over a restart of the service, and fail on demand.
 
 Invariants:
 - :class:`MemoryDatabase` holds what survives. A store that is opened on it again, also while another one is open, sees the same rows.
@@ -42,7 +42,7 @@ from sandlot.model.repositories import Position
 from sandlot.model.states import State, is_terminal
 
 PIECE_BYTES = 256 * 1024
-"""Most bytes in one piece of a blob that is read."""
+"""Largest number of bytes in one chunk of a blob that is read."""
 _RUNNING = "running"
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ _AnyT = TypeVar("_AnyT")
 
 
 class Hold:
-    """One operation that is held: every call of it waits until :meth:`release`."""
+    """A held operation. Every call of the operation waits until :meth:`release`."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
@@ -78,12 +78,12 @@ class Hold:
 
 
 class StoreFaults:
-    """Failures that a test demands.
+    """Failures that a test arranges.
 
-    An operation is the name of a repository and its method, as in ``sandboxes.save``; those of the blobs begin with ``blobs.``.
+    An operation is named after the repository and the method, such as ``sandboxes.save``. Operations of blobs begin with ``blobs.``.
 
     Attributes:
-        disk_full: Whether every write is refused, as by a database whose disk is full. Reads still succeed.
+        disk_full: True if every write is refused, as by a database whose disk is full. Reads still succeed.
         operations: Number of calls by operation.
     """
 
@@ -103,7 +103,7 @@ class StoreFaults:
         return hold
 
     async def enter(self, operation: str, full: Exception | None) -> asyncio.CancelledError | None:
-        """Wait and fail as demanded. Return the cancellation to raise once the operation is complete.
+        """Wait and fail as the test has arranged. Return the cancellation to raise once the operation is complete.
 
         Args:
             operation: The operation.
@@ -120,12 +120,12 @@ class StoreFaults:
 
 @dataclass
 class MemoryDatabase:
-    """All rows. They outlive the stores that are opened on them.
+    """All records. They outlive the stores that are opened on them.
 
     Attributes:
         faults: Failures of all stores and blobs on this database.
-        identity: Number that distinguishes this database from every other one; 16 hexadecimal digits.
-        last_sequence: Number of the newest event, also of one that was removed.
+        identity: Random id of the database, 16 hexadecimal digits.
+        last_sequence: Sequence number of the newest event, even if the event was deleted.
         execution_counts: Month and owner -> executions that began.
         blobs: Contents of stored files.
     """
@@ -140,13 +140,13 @@ class MemoryDatabase:
     executions: dict[ExecutionId, ExecutionRecord] = field(default_factory=dict)
     execution_counts: dict[str, Counter[OwnerId]] = field(default_factory=dict)
     webhooks: dict[WebhookId, tuple[WebhookRecord, NodeId | None, datetime | None]] = field(default_factory=dict)
-    """Record, the node that holds it, and until when."""
+    """Record, node that has the lease, and end of the lease."""
     events: list[EventRecord] = field(default_factory=list)
     last_sequence: int = 0
     blobs: dict[FileId, bytes] = field(default_factory=dict)
 
     def append(self, events: Iterable[NewEvent | None]) -> None:
-        """Give events their numbers. None is skipped."""
+        """Append events with the next sequence numbers. None is skipped."""
         for event in events:
             if event is not None:
                 self.last_sequence += 1
@@ -156,10 +156,10 @@ class MemoryDatabase:
 class MemoryStore:
     """An open store. Implements :class:`sandlot.model.repositories.Store`.
 
-    Use it as an async context manager; it refuses operations after it was closed.
+    Use the store as an async context manager. A closed store refuses operations.
 
     Args:
-        database: Rows; they stay when the store is closed.
+        database: Records, which are kept when the store is closed.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
@@ -181,7 +181,7 @@ class MemoryStore:
         self._session.is_open = False
 
     async def identity(self) -> str:
-        """Return the number of the database."""
+        """Return the id of the database."""
         return self.database.identity
 
 
@@ -205,7 +205,7 @@ class _Session:
         result = work(self.database)
         if cancelled is not None:
             raise cancelled
-        await asyncio.sleep(0)  # a real store lets others run, so what it returns may be out of date
+        await asyncio.sleep(0)  # a real store lets other tasks run, so that its result may be out of date
         return result
 
 
@@ -216,7 +216,7 @@ class MemorySandboxRepository:
         self._session = session
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id, unless the stored state must not go back."""
+        """Insert or replace by id, unless the stored record is stopping or has ended."""
 
         def work(database: MemoryDatabase) -> None:
             before = database.sandboxes.get(record.id)
@@ -224,7 +224,7 @@ class MemorySandboxRepository:
             if before is not None and (is_terminal(before.state) or (before.state is State.STOPPING and not ends)):
                 return
             if record.idempotency_key is not None and _of_request(database.sandboxes, record.owner, record.idempotency_key, besides=record.id):
-                raise _conflict("There is a sandbox of this idempotency key already.", "Ask for that one, or use another key for another request.")
+                raise _conflict("There is a sandbox with this idempotency key already.", "Use another key for another request.")
             database.sandboxes[record.id] = _copied(record)
             database.append([event])
 
@@ -244,7 +244,7 @@ class MemorySandboxRepository:
         return await self._session.read("sandboxes.get", lambda database: database.sandboxes.get(sandbox))
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
-        """Return the sandbox that a request made."""
+        """Return the sandbox with an idempotency key."""
         return await self._session.read("sandboxes.get_by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
 
     async def list_ended(
@@ -272,7 +272,7 @@ class MemorySandboxRepository:
         return (await self._select("list_ended", matches))[:limit]
 
     async def delete_ended(self, before: datetime) -> int:
-        """Remove the sandboxes that ended before a moment, and return their number."""
+        """Delete the sandboxes that ended before a time, and return their number."""
 
         def is_old(row: SandboxRecord) -> bool:
             return is_terminal(row.state) and row.ended_at is not None and row.ended_at < before
@@ -302,11 +302,11 @@ class MemorySnapshotRepository:
         return await self._session.read("snapshots.get", lambda database: database.snapshots.get(snapshot))
 
     async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """Return an owner's snapshot of a name."""
+        """Return an owner's snapshot with this name."""
         return await self._session.read("snapshots.get_by_name", lambda database: _of_name(database.snapshots, owner, name))
 
     async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """Return the snapshot that a request made."""
+        """Return the snapshot with an idempotency key."""
         return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
@@ -341,7 +341,7 @@ class MemorySnapshotRepository:
         requested = record.idempotency_key is not None and _of_request(database.snapshots, record.owner, record.idempotency_key, besides=record.id)
         if named or requested:
             raise _conflict(
-                "There is a snapshot of this name, or of this idempotency key, already.", "Choose another name, or delete that one first."
+                "There is a snapshot with this name or idempotency key already.", "Choose another name, or delete the other snapshot first."
             )
         database.snapshots[record.id] = _copied(record)
         database.append([event])
@@ -359,7 +359,7 @@ class MemoryVolumeRepository:
 
         def work(database: MemoryDatabase) -> None:
             if _of_name(database.volumes, record.owner, record.name, besides=record.id):
-                raise _conflict("There is a volume of this name already.", "Choose another name, or delete that one first.")
+                raise _conflict("There is a volume with this name already.", "Choose another name, or delete the other volume first.")
             database.volumes[record.id] = record
             database.append([event])
 
@@ -401,7 +401,7 @@ class MemoryKeyRepository:
         await self._session.write("keys.add", work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Revoke the valid key of an id or, if there is none, of a name."""
+        """Revoke the valid key with this id or, if there is none, with this name."""
 
         def work(database: MemoryDatabase) -> KeyRecord | None:
             called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
@@ -480,13 +480,13 @@ class MemoryExecutionRepository:
         )
 
     async def delete_before(self, before: datetime) -> int:
-        """Remove the executions that began before a moment, and return their number."""
+        """Delete the executions that began before a time, and return their number."""
         return await self._session.write(
             "executions.delete_before", lambda database: _remove(database.executions, lambda row: row.created_at < before)
         )
 
     async def trim(self, *, keep: int) -> int:
-        """Remove all but the newest, and return the number of removed ones."""
+        """Delete all but the newest, and return the number of deleted records."""
 
         def work(database: MemoryDatabase) -> int:
             kept = {row.id for row in _newest(database.executions.values(), keep)}
@@ -528,15 +528,15 @@ class MemoryEventRepository:
         return await self._session.read("events.page", work)
 
     async def last_sequence(self) -> int:
-        """Return the number of the newest event; 0 if nothing has happened."""
+        """Return the sequence number of the newest event, or 0."""
         return await self._session.read("events.last_sequence", lambda database: database.last_sequence)
 
     async def delete_before(self, before: datetime) -> int:
-        """Remove the events before a moment, and return their number."""
+        """Delete the events from before a time, and return their number."""
         return await self._keep("delete_before", lambda events: [row for row in events if row.event.at >= before])
 
     async def trim(self, *, keep: int) -> int:
-        """Remove all but the newest, and return the number of removed ones."""
+        """Delete all but the newest, and return the number of deleted records."""
         return await self._keep("trim", lambda events: events[max(0, len(events) - keep) :])
 
     async def _keep(self, method: str, kept: Callable[[list[EventRecord]], list[EventRecord]]) -> int:
@@ -555,7 +555,7 @@ class MemoryWebhookRepository:
         self._session = session
 
     async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
-        """Insert one webhook, unless its owner has the most already. Return whether it was inserted."""
+        """Insert one webhook, unless its owner has ``max_per_owner`` already. Return whether the webhook was inserted."""
 
         def work(database: MemoryDatabase) -> bool:
             if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= max_per_owner:
@@ -576,17 +576,17 @@ class MemoryWebhookRepository:
         )
 
     async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change one webhook, and return it. A new URL forgets failed attempts."""
+        """Change one webhook and return it. A new URL resets the failed attempts."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
                 return None
-            record, holder, held_until = row
+            record, leased_by, leased_until = row
             values = {each.name: value for each in fields(change) if (value := getattr(change, each.name)) is not None}
             if change.url is not None:
                 values["progress"] = replace(record.progress, failed_attempts=0, next_attempt_at=None)
             changed = replace(record, **values)
-            database.webhooks[webhook] = changed, holder, held_until
+            database.webhooks[webhook] = changed, leased_by, leased_until
             return changed
 
         return await self._session.write("webhooks.update", work)
@@ -597,8 +597,8 @@ class MemoryWebhookRepository:
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
                 return None
-            record, holder, held_until = row
-            if holder not in {None, node} and held_until is not None and held_until > now:
+            record, leased_by, leased_until = row
+            if leased_by not in {None, node} and leased_until is not None and leased_until > now:
                 return None
             database.webhooks[webhook] = record, node, until
             return record
@@ -611,10 +611,10 @@ class MemoryWebhookRepository:
         def work(database: MemoryDatabase) -> bool:
             if (row := database.webhooks.get(webhook)) is None:
                 return False
-            record, holder, held_until = row
-            if holder != node:
+            record, leased_by, leased_until = row
+            if leased_by != node:
                 return False
-            database.webhooks[webhook] = replace(record, progress=progress), holder, held_until
+            database.webhooks[webhook] = replace(record, progress=progress), leased_by, leased_until
             return True
 
         return await self._session.write("webhooks.save_progress", work)
@@ -628,7 +628,7 @@ class MemoryBlobs:
     """Contents of stored files. Implements :class:`sandlot.model.repositories.Blobs`.
 
     Args:
-        database: Contents; they stay when nothing uses these blobs any more.
+        database: Contents, which outlive the blobs.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
@@ -646,7 +646,7 @@ class MemoryBlobs:
         await self._enter("blobs.read")
         contents = self.database.blobs.get(file)
         if contents is None:
-            raise NotFoundError(f"The bytes of {file} are not here.", code=ErrorCode.NOT_FOUND)
+            raise NotFoundError(f"File {file} has no content.", code=ErrorCode.NOT_FOUND)
         for begin in range(0, len(contents), PIECE_BYTES):
             yield contents[begin : begin + PIECE_BYTES]
 
@@ -750,7 +750,7 @@ def _conflict(message: str, hint: str) -> ConflictError:
 
 def _disk_full() -> HostError:
     return HostError(
-        "The database in memory cannot be used: the disk is full.",
+        "The database in memory cannot be written: the disk is full.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="Free some space where it is; nothing that was confirmed is lost.",
+        hint="Free some disk space. Nothing that was committed is lost.",
     )
