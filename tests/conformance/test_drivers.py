@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +13,10 @@ import pytest
 
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
+from sandlot.drivers.oci.snapshots import manifest
 from sandlot.drivers.registry import DriverSettings
 from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, Instance
 from sandlot.model.specs import Limits, RootFs
@@ -80,6 +83,23 @@ class TestGvisor(DriverSuite):
         if request.function.__name__ not in SHARING:
             return own
         return SharedHarness(own.driver_name, own.root, own.node, own.data_dir, shared=shared)
+
+    async def test_missing_runtime_build_is_named(self, harness: DriverHarness) -> None:
+        driver, into = harness.new_driver(), harness.data_dir / "saved" / "image"
+        async with harness.sandbox(driver) as source:
+            await source.link.checkpoint(armed=True)
+            await source.instance.snapshot(into, keep_running=True)
+            await source.link.checkpoint(armed=False)
+        file = into / manifest.NAME
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"runtime_sha256": "0" * 64}))
+        result = driver.restorable(into)
+        assert not result.ok
+        assert "0" * 12 in result.reason
+        prepared = await driver.prepare(harness.shape())
+        with pytest.raises(ConflictError, match="0" * 12) as refused:
+            await prepared.restore(into, harness.spec())
+        assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
+        await prepared.destroy()
 
 
 class GvisorByItsCommandLine:

@@ -139,7 +139,7 @@ async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(ha
         await source.link.checkpoint(armed=True)
         await source.instance.snapshot(place(harness), keep_running=True)
         await source.link.checkpoint(armed=False)
-        # The limit is as it was once what the writing took is chunks_of back.
+        # The limit is as it was once what the writing took is given back.
         assert (await source.run("echo", "on")).stdout == "on\n"
         while limits_of(harness, source.instance) != {str(SMALL_LIMITS.memory_bytes), "100000"}:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
@@ -264,7 +264,7 @@ class Builds:
         await instance.destroy()
 
     async def goes_on(self, driver: Driver, snapshot: Path) -> bool:
-        """Whether what waited for a byte when it was written ends as it should once it is chunks_of one."""
+        """Whether what waited for a byte when it was written ends as it should once it is given one."""
         instance = await restore(self.harness, driver, snapshot, PROBE_LIMITS)
         stream = await instance.connect()
         stream.try_send(b"x")

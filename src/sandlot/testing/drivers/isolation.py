@@ -51,8 +51,8 @@ class IsolationSuite:
         (tmp_path / token).touch(mode=0o666)
         async with harness.sandbox() as sandbox:
             (harness.data_dir / token).touch(mode=0o666)
-            for ref in (harness.data_dir / "sandboxes").iterdir():
-                (ref / token).touch(mode=0o666)
+            for folder in (harness.data_dir / "sandboxes").glob("*/"):
+                (folder / token).touch(mode=0o666)
             # A file inside the sandbox proves that the search finds files.
             inside = f"/home/user/{token}"
             assert (await sandbox.run("touch", inside)).exit_code == 0
