@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.model.output_capture import OutputCapture
+from sandlot.model.output_capture import MAX_LOGGED_BYTES, OutputCapture, shorten, shorten_argv
 
 PIECES = st.lists(st.binary(max_size=40), max_size=30)
 
@@ -55,3 +55,19 @@ def test_memory_is_bounded_for_any_amount_of_output() -> None:
     capture.add(b"y" * 1_000_000)
     assert capture.omitted == 10000 + 1_000_000 - 2000
     assert capture.content().endswith(b"y" * 1000)
+
+
+def test_logged_text_is_shortened_in_the_middle_only_if_it_is_too_long() -> None:
+    assert shorten("é" * (MAX_LOGGED_BYTES // 2)) == "é" * (MAX_LOGGED_BYTES // 2)
+    short = shorten("a" * MAX_LOGGED_BYTES + "b" * MAX_LOGGED_BYTES)
+    half = MAX_LOGGED_BYTES // 2
+    assert short == f"{'a' * half}\n[... {MAX_LOGGED_BYTES} bytes omitted ...]\n{'b' * half}"
+
+
+def test_logged_command_keeps_its_first_arguments_and_the_number_of_the_others() -> None:
+    assert shorten_argv(["echo", "x"]) == ("echo", "x")
+    kept = shorten_argv(["x" * 1000] * 100)
+    assert set(kept[:-1]) == {"x" * 1000}
+    assert kept[-1] == f"[... {100 - len(kept) + 1} arguments omitted ...]"
+    assert sum(len(argument) for argument in kept) <= MAX_LOGGED_BYTES
+    assert shorten_argv(["x" * (2 * MAX_LOGGED_BYTES), "y"])[-1] == "[... 1 arguments omitted ...]"
