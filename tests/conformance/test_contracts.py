@@ -20,7 +20,7 @@ from sandlot.testing.memory.driver import MemoryDriver
 LIMITS = Limits(cpus=1.0, memory_bytes=512 * MIB, disk_bytes=64 * MIB, pids=128)
 
 
-def memory_bench(folder: Path) -> DriverHarness:
+def memory_harness(folder: Path) -> DriverHarness:
     driver = MemoryDriver()
 
     def start(_name: str, _settings: object) -> Driver:
@@ -30,7 +30,7 @@ def memory_bench(folder: Path) -> DriverHarness:
     return DriverHarness("gvisor", root=RootFs(folder / "root", "0" * 64), node=new_node_id(), data_dir=folder / "state", open_driver=start)
 
 
-def real_bench(driver: str, folder: Path) -> DriverHarness:
+def real_harness(driver: str, folder: Path) -> DriverHarness:
     return DriverHarness(driver, root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=folder / "state")
 
 
@@ -44,26 +44,26 @@ async def shared(harness: DriverHarness) -> AsyncIterator[ConnectedSandbox]:
 
 @pytest.fixture(scope="module")
 async def gvisor(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConnectedSandbox]:
-    async for sandbox in shared(real_bench("gvisor", tmp_path_factory.mktemp("gvisor"))):
+    async for sandbox in shared(real_harness("gvisor", tmp_path_factory.mktemp("gvisor"))):
         yield sandbox
 
 
 @pytest.fixture(scope="module")
 async def container(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConnectedSandbox]:
-    async for sandbox in shared(real_bench("container", tmp_path_factory.mktemp("container"))):
+    async for sandbox in shared(real_harness("container", tmp_path_factory.mktemp("container"))):
         yield sandbox
 
 
 class TestMemoryDriver(DriverContractSuite, SnapshotContractSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
-        return memory_bench(tmp_path)
+        return memory_harness(tmp_path)
 
 
 class TestMemoryGuest(GuestSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
-        return memory_bench(tmp_path)
+        return memory_harness(tmp_path)
 
     @pytest.fixture
     async def sandbox(self, harness: DriverHarness) -> AsyncIterator[ConnectedSandbox]:
@@ -74,7 +74,7 @@ class TestMemoryGuest(GuestSuite):
 class TestGvisorGuest(GuestSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
-        return real_bench("gvisor", tmp_path)
+        return real_harness("gvisor", tmp_path)
 
     @pytest.fixture
     def sandbox(self, gvisor: ConnectedSandbox) -> ConnectedSandbox:
@@ -84,7 +84,7 @@ class TestGvisorGuest(GuestSuite):
 class TestContainerGuest(GuestSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
-        return real_bench("container", tmp_path)
+        return real_harness("container", tmp_path)
 
     @pytest.fixture
     def sandbox(self, container: ConnectedSandbox) -> ConnectedSandbox:

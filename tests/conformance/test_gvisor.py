@@ -40,19 +40,19 @@ for at in range(0, 256 << 20, 4096):
 """
 
 
-def bench_in(folder: Path) -> DriverHarness:
+def harness_in(folder: Path) -> DriverHarness:
     return DriverHarness("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=folder / "state")
 
 
 @pytest.fixture
 def harness(tmp_path: Path) -> DriverHarness:
-    return bench_in(tmp_path)
+    return harness_in(tmp_path)
 
 
 @pytest.fixture(scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[DriverHarness, ConnectedSandbox]]:
     """One sandbox for tests that only look at it."""
-    harness = bench_in(tmp_path_factory.mktemp("shared"))
+    harness = harness_in(tmp_path_factory.mktemp("shared"))
     async with harness.sandbox() as sandbox:
         yield harness, sandbox
 

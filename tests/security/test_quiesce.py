@@ -89,13 +89,13 @@ class Hosts:
 
     async def try_all(self, misdeeds: Mapping[str, str], attack: Attack) -> None:
         """Boot one sandbox per misdeed, and attack the host from all of them, beside an honest sandbox."""
-        honest = self._bench(TEMPLATE)
+        honest = self._harness(TEMPLATE)
         driver = honest.new_driver()
 
         async def one(misdeed: str) -> None:
             # The guest reads what it is to do before it greets, so each has its file in place only while it boots.
             replace(self._roots.folder / "restless" / GUEST / "before.py", misdeed)
-            async with self._bench("restless").sandbox(driver) as liar:
+            async with self._harness("restless").sandbox(driver) as liar:
                 # There is always something under way.
                 await (await liar.link.processes.start(ProcessSpec((*INTERPRETER_ARGV, "-c", "import time; time.sleep(1000)"), cwd="/"))).started()
                 await attack(liar)
@@ -112,7 +112,7 @@ class Hosts:
             assert bystander.link.asleep, "an honest guest comes to rest beside them"
         settle(lambda: traces(self._folder), NOTHING)
 
-    def _bench(self, root: str) -> DriverHarness:
+    def _harness(self, root: str) -> DriverHarness:
         return DriverHarness(self._isolation, RootFs((self._roots.folder / root).resolve(), root), self._node, self._folder)
 
 

@@ -151,7 +151,7 @@ class Context:
         self.queue: deque[Cell] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
-        self._verdict = ""
+        self._end_status = ""
 
     def describe(self) -> dict[str, Any]:
         """Return the record of ``kernel.list``."""
@@ -173,9 +173,9 @@ class Context:
 
     def interrupt(self, status: str = "error") -> bool:
         """Interrupt the running cell. Return whether there is one."""
-        if self.cell is None or self._task is None or self._verdict:
+        if self.cell is None or self._task is None or self._end_status:
             return False
-        self._verdict = status
+        self._end_status = status
         self._task.cancel()
         return True
 
@@ -201,7 +201,7 @@ class Context:
         self.pid = None
         cell, task = self.cell, self._task
         if cell is not None and task is not None:
-            self._verdict = status
+            self._end_status = status
             text = "The kernel was killed: it was started anew." if status == "killed" else "The kernel died; its variables are gone."
             cell.fail("KernelDied", text)
             self._over(cell, status)
@@ -212,7 +212,7 @@ class Context:
             return
         self.boot()
         self.cell = cell = self.queue.popleft()
-        self._verdict = ""
+        self._end_status = ""
         self._task = asyncio.get_running_loop().create_task(self._run(cell))
         if (timeout_s := cell.args["timeout_s"]) is not None:
             self._timer = self._kernels.timers.after(timeout_s, lambda: self.interrupt("timeout"))
@@ -226,7 +226,7 @@ class Context:
         except asyncio.CancelledError:
             if self.cell is not cell:
                 return
-            status = self._verdict if self._verdict in {"timeout", "error"} else "killed"
+            status = self._end_status if self._end_status in {"timeout", "error"} else "killed"
             cell.fail("KeyboardInterrupt", "", ["KeyboardInterrupt"])
         except KernelExit:
             status, self.pid = "died", None
