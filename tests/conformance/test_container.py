@@ -22,8 +22,8 @@ from sandlot.model.errors import HostError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Change, ExitReason, Instance
 from sandlot.model.specs import ProcessSpec, User
-from sandlot.testing.bench import SMALL, Bench, meet
-from sandlot.testing.traces import traces
+from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.leftovers import leftovers
 from tests.support.onhost import group, processes, status
 from tests.support.until import until
 
@@ -33,23 +33,23 @@ ALLOWED_CAPABILITIES = 0x800C05FB
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench("container", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
+def harness(tmp_path: Path) -> DriverHarness:
+    return DriverHarness("container", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
 
 
-def ids(bench: Bench, instance: Instance) -> range:
+def ids(harness: DriverHarness, instance: Instance) -> range:
     """The sandbox's range of the host's ids."""
-    (first,) = (int(link.name) for link in FOLDER.iterdir() if link.is_symlink() and str(link.readlink()).endswith(f"/{bench.node}/{instance.ref}"))
+    (first,) = (int(link.name) for link in FOLDER.iterdir() if link.is_symlink() and str(link.readlink()).endswith(f"/{harness.node}/{instance.ref}"))
     return range(FIRST_ID + first * IDS, FIRST_ID + (first + 1) * IDS)
 
 
-async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
-    async with bench.sandbox() as subject:
-        waiting = asyncio.create_task(subject.run("sleep", "600", user=User.ROOT))
-        started = processes(bench, subject.instance)
-        while len(members := group(bench, subject.instance).pids() - {started.keeper.pid}) < 2:
+async def test_its_processes_are_confined_on_the_host(harness: DriverHarness) -> None:
+    async with harness.sandbox() as sandbox:
+        waiting = asyncio.create_task(sandbox.run("sleep", "600", user=User.ROOT))
+        started = processes(harness, sandbox.instance)
+        while len(members := group(harness, sandbox.instance).pids() - {started.keeper.pid}) < 2:
             await asyncio.sleep(0.01)
-        own = ids(bench, subject.instance)
+        own = ids(harness, sandbox.instance)
         assert (own.start - FIRST_ID) // IDS < RANGES
         for pid in members:
             facts, proc = status(pid), Path(f"/proc/{pid}")
@@ -66,35 +66,35 @@ async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
         waiting.cancel()
 
 
-async def test_nothing_of_the_runtime_is_left_once_it_runs(bench: Bench) -> None:
-    async with bench.sandbox() as subject:
-        started = processes(bench, subject.instance)
+async def test_nothing_of_the_runtime_is_left_once_it_runs(harness: DriverHarness) -> None:
+    async with harness.sandbox() as sandbox:
+        started = processes(harness, sandbox.instance)
         children = Path(f"/proc/{started.keeper.pid}/task/{started.keeper.pid}/children")
         # What it leaves of itself may end a moment later.
         await until(lambda: children.read_text().split() == [str(started.sandbox.pid)])
 
 
-async def test_no_two_have_an_id_in_common_and_ids_are_given_back(bench: Bench) -> None:
-    async with bench.sandbox() as one, bench.sandbox() as other:
-        assert ids(bench, one.instance).start != ids(bench, other.instance).start
-    assert not any(f"/{bench.node}/" in owner for owner in IdRanges().owners())
+async def test_no_two_have_an_id_in_common_and_ids_are_given_back(harness: DriverHarness) -> None:
+    async with harness.sandbox() as one, harness.sandbox() as other:
+        assert ids(harness, one.instance).start != ids(harness, other.instance).start
+    assert not any(f"/{harness.node}/" in owner for owner in IdRanges().owners())
 
 
-async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None:
+async def test_the_host_lists_no_mount_and_one_loop_device(harness: DriverHarness) -> None:
     before = Path("/proc/self/mountinfo").read_text()
-    async with bench.sandbox() as subject:
+    async with harness.sandbox() as sandbox:
         assert Path("/proc/self/mountinfo").read_text() == before
-        image = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
-        assert list(disk_images.loops_below(bench.data_dir).values()) == [image]
+        image = SandboxFolder(sandboxes_folder(harness.data_dir) / sandbox.instance.ref).disk_image
+        assert list(disk_images.loops_below(harness.data_dir).values()) == [image]
 
 
-async def test_the_root_is_shared_and_stays_as_it_is(bench: Bench) -> None:
-    shared = bench.root.path / "etc" / "debian_version"
+async def test_the_root_is_shared_and_stays_as_it_is(harness: DriverHarness) -> None:
+    shared = harness.root.path / "etc" / "debian_version"
     before = shared.stat()
     text = shared.read_text()
-    async with bench.sandbox() as one, bench.sandbox() as other:
+    async with harness.sandbox() as one, harness.sandbox() as other:
         done = await one.run("sh", "-c", "echo mine > /etc/debian_version && chown user /etc/debian_version && rm /etc/passwd", user=User.ROOT)
-        assert done.code == 0, done.stderr
+        assert done.exit_code == 0, done.stderr
         assert (await other.run("cat", "/etc/debian_version", "/etc/passwd")).stdout.startswith(text)
         (number, device) = ((await other.run("stat", "-c", "%u %D", "/etc/debian_version")).stdout).split()
         assert number == "0"
@@ -108,120 +108,120 @@ async def test_the_root_is_shared_and_stays_as_it_is(bench: Bench) -> None:
         before.st_ctime_ns,
         before.st_nlink,
     )
-    assert (bench.root.path / "etc" / "passwd").exists()
+    assert (harness.root.path / "etc" / "passwd").exists()
 
 
-async def test_it_has_a_boot_id_and_a_host_name_of_its_own(bench: Bench) -> None:
-    async with bench.sandbox() as one, bench.sandbox() as other:
-        seen = [(await subject.run("cat", "/proc/sys/kernel/random/boot_id")).stdout for subject in (one, one, other)]
+async def test_it_has_a_boot_id_and_a_host_name_of_its_own(harness: DriverHarness) -> None:
+    async with harness.sandbox() as one, harness.sandbox() as other:
+        seen = [(await sandbox.run("cat", "/proc/sys/kernel/random/boot_id")).stdout for sandbox in (one, one, other)]
         refused = await one.run("sh", "-c", "echo x > /proc/sys/kernel/random/boot_id || hostname x", user=User.ROOT)
     assert seen[0] == seen[1]
     assert len({seen[0], seen[2], Path("/proc/sys/kernel/random/boot_id").read_text()}) == 3
-    assert refused.code != 0
+    assert refused.exit_code != 0
 
 
-async def test_calls_that_would_take_from_the_whole_host_do_not(bench: Bench) -> None:
+async def test_calls_that_would_take_from_the_whole_host_do_not(harness: DriverHarness) -> None:
     """A queue for asynchronous files is none that this kernel has; to write back everything is done by doing nothing, well or not."""
     program = (
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); os.sync(); open('/tmp/x', 'wb').close(); "
         "os.fsync(os.open('/tmp/x', os.O_RDWR)); print(libc.syscall(206, 1, ctypes.byref(ctypes.c_ulong())), ctypes.get_errno(), libc.syncfs(-1))"
     )
-    async with bench.sandbox() as subject:
+    async with harness.sandbox() as sandbox:
         for user in (User.USER, User.ROOT):
-            done = await subject.run("python3", "-c", program, user=user)
-            assert (done.code, done.stdout) == (0, "-1 38 0\n"), done.stderr
+            done = await sandbox.run("python3", "-c", program, user=user)
+            assert (done.exit_code, done.stdout) == (0, "-1 38 0\n"), done.stderr
 
 
-async def test_its_first_process_ends_all_of_it_and_by_nothing_but_a_kill(bench: Bench) -> None:
-    async with bench.sandbox() as subject:
-        first = processes(bench, subject.instance).sandbox.pid
+async def test_its_first_process_ends_all_of_it_and_by_nothing_but_a_kill(harness: DriverHarness) -> None:
+    async with harness.sandbox() as sandbox:
+        first = processes(harness, sandbox.instance).sandbox.pid
         # pid_namespaces(7): of signals that it has no handler for, the first process of a namespace gets those alone that cannot be handled.
         os.kill(first, signal.SIGSEGV)
-        assert (await subject.run("echo", "here")).stdout == "here\n"
+        assert (await sandbox.run("echo", "here")).stdout == "here\n"
         os.kill(first, signal.SIGKILL)
-        assert (await subject.instance.wait()).reason is ExitReason.KILLED
-        while group(bench, subject.instance).pids():
+        assert (await sandbox.instance.wait()).reason is ExitReason.KILLED
+        while group(harness, sandbox.instance).pids():
             await asyncio.sleep(0.01)
 
 
-async def test_it_goes_on_without_its_keeper_and_keeps_its_ids(bench: Bench) -> None:
-    async with bench.sandbox() as subject:
-        before = ids(bench, subject.instance)
-        os.kill(processes(bench, subject.instance).keeper.pid, signal.SIGKILL)
-        assert (await subject.run("echo", "here")).stdout == "here\n"
-        async with bench.sandbox() as other:
-            assert ids(bench, other.instance).start != before.start
-        assert ids(bench, subject.instance) == before
+async def test_it_goes_on_without_its_keeper_and_keeps_its_ids(harness: DriverHarness) -> None:
+    async with harness.sandbox() as sandbox:
+        before = ids(harness, sandbox.instance)
+        os.kill(processes(harness, sandbox.instance).keeper.pid, signal.SIGKILL)
+        assert (await sandbox.run("echo", "here")).stdout == "here\n"
+        async with harness.sandbox() as other:
+            assert ids(harness, other.instance).start != before.start
+        assert ids(harness, sandbox.instance) == before
 
 
-async def test_limits_that_cannot_be_written_down_are_not_changed(bench: Bench) -> None:
-    async with bench.sandbox() as subject:
-        folder = SandboxFolder(sandboxes_folder(bench.data_dir) / subject.instance.ref)
-        (limit,) = (found for each in group(bench, subject.instance).folders if (found := each / "pids.max").exists())
+async def test_limits_that_cannot_be_written_down_are_not_changed(harness: DriverHarness) -> None:
+    async with harness.sandbox() as sandbox:
+        folder = SandboxFolder(sandboxes_folder(harness.data_dir) / sandbox.instance.ref)
+        (limit,) = (found for each in group(harness, sandbox.instance).folders if (found := each / "pids.max").exists())
         before, in_the_way = limit.read_text(), folder.record.with_suffix(".new")
         in_the_way.mkdir()
         with pytest.raises(HostError, match="write down"):
-            await subject.instance.configure(Change(pids=100))
+            await sandbox.instance.configure(Change(pids=100))
         assert limit.read_text() == before
         in_the_way.rmdir()
-        await subject.instance.configure(Change(pids=100))
+        await sandbox.instance.configure(Change(pids=100))
         assert limit.read_text() != before
 
 
-async def test_a_change_that_cannot_be_finished_after_a_restart_leaves_what_holds(bench: Bench) -> None:
-    driver = bench.start()
-    limits = dataclasses.replace(SMALL, pids=128)
-    instance = await bench.boot(driver, limits)
-    place = SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref).record
+async def test_a_change_that_cannot_be_finished_after_a_restart_leaves_what_holds(harness: DriverHarness) -> None:
+    driver = harness.new_driver()
+    limits = dataclasses.replace(SMALL_LIMITS, pids=128)
+    instance = await harness.boot(driver, limits)
+    place = SandboxFolder(sandboxes_folder(harness.data_dir) / instance.ref).record
     record = records.read(place)
     assert record is not None
-    async with meet(instance, limits) as subject:
+    async with connect_sandbox(instance, limits) as sandbox:
         many = "import threading, time\nfor _ in range(100): threading.Thread(target=time.sleep, args=(600,)).start()\nprint('up', flush=True)"
-        call = await subject.link.processes.start(ProcessSpec(argv=("python3", "-c", many), cwd="/", timeout_s=None))
+        call = await sandbox.link.processes.start(ProcessSpec(argv=("python3", "-c", many), cwd="/", timeout_s=None))
         async for item in call:
             if isinstance(item, Output):
                 break
         # Fewer than are there: a service that asked for it was killed before the kernel refused.
         records.write(place, dataclasses.replace(record, limits=dataclasses.replace(record.limits, pids=16)))
-        adopted = await bench.start().adopt(instance.ref)
+        adopted = await harness.new_driver().adopt(instance.ref)
         assert records.read(place) == record
     await adopted.destroy()
-    assert traces(bench.data_dir, bench.node) == ()
+    assert leftovers(harness.data_dir, harness.node) == ()
 
 
-async def test_a_root_without_a_guest_says_what_the_runtime_said(bench: Bench, tmp_path: Path) -> None:
+async def test_a_root_without_a_guest_says_what_the_runtime_said(harness: DriverHarness, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    empty = dataclasses.replace(bench, root=dataclasses.replace(bench.root, path=tmp_path / "empty"))
+    empty = dataclasses.replace(harness, root=dataclasses.replace(harness.root, path=tmp_path / "empty"))
     with pytest.raises(HostError, match=r"crun could not start the sandbox: .*ld\.so"):
-        await empty.boot(empty.start())
-    assert traces(bench.data_dir, bench.node) == ()
+        await empty.boot(empty.new_driver())
+    assert leftovers(harness.data_dir, harness.node) == ()
 
 
-async def test_an_image_cannot_make_the_runtime_wait(bench: Bench, tmp_path: Path) -> None:
+async def test_an_image_cannot_make_the_runtime_wait(harness: DriverHarness, tmp_path: Path) -> None:
     root = make_tiny_root(tmp_path / "root")
     (root.path / "etc").mkdir()
     for name in ("passwd", "group"):
         os.mkfifo(root.path / "etc" / name)
-    waiting = dataclasses.replace(bench, root=root)
+    waiting = dataclasses.replace(harness, root=root)
     async with asyncio.timeout(60):
-        instance = await waiting.boot(waiting.start())
+        instance = await waiting.boot(waiting.new_driver())
         stream = await instance.connect()
         assert await stream.receive(16) == b"ok\n"
         await stream.aclose()
         await instance.destroy()
 
 
-async def test_a_program_that_was_removed_harms_no_sandbox_that_runs(bench: Bench) -> None:
-    driver = bench.start()
-    instance = await bench.boot(driver)
-    async with meet(instance) as subject:
-        assert (await subject.run("echo", "here")).stdout == "here\n"
-    restarted = bench.start()
+async def test_a_program_that_was_removed_harms_no_sandbox_that_runs(harness: DriverHarness) -> None:
+    driver = harness.new_driver()
+    instance = await harness.boot(driver)
+    async with connect_sandbox(instance) as sandbox:
+        assert (await sandbox.run("echo", "here")).stdout == "here\n"
+    restarted = harness.new_driver()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PATH", "/nowhere")
         adopted = await restarted.adopt(instance.ref)
-        async with meet(adopted) as subject:
-            assert (await subject.run("echo", "here")).stdout == "here\n"
+        async with connect_sandbox(adopted) as sandbox:
+            assert (await sandbox.run("echo", "here")).stdout == "here\n"
             assert (await adopted.usage()).disk_bytes > 0
         await adopted.destroy()
-    assert traces(bench.data_dir, bench.node) == ()
+    assert leftovers(harness.data_dir, harness.node) == ()

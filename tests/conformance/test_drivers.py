@@ -1,8 +1,9 @@
-"""Every driver that Sandlot has, through the suite that it ships."""
+"""Sandlot's drivers pass the suites that Sandlot ships."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,16 +13,18 @@ import pytest
 
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
+from sandlot.drivers.oci.snapshots import manifest
 from sandlot.drivers.registry import DriverSettings
 from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, Instance
 from sandlot.model.specs import Limits, RootFs
-from sandlot.testing.bench import SMALL, Bench, Subject, meet
-from sandlot.testing.driver_clean import CleanSuite
-from sandlot.testing.driver_snapshot import SnapshotSuite
-from sandlot.testing.driver_suite import DriverSuite, PlainDriverSuite
-from sandlot.testing.traces import settled, traces
+from sandlot.testing.drivers.cleanup import CleanupSuite
+from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
+from sandlot.testing.drivers.snapshots import SnapshotSuite
+from sandlot.testing.drivers.suite import DriverSuite, DriverSuiteWithoutSnapshots
 
 
 def _without_control(name: str, settings: DriverSettings) -> OciDriver:
@@ -34,8 +37,8 @@ def root() -> RootFs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SharedBench(Bench):
-    """A bench whose ``sandbox`` is one that other tests use as well.
+class SharedHarness(DriverHarness):
+    """A harness whose ``sandbox`` returns a sandbox that several tests share.
 
     Args:
         shared: The live sandbox.
@@ -44,64 +47,81 @@ class SharedBench(Bench):
     shared: Instance = dataclasses.field(kw_only=True)
 
     @asynccontextmanager
-    async def sandbox(self, driver: Driver | None = None, limits: Limits = SMALL) -> AsyncIterator[Subject]:
+    async def sandbox(self, driver: Driver | None = None, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
         del driver
-        assert limits == SMALL
-        async with meet(self.shared) as subject:
-            yield subject
+        assert limits == SMALL_LIMITS
+        async with connect_sandbox(self.shared) as sandbox:
+            yield sandbox
 
 
 SHARING = {
-    "test_a_full_disk_is_an_error_inside_and_nothing_more",
-    "test_much_flows_both_ways_at_once",
-    "test_processes_of_the_host_are_not_there",
-    "test_the_memory_limit_is_what_is_seen_inside",
-    "test_the_network_of_the_host_is_not_there",
-    "test_what_a_sandbox_is_said_to_take_is_never_less_than_what_it_uses",
-    "test_what_is_written_inside_can_be_run_and_loaded",
-    "test_what_the_probe_denies_is_refused_with_a_reason",
+    "test_full_disk_is_an_error_inside_only",
+    "test_large_input_and_output_pass_concurrently",
+    "test_processes_of_the_host_are_not_visible",
+    "test_programs_see_the_memory_limit_if_the_probe_says_so",
+    "test_network_of_the_host_is_not_reachable",
+    "test_max_resources_is_an_upper_bound_of_usage",
+    "test_written_files_can_be_executed_and_loaded",
+    "test_missing_capability_raises_unsupported_error",
 }
 """Tests that leave nothing running and no limit changed in their sandbox. A boot of gVisor takes most of their time."""
 
 
 @pytest.fixture(scope="module")
 async def shared(root: RootFs, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Instance]:
-    bench = Bench("gvisor", root=root, node=new_node_id(), data_dir=tmp_path_factory.mktemp("shared") / "state")
-    instance = await bench.boot(bench.start())
+    harness = DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path_factory.mktemp("shared") / "state")
+    instance = await harness.boot(harness.new_driver())
     yield instance
     await instance.destroy()
-    assert settled(lambda: traces(bench.data_dir, bench.node)) == ()
+    assert wait_until_empty(lambda: leftovers(harness.data_dir, harness.node)) == ()
 
 
 class TestGvisor(DriverSuite):
     @pytest.fixture
-    def bench(self, root: RootFs, tmp_path: Path, shared: Instance, request: pytest.FixtureRequest) -> Bench:
-        own = Bench("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state")
+    def harness(self, root: RootFs, tmp_path: Path, shared: Instance, request: pytest.FixtureRequest) -> DriverHarness:
+        own = DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state")
         if request.function.__name__ not in SHARING:
             return own
-        return SharedBench(own.driver, own.root, own.node, own.data_dir, shared=shared)
+        return SharedHarness(own.driver_name, own.root, own.node, own.data_dir, shared=shared)
+
+    async def test_missing_runtime_build_is_named(self, harness: DriverHarness) -> None:
+        driver, into = harness.new_driver(), harness.data_dir / "saved" / "image"
+        async with harness.sandbox(driver) as source:
+            await source.link.checkpoint(armed=True)
+            await source.instance.snapshot(into, keep_running=True)
+            await source.link.checkpoint(armed=False)
+        file = into / manifest.NAME
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"runtime_sha256": "0" * 64}))
+        result = driver.restorable(into)
+        assert not result.ok
+        assert "0" * 12 in result.reason
+        prepared = await driver.prepare(harness.shape())
+        with pytest.raises(ConflictError, match="0" * 12) as refused:
+            await prepared.restore(into, harness.spec())
+        assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
+        await prepared.destroy()
 
 
 class GvisorByItsCommandLine:
-    """The way to a sandbox that every release of runsc has; this one has a quicker one, which is what :class:`TestGvisor` goes."""
+    """gVisor through its command line, which every release of runsc has. :class:`TestGvisor` uses the faster control socket of this release."""
 
     @pytest.fixture
-    def bench(self, root: RootFs, tmp_path: Path) -> Bench:
-        return Bench("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state", open_driver=_without_control)
+    def harness(self, root: RootFs, tmp_path: Path) -> DriverHarness:
+        return DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state", open_driver=_without_control)
 
 
-class TestGvisorByItsCommandLine(GvisorByItsCommandLine, CleanSuite):
-    """One test of it in every run; ``test_gvisor_snapshots.py`` has another."""
+class TestGvisorByItsCommandLine(GvisorByItsCommandLine, CleanupSuite):
+    """One test in every run; ``test_gvisor_snapshots.py`` has another."""
 
-    test_one_that_is_paused_is_written_and_stays_paused = SnapshotSuite.test_one_that_is_paused_is_written_and_stays_paused
+    test_snapshot_of_a_paused_sandbox_leaves_it_paused = SnapshotSuite.test_snapshot_of_a_paused_sandbox_leaves_it_paused
 
 
 @pytest.mark.soak
 class TestAllOfGvisorByItsCommandLine(GvisorByItsCommandLine, SnapshotSuite):
-    """All of it."""
+    """All tests of snapshots."""
 
 
-class TestContainer(PlainDriverSuite):
+class TestContainer(DriverSuiteWithoutSnapshots):
     @pytest.fixture
-    def bench(self, root: RootFs, tmp_path: Path) -> Bench:
-        return Bench("container", root=root, node=new_node_id(), data_dir=tmp_path / "state")
+    def harness(self, root: RootFs, tmp_path: Path) -> DriverHarness:
+        return DriverHarness("container", root=root, node=new_node_id(), data_dir=tmp_path / "state")

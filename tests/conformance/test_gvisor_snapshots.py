@@ -29,8 +29,8 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, ExitReason, Instance
 from sandlot.model.specs import MIB, Limits, ProcessSpec, User
-from sandlot.testing.bench import SMALL, Bench, meet
-from sandlot.testing.traces import settled, traces
+from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox
+from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
 from tests.support import oldrunsc
 from tests.support.onhost import group, processes, status
 
@@ -39,10 +39,10 @@ _HOLD = "import os, sys, time\nheld = os.urandom(1 << 20) * int(sys.argv[1])\npr
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
+def harness(tmp_path: Path) -> Iterator[DriverHarness]:
+    made = DriverHarness("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
     yield made
-    assert settled(lambda: left(made)) == []
+    assert wait_until_empty(lambda: left(made)) == []
 
 
 @pytest.fixture(params=["control socket", "command line"])
@@ -51,39 +51,41 @@ def engine(request: pytest.FixtureRequest) -> Locate:
     return lambda: dataclasses.replace(find_runsc(), has_control=request.param == "control socket")
 
 
-def left(bench: Bench) -> list[str]:
+def left(harness: DriverHarness) -> list[str]:
     """What is left of its sandboxes. A test's own mount may be in the private view of another sandbox of this machine, for as long as that lives."""
     return [
-        line for line in traces(bench.data_dir, bench.node) if "- tmpfs" not in line and not (line.startswith("process") and is_others(line, bench))
+        line
+        for line in leftovers(harness.data_dir, harness.node)
+        if "- tmpfs" not in line and not (line.startswith("process") and is_others(line, harness))
     ]
 
 
-def is_others(line: str, bench: Bench) -> bool:
+def is_others(line: str, harness: DriverHarness) -> bool:
     try:
-        return f"/{bench.node}/" not in Path("/proc", line.split()[1], "cgroup").read_text()
+        return f"/{harness.node}/" not in Path("/proc", line.split()[1], "cgroup").read_text()
     except OSError:
         return True
 
 
-def place(bench: Bench, name: str = "one") -> Path:
-    return bench.data_dir / "saved" / name / "image"
+def place(harness: DriverHarness, name: str = "one") -> Path:
+    return harness.data_dir / "saved" / name / "image"
 
 
-async def restore(bench: Bench, driver: Driver, snapshot: Path, limits: Limits = SMALL) -> Instance:
-    prepared = await driver.prepare(bench.shape(limits), snapshot=snapshot)
-    return await prepared.restore(snapshot, bench.spec(limits))
+async def restore(harness: DriverHarness, driver: Driver, snapshot: Path, limits: Limits = SMALL_LIMITS) -> Instance:
+    prepared = await driver.prepare(harness.shape(limits), snapshot=snapshot)
+    return await prepared.restore(snapshot, harness.spec(limits))
 
 
-async def test_what_was_restored_is_confined_like_any_other(bench: Bench) -> None:
-    driver = bench.start()
-    async with bench.sandbox(driver) as source:
+async def test_what_was_restored_is_confined_like_any_other(harness: DriverHarness) -> None:
+    driver = harness.new_driver()
+    async with harness.sandbox(driver) as source:
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(bench), keep_running=True)
-    prepared = await driver.prepare(bench.shape())
+        await source.instance.snapshot(place(harness), keep_running=True)
+    prepared = await driver.prepare(harness.shape())
     await prepared.warm()
-    instance = await prepared.restore(place(bench), bench.spec())
-    async with meet(instance):
-        started, members = processes(bench, instance), group(bench, instance).pids()
+    instance = await prepared.restore(place(harness), harness.spec())
+    async with connect_sandbox(instance):
+        started, members = processes(harness, instance), group(harness, instance).pids()
         assert {started.sandbox.pid, started.keeper.pid} <= members
         for pid in members - {started.keeper.pid}:
             facts, proc = status(pid), Path(f"/proc/{pid}")
@@ -96,17 +98,17 @@ async def test_what_was_restored_is_confined_like_any_other(bench: Bench) -> Non
         # Nothing of the images stays open in a process that runs the tenant's system calls.
         open_files = [os.readlink(entry) for entry in Path(f"/proc/{started.sandbox.pid}/fd").iterdir()]  # noqa: PTH115 - targets that are no paths
         assert not [file for file in open_files if "saved" in file or "image" in file]
-    assert limits_of(bench, instance) == {str(SMALL.memory_bytes), "100000"}
+    assert limits_of(harness, instance) == {str(SMALL_LIMITS.memory_bytes), "100000"}
     await instance.destroy()
 
 
-def limits_of(bench: Bench, instance: Instance) -> set[str]:
+def limits_of(harness: DriverHarness, instance: Instance) -> set[str]:
     """The memory and the processor time that its group gets."""
     files = ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us")
-    return {(folder / file).read_text().strip() for folder in group(bench, instance).folders for file in files if (folder / file).exists()}
+    return {(folder / file).read_text().strip() for folder in group(harness, instance).folders for file in files if (folder / file).exists()}
 
 
-async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(harness: DriverHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     # gVisor empties every pipe that it can read when it writes its memory; and a service that does something else meanwhile reads nothing.
     save = ControlEngine.save
 
@@ -117,55 +119,55 @@ async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(bench
         saving.join()
 
     monkeypatch.setattr(ControlEngine, "save", alone)
-    driver = bench.start()
-    async with bench.sandbox(driver) as source:
+    driver = harness.new_driver()
+    async with harness.sandbox(driver) as source:
         count = "for n in $(seq 1 100); do echo line $n; sleep 0.01; done"
         counting = asyncio.create_task(source.run("sh", "-c", count, user=User.ROOT))
         await asyncio.sleep(0.3)
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(bench), keep_running=True)
+        await source.instance.snapshot(place(harness), keep_running=True)
         await source.link.checkpoint(armed=False)
         assert (await counting).stdout == "".join(f"line {n}\n" for n in range(1, 101))
 
 
-async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(bench: Bench) -> None:
-    driver = bench.start()
-    async with bench.sandbox(driver) as source:
+async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(harness: DriverHarness) -> None:
+    driver = harness.new_driver()
+    async with harness.sandbox(driver) as source:
         hold = await source.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "170"), user=User.ROOT, cwd="/", timeout_s=None))
         async for _ in hold:
             break
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(bench), keep_running=True)
+        await source.instance.snapshot(place(harness), keep_running=True)
         await source.link.checkpoint(armed=False)
         # The limit is as it was once what the writing took is given back.
         assert (await source.run("echo", "on")).stdout == "on\n"
-        while limits_of(bench, source.instance) != {str(SMALL.memory_bytes), "100000"}:  # noqa: ASYNC110 - nobody tells
+        while limits_of(harness, source.instance) != {str(SMALL_LIMITS.memory_bytes), "100000"}:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
-    instance = await restore(bench, driver, place(bench))
-    async with meet(instance) as subject:
-        held = await subject.run("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -c '^170$'", user=User.ROOT)
+    instance = await restore(harness, driver, place(harness))
+    async with connect_sandbox(instance) as sandbox:
+        held = await sandbox.run("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -c '^170$'", user=User.ROOT)
         assert held.stdout == "1\n"
-    assert limits_of(bench, instance) == {str(SMALL.memory_bytes), "100000"}
+    assert limits_of(harness, instance) == {str(SMALL_LIMITS.memory_bytes), "100000"}
     await instance.destroy()
 
 
-async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(bench: Bench) -> None:
-    instance = await bench.boot(bench.start())
-    folder = SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref)
-    lent = group_limits(dataclasses.replace(SMALL, memory_bytes=2 * SMALL.memory_bytes, cpus=2.0))
-    group(bench, instance).change(lent)
+async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(harness: DriverHarness) -> None:
+    instance = await harness.boot(harness.new_driver())
+    folder = SandboxFolder(sandboxes_folder(harness.data_dir) / instance.ref)
+    lent = group_limits(dataclasses.replace(SMALL_LIMITS, memory_bytes=2 * SMALL_LIMITS.memory_bytes, cpus=2.0))
+    group(harness, instance).change(lent)
     folder.image.mkdir()
-    async with meet(instance) as subject:
-        hold = await subject.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "300"), user=User.ROOT, cwd="/", timeout_s=None))
+    async with connect_sandbox(instance) as sandbox:
+        hold = await sandbox.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "300"), user=User.ROOT, cwd="/", timeout_s=None))
         async for _ in hold:
             break
-    adopted = await bench.start().adopt(instance.ref)
-    assert adopted.limits == SMALL
+    adopted = await harness.new_driver().adopt(instance.ref)
+    assert adopted.limits == SMALL_LIMITS
     assert not folder.image.exists()
-    assert str(lent.memory_bytes) in limits_of(bench, adopted)
-    async with meet(adopted) as subject:
-        assert (await subject.run("pkill", "-f", "time.sleep", user=User.ROOT)).code == 0
-        while str(SMALL.memory_bytes) not in limits_of(bench, adopted):  # noqa: ASYNC110 - nobody tells
+    assert str(lent.memory_bytes) in limits_of(harness, adopted)
+    async with connect_sandbox(adopted) as sandbox:
+        assert (await sandbox.run("pkill", "-f", "time.sleep", user=User.ROOT)).exit_code == 0
+        while str(SMALL_LIMITS.memory_bytes) not in limits_of(harness, adopted):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
     while folder.roomy.exists():  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.05)
@@ -174,66 +176,66 @@ async def test_what_a_killed_service_lent_for_a_snapshot_is_taken_back(bench: Be
 
 
 @pytest.fixture
-def small_disk(bench: Bench) -> Iterator[Path]:
+def small_disk(harness: DriverHarness) -> Iterator[Path]:
     """A state directory on a file system of its own."""
-    bench.data_dir.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m,mode=0700", "tmpfs", bench.data_dir], check=True)
-    yield bench.data_dir
-    subprocess.run(["umount", bench.data_dir], check=True)
+    harness.data_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m,mode=0700", "tmpfs", harness.data_dir], check=True)
+    yield harness.data_dir
+    subprocess.run(["umount", harness.data_dir], check=True)
 
 
-async def test_a_full_disk_refuses_the_snapshot_and_the_sandbox_goes_on(bench: Bench, small_disk: Path, engine: Locate) -> None:
-    driver = OciDriver("gvisor", DriverSettings(bench.node, bench.data_dir), Runsc(engine))
-    limits = dataclasses.replace(SMALL, disk_bytes=16 * MIB)
-    async with bench.sandbox(driver, limits) as source:
+async def test_a_full_disk_refuses_the_snapshot_and_the_sandbox_goes_on(harness: DriverHarness, small_disk: Path, engine: Locate) -> None:
+    driver = OciDriver("gvisor", DriverSettings(harness.node, harness.data_dir), Runsc(engine))
+    limits = dataclasses.replace(SMALL_LIMITS, disk_bytes=16 * MIB)
+    async with harness.sandbox(driver, limits) as source:
         await source.run("sh", "-c", "echo kept > /home/user/file")
         free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
         with (small_disk / "filler").open("wb") as filler:
             filler.write(bytes(free - 4 * MIB))
         for keep_running in (True, False):
             with pytest.raises(LimitError, match="disk of the host is full") as full:
-                await source.instance.snapshot(place(bench), keep_running=keep_running)
+                await source.instance.snapshot(place(harness), keep_running=keep_running)
             assert "SANDLOT_DATA_DIR" in full.value.hint
-            assert not place(bench).exists()
+            assert not place(harness).exists()
             assert (await source.run("cat", "/home/user/file")).stdout == "kept\n"
-        assert sorted(file.name for file in (bench.data_dir / "sandboxes" / source.instance.ref).glob("image*")) == []
+        assert sorted(file.name for file in (harness.data_dir / "sandboxes" / source.instance.ref).glob("image*")) == []
         (small_disk / "filler").unlink()
         await source.link.checkpoint(armed=True)
-        await source.instance.snapshot(place(bench), keep_running=False)
-    instance = await restore(bench, driver, place(bench), limits)
-    async with meet(instance, limits) as subject:
-        assert (await subject.run("cat", "/home/user/file")).stdout == "kept\n"
+        await source.instance.snapshot(place(harness), keep_running=False)
+    instance = await restore(harness, driver, place(harness), limits)
+    async with connect_sandbox(instance, limits) as sandbox:
+        assert (await sandbox.run("cat", "/home/user/file")).stdout == "kept\n"
     await instance.destroy()
 
 
-async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(harness: DriverHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ControlEngine.save
 
     async def save(self: ControlEngine, live: RunningOciRuntime, image: Path) -> None:
         await real(self, live, image)
         raise EngineError("encoding error at object x")
 
-    async with bench.sandbox() as source:
+    async with harness.sandbox() as source:
         with monkeypatch.context() as patched:
             patched.setattr(ControlEngine, "save", save)
             for is_paused, keep_running in itertools.product((True, False), repeat=2):
                 if is_paused:
                     await source.instance.pause()
                 with pytest.raises(HostError, match="encoding error at object x"):
-                    await source.instance.snapshot(place(bench), keep_running=keep_running)
-                assert group(bench, source.instance).is_frozen() == is_paused
+                    await source.instance.snapshot(place(harness), keep_running=keep_running)
+                assert group(harness, source.instance).is_frozen() == is_paused
                 await source.instance.resume()
                 assert (await source.run("echo", "on")).stdout == "on\n"
-        assert not place(bench).exists()
-        folder = SandboxFolder(sandboxes_folder(bench.data_dir) / source.instance.ref)
+        assert not place(harness).exists()
+        folder = SandboxFolder(sandboxes_folder(harness.data_dir) / source.instance.ref)
         assert not folder.image.exists()
         assert not folder.refreeze.exists()
 
 
-async def test_a_snapshot_may_appear_on_another_file_system(bench: Bench, small_disk: Path) -> None:
+async def test_a_snapshot_may_appear_on_another_file_system(harness: DriverHarness, small_disk: Path) -> None:
     del small_disk
-    driver, beside = bench.start(), bench.data_dir.parent / "saved" / "image"
-    async with bench.sandbox(driver) as source:
+    driver, beside = harness.new_driver(), harness.data_dir.parent / "saved" / "image"
+    async with harness.sandbox(driver) as source:
         await source.instance.snapshot(beside, keep_running=False)
     assert driver.restorable(beside).ok
     assert [file.name for file in beside.parent.iterdir()] == ["image"]
@@ -247,14 +249,14 @@ async def test_a_snapshot_may_appear_on_another_file_system(bench: Bench, small_
 class Builds:
     """A driver whose runtime is replaced under it, as a package is, and a root with nothing but the probe's program."""
 
-    bench: Bench
+    harness: DriverHarness
     current: Program
 
     def start(self) -> OciDriver:
-        return OciDriver("gvisor", DriverSettings(self.bench.node, self.bench.data_dir), oldrunsc.EitherRunsc(lambda: self.current))
+        return OciDriver("gvisor", DriverSettings(self.harness.node, self.harness.data_dir), oldrunsc.EitherRunsc(lambda: self.current))
 
     async def write(self, driver: Driver, into: Path) -> None:
-        instance = await (await driver.prepare(self.bench.shape(PROBE_LIMITS))).boot(self.bench.spec(PROBE_LIMITS))
+        instance = await (await driver.prepare(self.harness.shape(PROBE_LIMITS))).boot(self.harness.spec(PROBE_LIMITS))
         stream = await instance.connect()
         assert await stream.receive(16) == b"ok\n"
         await stream.aclose()
@@ -263,7 +265,7 @@ class Builds:
 
     async def goes_on(self, driver: Driver, snapshot: Path) -> bool:
         """Whether what waited for a byte when it was written ends as it should once it is given one."""
-        instance = await restore(self.bench, driver, snapshot, PROBE_LIMITS)
+        instance = await restore(self.harness, driver, snapshot, PROBE_LIMITS)
         stream = await instance.connect()
         stream.try_send(b"x")
         end = await instance.wait()
@@ -273,8 +275,8 @@ class Builds:
 
 
 @pytest.fixture
-def builds(bench: Bench, tmp_path: Path) -> Builds:
-    return Builds(dataclasses.replace(bench, root=make_tiny_root(tmp_path / "root")), find_runsc())
+def builds(harness: DriverHarness, tmp_path: Path) -> Builds:
+    return Builds(dataclasses.replace(harness, root=make_tiny_root(tmp_path / "root")), find_runsc())
 
 
 @pytest.mark.may_skip("this machine's package archive may not have Debian bookworm's runsc")
@@ -282,59 +284,59 @@ async def test_a_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds,
     old = await asyncio.to_thread(oldrunsc.download, tmp_path / "old")
     if old is None:
         pytest.skip(f"apt-get download runsc={oldrunsc.VERSION} does not work here")
-    bench, new, kept = builds.bench, builds.current, runtimes_folder(builds.bench.data_dir)
+    harness, new, kept = builds.harness, builds.current, runtimes_folder(builds.harness.data_dir)
     builds.current = old
     before = builds.start()
-    await builds.write(before, place(bench, "old"))
+    await builds.write(before, place(harness, "old"))
     # The package is upgraded, and the program that wrote the snapshot is gone from where it was.
     shutil.rmtree(tmp_path / "old")
     builds.current = new
     for driver in (before, builds.start()):
-        assert await builds.goes_on(driver, place(bench, "old"))
-    await builds.write(driver, place(bench, "new"))
-    assert await builds.goes_on(driver, place(bench, "new"))
+        assert await builds.goes_on(driver, place(harness, "old"))
+    await builds.write(driver, place(harness, "new"))
+    assert await builds.goes_on(driver, place(harness, "new"))
     # Never by another: a blank that was made for the other build refuses it, by name.
     for made_for, refused, by in (("new", "old", new), ("old", "new", old)):
-        prepared = await driver.prepare(bench.shape(PROBE_LIMITS), snapshot=place(bench, made_for))
+        prepared = await driver.prepare(harness.shape(PROBE_LIMITS), snapshot=place(harness, made_for))
         with pytest.raises(ConflictError, match=f"another build of runsc .*and this is {by.sha256[:12]}") as mismatch:
-            await prepared.restore(place(bench, refused), bench.spec(PROBE_LIMITS))
+            await prepared.restore(place(harness, refused), harness.spec(PROBE_LIMITS))
         assert mismatch.value.code is ErrorCode.SNAPSHOT_UNUSABLE
         await prepared.destroy()
     # Kept as long as something needs it.
     await driver.sweep(())
     assert {folder.name for folder in kept.iterdir()} == {old.sha256, new.sha256}
-    shutil.rmtree(place(bench, "old").parent)
+    shutil.rmtree(place(harness, "old").parent)
     await driver.sweep(())
     assert {folder.name for folder in kept.iterdir()} == {new.sha256}
 
 
 async def test_a_build_that_was_lost_or_altered_is_not_run(builds: Builds) -> None:
-    bench, kept = builds.bench, runtimes_folder(builds.bench.data_dir) / builds.current.sha256 / "runsc"
-    await builds.write(builds.start(), place(bench))
+    harness, kept = builds.harness, runtimes_folder(builds.harness.data_dir) / builds.current.sha256 / "runsc"
+    await builds.write(builds.start(), place(harness))
     builds.current = dataclasses.replace(builds.current, sha256="0" * 64)  # whatever is installed now
     with kept.open("r+b") as program:
         program.seek(1 << 20)
         program.write(b"another")
     driver = builds.start()
-    assert "altered" in driver.restorable(place(bench)).reason
+    assert "altered" in driver.restorable(place(harness)).reason
     with pytest.raises(ConflictError, match="altered"):
-        await driver.prepare(bench.shape(PROBE_LIMITS), snapshot=place(bench))
+        await driver.prepare(harness.shape(PROBE_LIMITS), snapshot=place(harness))
     shutil.rmtree(kept.parent)
-    assert "not kept" in driver.restorable(place(bench)).reason
+    assert "not kept" in driver.restorable(place(harness)).reason
 
 
 async def test_a_sandbox_outlives_the_build_that_it_runs_on(builds: Builds, tmp_path: Path) -> None:
-    bench, installed = builds.bench, tmp_path / "installed"
+    harness, installed = builds.harness, tmp_path / "installed"
     shutil.copy(builds.current.path, installed)
     builds.current = dataclasses.replace(builds.current, path=installed)
     driver = builds.start()
-    instance = await (await driver.prepare(bench.shape(PROBE_LIMITS))).boot(bench.spec(PROBE_LIMITS))
+    instance = await (await driver.prepare(harness.shape(PROBE_LIMITS))).boot(harness.spec(PROBE_LIMITS))
     installed.unlink()
     builds.current = dataclasses.replace(builds.current, path=Path("/bin/true"), sha256=content_sha256(Path("/bin/true")))
     after = builds.start()
     await after.sweep(keep=[instance.ref])
     adopted = await after.adopt(instance.ref)
-    await adopted.snapshot(place(bench), keep_running=False)
+    await adopted.snapshot(place(harness), keep_running=False)
     await adopted.destroy()
     await instance.destroy()
-    assert await builds.goes_on(after, place(bench))
+    assert await builds.goes_on(after, place(harness))

@@ -19,14 +19,14 @@ from sqlalchemy import Connection, inspect, text
 
 from sandlot.model.errors import HostError, LimitError
 from sandlot.model.ids import new_file_id
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 from sandlot.store import engine, migrations, schema
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.keys import SqlKeyRepository
 from sandlot.store.sandboxes import SqlSandboxRepository
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
-from sandlot.testing.stores.bench import OURS, StoreBench, StoreOpener, event, every_event, execution, key, sandbox, snapshot
-from sandlot.testing.stores.blobs import given
+from sandlot.testing.stores.blobs import chunks_of
+from sandlot.testing.stores.harness import SANDLOT_STORE, StoreHarness, StoreOpener, event, every_event, execution, key, sandbox, snapshot
 from sandlot.testing.stores.suite import BlobsSuite, DurabilitySuite, StoreSuite, StreamedBlobsSuite
 from tests.support.postgres import Cluster, cluster
 
@@ -47,81 +47,81 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-async def _migrated(bench: StoreBench) -> StoreBench:
-    async with bench.open():
-        return bench
+async def _migrated(harness: StoreHarness) -> StoreHarness:
+    async with harness.open():
+        return harness
 
 
 @pytest.fixture(scope="module")
 async def sqlite_template() -> AsyncIterator[Path]:
     """A database file of this version, empty."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sandlot-stores-") as name:
-        await _migrated(StoreBench(OURS, f"{name}/rows.db"))
+        await _migrated(StoreHarness(SANDLOT_STORE, f"{name}/rows.db"))
         yield Path(name) / "rows.db"
 
 
 @pytest.fixture(scope="module")
-async def postgres_shared(postgres: Cluster) -> StoreBench:
+async def postgres_shared(postgres: Cluster) -> StoreHarness:
     """A database of this version; tests share it one after another."""
-    return await _migrated(StoreBench(OURS, postgres.database()))
+    return await _migrated(StoreHarness(SANDLOT_STORE, postgres.database()))
 
 
 class MigrationsSuite:
-    """Behaviours of migrations. Needs a fixture ``bench`` whose store was never opened."""
+    """Behaviours of migrations. Needs a fixture ``harness`` whose store was never opened."""
 
-    async def test_the_oldest_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench) -> None:
+    async def test_the_oldest_revision_is_brought_to_the_newest_with_what_is_in_it(self, harness: StoreHarness) -> None:
         record, made = sandbox(name="old"), key("old")
-        async with engine.open_database(_place(bench)) as database:
+        async with engine.open_database(_place(harness)) as database:
             await migrations.migrate(database, head="0001")
             await SqlSandboxRepository(database).save(record, event())
             await SqlKeyRepository(database).add(made)
-        async with bench.open() as store:
+        async with harness.open() as store:
             assert await store.sandboxes.get(record.id) == record
-            assert list(await store.keys.all()) == [made]
+            assert list(await store.keys.list()) == [made]
             taken = snapshot()
             await store.snapshots.save(taken)
             assert await store.snapshots.get(taken.id) == taken
 
-    async def test_the_steps_lead_to_the_tables_that_the_code_has(self, bench: StoreBench) -> None:
+    async def test_the_steps_lead_to_the_tables_that_the_code_has(self, harness: StoreHarness) -> None:
         from alembic.autogenerate import compare_metadata  # noqa: PLC0415 - a third of a second
         from alembic.migration import MigrationContext  # noqa: PLC0415
 
         def differences(connection: Connection) -> list[object]:
             return list(compare_metadata(MigrationContext.configure(connection, opts={"compare_type": False}), schema.metadata))
 
-        async with engine.open_database(_place(bench)) as database:
+        async with engine.open_database(_place(harness)) as database:
             await migrations.migrate(database)
             assert await database.read(differences) == []
 
-    async def test_a_step_that_fails_leaves_nothing_of_itself_and_can_be_tried_again(self, bench: StoreBench, tmp_path: Path) -> None:
+    async def test_a_step_that_fails_leaves_nothing_of_itself_and_can_be_tried_again(self, harness: StoreHarness, tmp_path: Path) -> None:
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))\n    op.execute("DELETE FROM keys")\n    op.execute("no SQL")')
-        async with bench.open() as store:
+        async with harness.open() as store:
             await store.keys.add(key("kept"))
-        async with engine.open_database(_place(bench)) as database:
+        async with engine.open_database(_place(harness)) as database:
             with pytest.raises(Exception, match="refused a statement"):
                 await migrations.migrate(database, steps, NEXT)
             assert not await database.read(lambda connection: inspect(connection).has_table("more"))
-        async with bench.open() as store:  # this version still opens it: nothing was changed
-            assert [record.name for record in await store.keys.all()] == ["kept"]
+        async with harness.open() as store:  # this version still opens it: nothing was changed
+            assert [record.name for record in await store.keys.list()] == ["kept"]
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))')
-        async with engine.open_database(_place(bench)) as database:
+        async with engine.open_database(_place(harness)) as database:
             await migrations.migrate(database, steps, NEXT)
             assert await database.read(lambda connection: inspect(connection).has_table("more"))
 
-    async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, bench: StoreBench, tmp_path: Path) -> None:
-        async with bench.open() as store:
+    async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, harness: StoreHarness, tmp_path: Path) -> None:
+        async with harness.open() as store:
             await store.keys.add(key("kept"))
-        async with engine.open_database(_place(bench)) as database:
+        async with engine.open_database(_place(harness)) as database:
             await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), NEXT)
         with pytest.raises(HostError, match=rf"newer version of Sandlot \(its revision is {NEXT}, this version's {schema.HEAD}\)"):
-            async with bench.open():
+            async with harness.open():
                 pass
-        async with engine.open_database(_place(bench)) as database:
+        async with engine.open_database(_place(harness)) as database:
             assert [row.word for row in await database.rows(text("SELECT word FROM keys"))] == ["kept"]
 
 
-def _place(bench: StoreBench) -> Path | str:
-    return Path(bench.where) if bench.where.startswith("/") else bench.where
+def _place(harness: StoreHarness) -> Path | str:
+    return Path(harness.location) if harness.location.startswith("/") else harness.location
 
 
 def _steps(folder: Path, second: str) -> Path:
@@ -141,32 +141,32 @@ RESET_EVENTS = f"UPDATE counters SET value = 0 WHERE name = '{schema.EVENTS}'"  
 
 class TestSqlite(StoreSuite):
     @pytest.fixture
-    def bench(self, sqlite_template: Path, folder: Path) -> StoreBench:
-        return StoreBench(OURS, str(shutil.copy(sqlite_template, folder)))
+    def harness(self, sqlite_template: Path, folder: Path) -> StoreHarness:
+        return StoreHarness(SANDLOT_STORE, str(shutil.copy(sqlite_template, folder)))
 
 
 class TestNewSqlite(DurabilitySuite, MigrationsSuite):
     @pytest.fixture
-    def bench(self, folder: Path) -> StoreBench:
-        return StoreBench(OURS, str(folder / "rows.db"))
+    def harness(self, folder: Path) -> StoreHarness:
+        return StoreHarness(SANDLOT_STORE, str(folder / "rows.db"))
 
 
 class TestPostgresql(StoreSuite):
     @pytest.fixture
-    def bench(self, postgres: Cluster, postgres_shared: StoreBench) -> StoreBench:
-        postgres.query(f"{EMPTY_ALL_TABLES}; {RESET_EVENTS}", urlsplit(postgres_shared.where).path[1:])
+    def harness(self, postgres: Cluster, postgres_shared: StoreHarness) -> StoreHarness:
+        postgres.query(f"{EMPTY_ALL_TABLES}; {RESET_EVENTS}", urlsplit(postgres_shared.location).path[1:])
         return postgres_shared
 
 
 class TestNewPostgresql(DurabilitySuite, MigrationsSuite):
     @pytest.fixture
-    def bench(self, postgres: Cluster) -> StoreBench:
-        return StoreBench(OURS, postgres.database())
+    def harness(self, postgres: Cluster) -> StoreHarness:
+        return StoreHarness(SANDLOT_STORE, postgres.database())
 
 
 class TestMemory(StoreSuite):
     @pytest.fixture
-    def bench(self) -> StoreOpener:
+    def harness(self) -> StoreOpener:
         return _MemoryOpener()
 
 
@@ -214,8 +214,8 @@ async def test_full_disk_of_a_memory_store_refuses_writes_only() -> None:
             with pytest.raises(HostError, match="disk is full"):
                 await write
         with pytest.raises(LimitError, match="full"):
-            await blobs.write(new_file_id(), given([b"x"]))
-        assert list(await store.keys.all()) == [record]
+            await blobs.write(new_file_id(), chunks_of([b"x"]))
+        assert list(await store.keys.list()) == [record]
         assert await every_event(store) == []
         assert await blobs.ids() == frozenset()
 
@@ -238,5 +238,5 @@ async def test_held_operation_waits_and_is_complete_when_its_caller_is_cancelled
 async def test_closed_memory_store_refuses_operations() -> None:
     async with MemoryStore() as store:
         pass
-    with pytest.raises(RuntimeError, match=r"events\.last was called after the store was closed"):
-        await store.events.last()
+    with pytest.raises(RuntimeError, match=r"events\.last_sequence was called after the store was closed"):
+        await store.events.last_sequence()

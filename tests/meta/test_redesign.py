@@ -25,10 +25,8 @@ NOT_DONE = {
     "doors/sandbase",
     "doors/sandboxapi",
     "doors/tensorlake",
-    "model",
     "sdk",
     "server",
-    "testing",
     "web",
 }
 """Packages that still have offences. The list only shrinks. A package that is renamed before it is done stays listed under its new name."""

@@ -20,7 +20,7 @@ from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import SandboxEndedError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import ProcessSpec, RootFs
-from sandlot.testing.bench import Bench, Subject
+from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness
 from tests.support.localservice import TEMPLATE
 from tests.support.roots import GUEST, Roots, replace
 from tests.support.traces import NOTHING, settle, traces
@@ -42,11 +42,11 @@ CRIMES: Mapping[str, str] = {
 }
 """What ends the link, at once or later."""
 
-Attack = Callable[[Subject], Awaitable[None]]
+Attack = Callable[[ConnectedSandbox], Awaitable[None]]
 
 
 async def test_rest_that_does_not_come_is_given_up(hosts: Hosts) -> None:
-    async def attack(liar: Subject) -> None:
+    async def attack(liar: ConnectedSandbox) -> None:
         with pytest.raises(TimeoutExceededError) as refused:
             await liar.link.quiesce(PATIENCE_S)
         assert refused.value.hint
@@ -59,7 +59,7 @@ async def test_rest_that_does_not_come_is_given_up(hosts: Hosts) -> None:
 
 
 async def test_rest_that_is_a_lie_ends_the_link(hosts: Hosts) -> None:
-    async def attack(liar: Subject) -> None:
+    async def attack(liar: ConnectedSandbox) -> None:
         with contextlib.suppress(SandboxEndedError):  # the lie may come in the same breath, or a moment after it was believed
             await liar.link.quiesce()
         assert (await liar.link.wait_closed()).reason is LinkClosedReason.VIOLATION
@@ -89,13 +89,13 @@ class Hosts:
 
     async def try_all(self, misdeeds: Mapping[str, str], attack: Attack) -> None:
         """Boot one sandbox per misdeed, and attack the host from all of them, beside an honest sandbox."""
-        honest = self._bench(TEMPLATE)
-        driver = honest.start()
+        honest = self._harness(TEMPLATE)
+        driver = honest.new_driver()
 
         async def one(misdeed: str) -> None:
             # The guest reads what it is to do before it greets, so each has its file in place only while it boots.
             replace(self._roots.folder / "restless" / GUEST / "before.py", misdeed)
-            async with self._bench("restless").sandbox(driver) as liar:
+            async with self._harness("restless").sandbox(driver) as liar:
                 # There is always something under way.
                 await (await liar.link.processes.start(ProcessSpec((*INTERPRETER_ARGV, "-c", "import time; time.sleep(1000)"), cwd="/"))).started()
                 await attack(liar)
@@ -112,8 +112,8 @@ class Hosts:
             assert bystander.link.asleep, "an honest guest comes to rest beside them"
         settle(lambda: traces(self._folder), NOTHING)
 
-    def _bench(self, root: str) -> Bench:
-        return Bench(self._isolation, RootFs((self._roots.folder / root).resolve(), root), self._node, self._folder)
+    def _harness(self, root: str) -> DriverHarness:
+        return DriverHarness(self._isolation, RootFs((self._roots.folder / root).resolve(), root), self._node, self._folder)
 
 
 @pytest.fixture

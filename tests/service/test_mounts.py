@@ -25,7 +25,7 @@ from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError
-from sandlot.model.specs import MOST_MOUNTS, ProcessSpec, SnapshotKind, User, VolumeMount
+from sandlot.model.specs import MAX_VOLUMES, ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.service.test_volumes import all_let_go, clear, fails, made
 from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
@@ -90,7 +90,7 @@ async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, s
     assert await shell(service.core, sandbox, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
     await attach(service, sandbox, OTHER)
     assert "Read-only" in await fails(service.core, sandbox, "touch /srv/other/x", User.ROOT)
-    assert [(each.asked, each.path, each.read_only) for each in sandbox.spec.volumes] == [
+    assert [(each.requested_as, each.path, each.read_only) for each in sandbox.spec.volumes] == [
         ("data", "/data", False),
         ("other", "/srv/other", True),
     ]
@@ -139,7 +139,7 @@ async def test_volume_in_use_inside_is_not_detached(service: Service, sandbox: S
             with pytest.raises(ConflictError, match="in use"):
                 await detach(service, sandbox)
             assert await shell(service.core, sandbox, "cat /data/word") == "1\n", use
-            assert [(each.path, each.moving) for each in sandbox.spec.volumes] == [("/data", False)], use
+            assert [(each.path, each.changing) for each in sandbox.spec.volumes] == [("/data", False)], use
             with pytest.raises(ConflictError):
                 await service.core.volumes.delete(OPERATOR, "data")
         await shell(service.core, sandbox, "pkill -x sleep; true")
@@ -219,7 +219,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
     ):
         with pytest.raises(error):
             await attach(service, sandbox, mount)
-        assert [each.asked for each in sandbox.spec.volumes] == ["data"]
+        assert [each.requested_as for each in sandbox.spec.volumes] == ["data"]
     for which in ("/elsewhere", "other", "/", ""):
         with pytest.raises(NotFoundError) as absent:
             await detach(service, sandbox, which)
@@ -275,13 +275,13 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
             with pytest.raises(ConflictError, match="forked"):
                 await work
     await service.core.manager.pause(sandbox.id, OPERATOR)
-    sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], moving=True),))
+    sandbox.spec = replace(sandbox.spec, volumes=(replace(sandbox.spec.volumes[0], changing=True),))
     with pytest.raises(ConflictError, match="being attached"):
         await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     with pytest.raises(ConflictError, match="being attached"):
         await service.core.snapshots.create(sandbox.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
     await service.core.manager.resume(sandbox.id, OPERATOR)
-    assert [each.moving for each in sandbox.spec.volumes] == [False]
+    assert [each.changing for each in sandbox.spec.volumes] == [False]
     (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
     assert await shell(service.core, child, "cat /data/word; echo 2 > /data/word") == "1\n"
     await detach(service, sandbox)
@@ -325,9 +325,9 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
         patched.setattr(SandboxRecorder, "save_update", full)
         with pytest.raises(HostError, match="full"):
             await attach(service, sandbox)
-        assert [each.moving for each in sandbox.spec.volumes] == [True]
+        assert [each.changing for each in sandbox.spec.volumes] == [True]
     (child,) = await service.core.forks.create(sandbox.id, OPERATOR, ForkParams(share_volumes=True))
-    assert [each.moving for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
+    assert [each.changing for each in (*sandbox.spec.volumes, *child.spec.volumes)] == [False, False]
     assert await shell(service.core, sandbox, "echo 1 > /data/word") == ""
     assert await shell(service.core, child, "cat /data/word") == "1\n"
     await detach(service, sandbox)
@@ -337,7 +337,7 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
 async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_once_it_was_hibernated(monkeypatch: pytest.MonkeyPatch) -> None:
     with place() as folder:
         with monkeypatch.context() as patched:
-            patched.setattr(plan, "MOST_MOUNTS", MOST_MOUNTS - 1)  # no folder that is nobody's
+            patched.setattr(plan, "MAX_VOLUMES", MAX_VOLUMES - 1)  # no folder that is nobody's
             async with real_service(folder, keep=True) as service:
                 for name in ("data", "other"):
                     await made(service, name)
@@ -351,7 +351,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
             with pytest.raises(ConflictError, match="earlier version") as refused:
                 await detach(service, sandbox, "/srv/other")
             assert "Hibernate" in refused.value.hint
-            assert sorted((each.path, each.moving) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
+            assert sorted((each.path, each.changing) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
             assert await shell(service.core, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
             await service.core.manager.hibernate(sandbox.id, OPERATOR)
             await detach(service, sandbox, "/srv/other")
@@ -392,7 +392,7 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
             sandbox = service.core.registry.find(told["box"], OPERATOR)
             await sandbox.wait_reachable()
             await sandbox.operations.submit(_nothing)  # after what was begun by the service before
-            assert [each for each in sandbox.spec.volumes if each.moving] == []
+            assert [each for each in sandbox.spec.volumes if each.changing] == []
             has = [each.path for each in sandbox.spec.volumes]
             assert has == ([] if (deed, step) == ("detach", "recorded") else ["/data"])
             assert (await service.core.volumes.get(OPERATOR, "data")).attached == ((sandbox.id,) if has else ())

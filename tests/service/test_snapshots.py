@@ -167,7 +167,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
                 await careless.core.snapshots.create(sandbox.id, OPERATOR)
             assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
             assert saved(folder) == []
-            assert await careless.store.snapshots.of_node(careless.core.node) == []
+            assert await careless.store.snapshots.list_by_node(careless.core.node) == []
             await check(careless.core, sandbox, state)
             filled.unlink()
             record = await careless.core.snapshots.create(sandbox.id, OPERATOR)
@@ -191,6 +191,8 @@ async def test_snapshot_outlives_its_source_and_its_service() -> None:
             await check(second.core, copy, state)
             await second.core.manager.kill(copy.id, OPERATOR)
         async with real_service(folder) as third:
-            assert [each.id for each in await third.store.snapshots.of_node(third.core.node)] == [record.id], "what was never finished is forgotten"
+            assert [each.id for each in await third.store.snapshots.list_by_node(third.core.node)] == [record.id], (
+                "what was never finished is forgotten"
+            )
             await third.core.snapshots.delete("kept", OPERATOR)
             await gone(folder, record.id)

@@ -37,7 +37,7 @@ ISOLATIONS = pytest.mark.parametrize("base", [pytest.param(BASE, id="gvisor"), p
 MOSTLY_ON_GVISOR = pytest.mark.parametrize(
     "base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container", marks=pytest.mark.soak)]
 )
-"""For what src/sandlot/testing/driver_volumes.py shows of both isolations."""
+"""For what src/sandlot/testing/drivers/volumes.py shows of both isolations."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def clear(service: Service, *kept: Sandbox) -> None:
     for sandbox in kept:
         for mount in sandbox.spec.volumes:
             await service.core.mounts.detach(sandbox.id, OPERATOR, mount.path)
-    for record in await service.store.snapshots.of_node(service.core.node):
+    for record in await service.store.snapshots.list_by_node(service.core.node):
         await service.core.snapshots.delete(record.id, OPERATOR)
     for volume in await service.core.volumes.list(OPERATOR):
         await until(lambda id_=volume.id: _free(service, id_))  # type: ignore[misc]

@@ -26,8 +26,8 @@ from sandlot.core.service import Core
 from sandlot.images.recipe import builtin
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.ports import DriverCapability, HostReading, Resources
+from sandlot.model.repositories import Store
 from sandlot.model.specs import Limits, RootFs
-from sandlot.model.storage import Store
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
@@ -95,7 +95,7 @@ class NodeState:
         database: Rows of the store and contents of stored files; fails on demand.
         templates: Templates.
         host: Reading of the host; assign another one to change it.
-        abilities: Abilities of the driver.
+        capabilities: Capabilities of the driver.
     """
 
     folder: Path
@@ -104,10 +104,10 @@ class NodeState:
     database: MemoryDatabase = field(default_factory=MemoryDatabase)
     templates: MemoryTemplates = field(default_factory=MemoryTemplates)
     host: HostReading = ENDLESS_HOST
-    abilities: Collection[DriverCapability] = tuple(DriverCapability)
+    capabilities: Collection[DriverCapability] = tuple(DriverCapability)
 
     def __post_init__(self) -> None:
-        self.driver = MemoryDriver(clock=self.clock, abilities=self.abilities)
+        self.driver = MemoryDriver(clock=self.clock, capabilities=self.capabilities)
 
     @property
     def data_dir(self) -> Path:

@@ -8,15 +8,15 @@ from sandlot.drivers.oci.paths import SandboxFolder, node_group, sandboxes_folde
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.launcher import Started, read_started
 from sandlot.model.ports import Instance
-from sandlot.testing.bench import Bench
+from sandlot.testing.drivers.harness import DriverHarness
 
 
-def group(bench: Bench, instance: Instance) -> Cgroup:
-    return Cgroup(detect_layout(), node_group(bench.node) / instance.ref)
+def group(harness: DriverHarness, instance: Instance) -> Cgroup:
+    return Cgroup(detect_layout(), node_group(harness.node) / instance.ref)
 
 
-def processes(bench: Bench, instance: Instance) -> Started:
-    return read_started(SandboxFolder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
+def processes(harness: DriverHarness, instance: Instance) -> Started:
+    return read_started(SandboxFolder(sandboxes_folder(harness.data_dir) / instance.ref).live.read_text())
 
 
 def status(pid: int) -> dict[str, str]:

@@ -46,7 +46,7 @@ BOUNDLESS = HostReading(total=_ENDLESS, free=_ENDLESS, sandbox_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
 
-PLAIN_ABILITIES = frozenset(DriverCapability) - {
+PLAIN_CAPABILITIES = frozenset(DriverCapability) - {
     DriverCapability.SNAPSHOT,
     DriverCapability.CONFIGURE_DISK,
     DriverCapability.CONFIGURE_VOLUMES,
@@ -100,7 +100,7 @@ async def bench(
         read_host: Reads the host's resources.
         packages: Package indexes; None is none.
     """
-    driver: MemoryDriver | BareDriver = MemoryDriver(abilities=PLAIN_ABILITIES)
+    driver: MemoryDriver | BareDriver = MemoryDriver(capabilities=PLAIN_CAPABILITIES)
     if marks.real_guest:
         (folder / "driver").mkdir(parents=True)
         driver = BareDriver(folder / "driver")

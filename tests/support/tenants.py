@@ -80,7 +80,7 @@ async def tenants(service: Service) -> AsyncIterator[Two]:
 
 @asynccontextmanager
 async def memory_tenants(folder: Path) -> AsyncIterator[Two]:
-    """Two tenants of a service on the in-memory driver, whose sandboxes have all abilities.
+    """Two tenants of a service on the in-memory driver, whose sandboxes have all capabilities.
 
     Args:
         folder: The service's data.

@@ -152,7 +152,7 @@ class SandboxManager:
 
         Return None if no earlier request used the key, or if its client disconnected before the response.
         """
-        while (record := await self._recorder.store.sandboxes.by_idempotency_key(owner, request.key)) is not None:
+        while (record := await self._recorder.store.sandboxes.get_by_idempotency_key(owner, request.key)) is not None:
             request.check(record.request_digest)
             sandbox = self._registry.known.get(record.id)
             if sandbox is None and not is_terminal(record.state):

@@ -26,9 +26,9 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import Limits, VolumeMount
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position
 
 LIVE: Final = frozenset(state for state in State if not is_terminal(state))
 ENDED: Final = frozenset(State) - LIVE
@@ -213,7 +213,7 @@ class SandboxRegistry:
         if ended := wanted.states & ENDED:
             owner = None if principal.operator else principal.owner
             table = self._recorder.store.sandboxes
-            for record in await table.ended(owner=owner, metadata=wanted.metadata, states=ended, name=wanted.name, after=after, limit=limit + 1):
+            for record in await table.list_ended(owner=owner, metadata=wanted.metadata, states=ended, name=wanted.name, after=after, limit=limit + 1):
                 found.setdefault(record.id, self.revive(record))
         ordered = sorted(found.values(), key=sort_key)
         return ordered[:limit], len(ordered) > limit

@@ -33,8 +33,8 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidReq
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
+from sandlot.model.repositories import VolumeRepository
 from sandlot.model.specs import GIB, MIB, VolumeMount, placed, slots
-from sandlot.model.storage import VolumeRepository
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 MIN_SIZE_BYTES: Final = 16 * MIB
@@ -131,7 +131,7 @@ class VolumeManager:
         Raises:
             SandlotError: The store cannot be read or written.
         """
-        for record in await self._table.of_node(self._node):
+        for record in await self._table.list_by_node(self._node):
             if record.ready:
                 self._add(record)
             else:
@@ -223,11 +223,11 @@ class VolumeManager:
             InvalidRequestError: A volume is mounted at two paths.
         """
         ids = [self._find(principal, mount.volume).id for mount in mounts]
-        found = placed([replace(mount, volume=id_, asked=mount.asked or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
+        found = placed([replace(mount, volume=id_, requested_as=mount.requested_as or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
         for position, mount in enumerate(found):
             if any(other.volume == mount.volume for other in found[:position]):
                 raise InvalidRequestError(
-                    f"Volume {mount.asked!r} is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"}
+                    f"Volume {mount.requested_as!r} is mounted at two paths.", hint="Mount each volume once.", fields={"field": "volumes"}
                 )
         return found
 

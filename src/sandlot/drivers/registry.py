@@ -1,8 +1,8 @@
 """Names of drivers and their factories.
 
 A factory takes the settings and returns a :class:`~sandlot.model.ports.Driver`. Sandlot's own drivers are listed here and imported when they are
-opened. Other drivers are found through the entry point group ``sandlot.drivers``; they must pass the suite of ``sandlot.testing``. The operator
-chooses which drivers may be used, not this module.
+opened. Other drivers are found through the entry point group ``sandlot.drivers``; they must pass the suite of ``sandlot.testing.drivers``. The
+operator chooses which drivers may be used, not this module.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sandlot.host.disk_images import image_bytes, inode_count, loops_below, run_
 from sandlot.host.stage import syscalls
 from sandlot.host.stage.operations import mount_image
 from sandlot.model.ports import Attachment
-from sandlot.model.specs import MOST_MOUNTS
+from sandlot.model.specs import MAX_VOLUMES
 
 BYTES_PER_INODE: Final = 16 * 1024
 USER_ID: Final = 1000
@@ -205,7 +205,7 @@ def detach(process: int, hub: str, slot: int) -> None:
 
     def work() -> None:
         syscalls.setns(process, syscalls.CLONE_NEWNS)
-        _create_flush_files(Path(hub) / str(MOST_MOUNTS))
+        _create_flush_files(Path(hub) / str(MAX_VOLUMES))
         _unmount(Path(f"{hub}/{slot}"))
 
     _in_namespace_thread(work)

@@ -1,4 +1,4 @@
-"""The words of Sandlot: ids, errors, specs, states, and the ports that drivers fill.
+"""Values that all packages use: ids, errors, specs, states and records, and the protocols of drivers and stores.
 
-Frozen values and pure functions; no I/O. Every other room speaks in these terms.
+The values are frozen and the functions are pure. Nothing here does I/O.
 """

@@ -1,8 +1,7 @@
-"""One error tree with one root.
+"""Errors of Sandlot: one tree with one root, :class:`SandlotError`.
 
-Every error has a stable ``code``, an HTTP status hint, whether a retry can help, a message that says what happened, and a
-``hint`` that says what to do next. The far side's class names are never trusted: an error that crosses a process boundary
-travels as its code and is rebuilt from ``ErrorCode`` by :func:`from_code`.
+Every error has a stable code, an HTTP status, a message that says what happened and a hint that says what the caller should do. An error that crosses
+a process boundary is sent as its code and rebuilt by :func:`from_code`, so that no class name of another process is trusted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 
 class ErrorCode(StrEnum):
-    """Stable codes; part of the API."""
+    """Code of an error. The codes are part of the API and do not change."""
 
     INVALID_REQUEST = "invalid_request"
     UNAUTHENTICATED = "unauthenticated"
@@ -48,11 +47,10 @@ class ErrorCode(StrEnum):
     BUSY = "busy"
     SERVICE_UNAVAILABLE = "service_unavailable"
     SERVICE_STOPPING = "service_stopping"
-    """The service ends in the middle of a call; what the call began may go on, so it is not to be repeated unseen."""
+    """The service stopped during the call. Work that the call began may continue, so the client must not simply repeat the call."""
     INTERNAL = "internal"
 
 
-#: code -> (HTTP status hint, retryable). A test proves the table total.
 CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
     {
         ErrorCode.INVALID_REQUEST: (400, False),
@@ -90,16 +88,17 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.INTERNAL: (500, False),
     }
 )
+"""Code -> HTTP status, retryable. A test proves the table total."""
 
 
 class SandlotError(Exception):
-    """The root: everything that Sandlot raises on purpose.
+    """Base class of all errors that Sandlot raises.
 
     Args:
-        message: What happened, one sentence, for a person.
-        code: The stable code.
-        hint: What to do next; empty where the message says it.
-        fields: Structured details, JSON-representable (for example ``{"path": "/x"}``).
+        message: One sentence for people that says what failed and which value was wrong.
+        code: Code of the error.
+        hint: Action that solves the problem; empty if the message makes it obvious.
+        fields: Details that JSON can represent, such as ``{"path": "/x"}``.
     """
 
     def __init__(self, message: str, *, code: ErrorCode | None = None, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
@@ -111,61 +110,61 @@ class SandlotError(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status that fits this code."""
+        """HTTP status of the code."""
         return CODES[self.code][0]
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later without a change."""
+        """True if the same request may succeed later."""
         return CODES[self.code][1]
 
     def __str__(self) -> str:
-        """The message, followed by the hint where there is one."""
+        """Return the message and the hint."""
         return f"{self.message} {self.hint}".rstrip()
 
 
 class InvalidRequestError(SandlotError):
-    """The request is malformed or out of bounds; nothing was done."""
+    """The request is malformed or a value is out of range. Nothing was changed."""
 
 
 class AuthenticationError(SandlotError):
-    """No key, or one that is not known."""
+    """The API key is missing or unknown."""
 
 
 class ForbiddenError(SandlotError):
-    """Known, but not allowed."""
+    """The principal may not do this."""
 
 
 class NotFoundError(SandlotError):
-    """A sandbox, template, process or path is not there."""
+    """A sandbox, template, process, path or other resource does not exist."""
 
 
 class ConflictError(SandlotError):
-    """It is there already, or in a state that does not allow this."""
+    """The resource exists already, or its state does not allow the request."""
 
 
 class LimitError(SandlotError):
-    """A declared limit was reached (size, disk, quota)."""
+    """A limit of size, number, disk space or a quota was reached."""
 
 
 class TimeoutExceededError(SandlotError):
-    """It took longer than was allowed."""
+    """The operation exceeded its timeout."""
 
 
 class SandboxEndedError(SandlotError):
-    """The sandbox is gone: ``fields["reason"]`` is exited, oom, disk, killed or crashed."""
+    """The sandbox has ended. ``fields["reason"]`` is ``exited``, ``oom``, ``disk``, ``killed`` or ``crashed``."""
 
 
 class UnsupportedError(SandlotError):
-    """This host, driver or image cannot do it; the message says why."""
+    """The host, the driver or the root file system cannot do this. The message gives the reason."""
 
 
 class HostError(SandlotError):
-    """The host lacks something; the hint gives the fix."""
+    """The host is not set up for this. The hint gives the fix."""
 
 
 class UnavailableError(SandlotError):
-    """The service cannot answer now."""
+    """The service cannot handle the request now."""
 
 
 class InternalError(SandlotError):
@@ -231,18 +230,18 @@ _DEFAULT_CODES: Mapping[type[SandlotError], ErrorCode] = MappingProxyType(
 
 
 def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, Any] | None = None) -> SandlotError:
-    """Rebuild an error that crossed a process boundary; an unknown code becomes ``internal``.
+    """Rebuild an error that another process has sent.
 
     Args:
-        code: A code as text, from an untrusted or newer far side.
-        message: The far side's message, shown as it is.
-        hint: What to do next.
-        fields: Structured details.
+        code: Code as text; an unknown one becomes ``internal``. The other process may be untrusted or newer.
+        message: Message of the other process, passed on unchanged.
+        hint: Hint of the error.
+        fields: Details of the error.
     """
     known = ErrorCode(code) if code in ErrorCode.__members__.values() else ErrorCode.INTERNAL
     return _CLASSES[known](message, code=known, hint=hint, fields=fields)
 
 
-def class_of(code: ErrorCode) -> type[SandlotError]:
-    """The class that carries a code."""
+def error_class(code: ErrorCode) -> type[SandlotError]:
+    """Return the class of the errors with a code."""
     return _CLASSES[code]

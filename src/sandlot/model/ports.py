@@ -60,22 +60,22 @@ class Capabilities:
     Args:
         driver: Name of the driver.
         runtime: Version of the runtime, for people.
-        abilities: Capability -> result of its probe. A capability without a result is missing.
+        results: Capability -> result of its probe. A capability without a result is missing.
     """
 
     driver: str
     runtime: str
-    abilities: Mapping[DriverCapability, ProbeResult]
+    results: Mapping[DriverCapability, ProbeResult]
 
-    def can(self, ability: DriverCapability) -> bool:
+    def can(self, capability: DriverCapability) -> bool:
         """Return whether a capability is available."""
-        result = self.abilities.get(ability)
+        result = self.results.get(capability)
         return result is not None and result.ok
 
-    def why_not(self, ability: DriverCapability) -> str:
+    def why_not(self, capability: DriverCapability) -> str:
         """Return the reason why a capability is missing."""
-        result = self.abilities.get(ability)
-        return f"the {self.driver} driver does not support {ability}" if result is None else result.reason
+        result = self.results.get(capability)
+        return f"the {self.driver} driver does not support {capability}" if result is None else result.reason
 
 
 class ExitReason(StrEnum):
@@ -210,7 +210,7 @@ class Change:
         """Return the capabilities that the change needs. A value that stays the same needs none."""
         after = self.over(limits)
         volumes = (DriverCapability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
-        return (*(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
+        return (*(capability for name, capability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
 
 
 _FIELDS: Mapping[str, DriverCapability] = MappingProxyType(

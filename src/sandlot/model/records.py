@@ -1,44 +1,48 @@
-"""What survives a restart: one frozen value for each kind of row. All times are UTC and aware."""
+"""Records: values that survive a restart of the service, one class for each kind of row. All times are aware and in UTC."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NewType
+from typing import Any, Final, NewType
 
 from sandlot.model.access import OwnerId, Quota
-from sandlot.model.ids import FileId as FileId  # noqa: PLC0414 - a word of records too
-from sandlot.model.ids import NodeId, SandboxId, SnapshotId, VolumeId
+from sandlot.model.ids import FileId as FileId  # noqa: PLC0414 - exported here too
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
 
 ExecutionId = NewType("ExecutionId", str)
-"""The id of the process or cell that it was: 32 hexadecimal digits."""
+"""Id of an execution's process or cell: 32 hexadecimal digits."""
 
-FOREGROUND, BACKGROUND, INSTALL = "foreground", "background", "install"
-"""How a run was begun; an install is one that may read the package indexes whatever its sandbox's network is."""
+FOREGROUND: Final = "foreground"
+"""Mode of an execution whose client waits for it."""
+BACKGROUND: Final = "background"
+"""Mode of an execution that continues without a client."""
+INSTALL: Final = "install"
+"""Mode of an installation, which may read the package indexes whatever the network of its sandbox is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRecord:
-    """One sandbox: what was asked for, and where it is in its life. The record is the intent: it is written before what it says is done.
+    """A sandbox. A transient state is recorded before its work begins (:mod:`sandlot.model.states`).
 
     Args:
-        spec: What was asked for; its environment is emptied once the sandbox has ended.
-        node: Who runs it.
-        owner: Whose it is.
-        name: A word for people.
-        state: Where it is, or is on its way to.
-        created_at: When it was asked for.
-        expires_at: When it ends by itself; None is never.
-        idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
-        ref: What its driver knows it by; None before it was started.
-        exit_reason: Of one that ended: a text of ``ExitReason``.
-        exit_detail: The same, for people.
-        ended_at: When it ended.
-        idempotency_key: The client's own name for the request that made it.
-        request_digest: SHA-256 of that request, in hexadecimal.
+        spec: Requested sandbox. Its environment is emptied when the sandbox has ended.
+        node: Node that runs the sandbox.
+        owner: Owner of the sandbox.
+        name: Name for people; None: no name.
+        state: State of the sandbox.
+        created_at: Time of the create request.
+        expires_at: Time at which the timeout passes; None: never.
+        idle_timeout_s: Seconds without activity after which the sandbox ends; None: never.
+        ref: Driver's reference of the sandbox; None before the sandbox was started.
+        exit_reason: Value of ``ExitReason`` after the end of the sandbox.
+        exit_detail: Details of the end, for people.
+        ended_at: Time of the end.
+        idempotency_key: Idempotency key of the create request.
+        request_digest: SHA-256 of the create request, in hexadecimal.
     """
 
     spec: SandboxSpec
@@ -58,28 +62,28 @@ class SandboxRecord:
 
     @property
     def id(self) -> SandboxId:
-        """Its id."""
+        """Id of the sandbox."""
         return self.spec.id
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """A snapshot of a sandbox; its bytes are in the folder of its id in the state directory.
+    """A snapshot of a sandbox. Its files are in a folder of the state directory that has the snapshot's id as name.
 
     Args:
-        id: Its id.
-        node: Who took it, and can start sandboxes from it.
-        owner: Whose it is.
-        name: What its owner calls it: unique among the owner's; None is nothing.
-        kind: What it holds.
-        spec: The sandbox that it was taken of, as it was asked for, its environment included.
-        created_at: When it was asked for.
-        ready: Whether it is whole and synced; one that is not when a service starts was never finished, and is removed.
-        size_bytes: What it takes on the disk; 0 until it is ready.
-        layer: Whether its files are there apart from memory, to fall back to.
-        problem: Why nothing can be started from it, for people; empty where that is not known.
-        idempotency_key: The client's own name for the request that made it.
-        request_digest: SHA-256 of that request, in hexadecimal.
+        id: Id of the snapshot.
+        node: Node that took the snapshot and can start sandboxes from it.
+        owner: Owner of the snapshot.
+        name: Name, unique among the owner's snapshots; None: no name.
+        kind: Content of the snapshot.
+        spec: Spec of the sandbox, including its environment.
+        created_at: Time of the request.
+        ready: True if the snapshot is complete and synced to disk. A service removes unfinished snapshots when it starts.
+        size_bytes: Size on disk; 0 until the snapshot is ready.
+        layer: True if a memory snapshot also has the files alone, to start from when the memory cannot be restored.
+        problem: Reason why no sandbox can be started from the snapshot, for people; empty if none is known.
+        idempotency_key: Idempotency key of the request.
+        request_digest: SHA-256 of the request, in hexadecimal.
     """
 
     id: SnapshotId
@@ -99,17 +103,17 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class VolumeRecord:
-    """A volume; its bytes are in a file of its id in the state directory.
+    """A volume. Its content is a file of the state directory that has the volume's id as name.
 
     Args:
-        id: Its id.
-        node: Who has it: only sandboxes of that node can.
-        owner: Whose it is.
-        name: What its owner calls it: unique among the owner's.
-        size_bytes: What may be written to it.
-        created_at: When it was asked for.
-        ready: Whether it is there; one that is not when a service starts was never finished, and is removed.
-        used_bytes: What was written to it when the last sandbox let go of it.
+        id: Id of the volume.
+        node: Node that has the volume. Only sandboxes of this node can mount it.
+        owner: Owner of the volume.
+        name: Name, unique among the owner's volumes.
+        size_bytes: Largest number of bytes that can be written to the volume.
+        created_at: Time of the request.
+        ready: True if the volume exists. A service removes unfinished volumes when it starts.
+        used_bytes: Bytes in use when the volume was last detached from a sandbox.
     """
 
     id: VolumeId
@@ -127,13 +131,13 @@ class KeyRecord:
     """An API key without its secret.
 
     Args:
-        id: 12 hexadecimal digits.
-        name: What people call it; no two that are not revoked have one name.
-        sha256: Of the whole secret, in hexadecimal.
-        operator: Whether it may make keys and sees everybody's sandboxes.
-        quota: What it may take.
-        created_at: When it was made.
-        revoked_at: When it was taken away; its id is never used again.
+        id: Id of the key: 12 hexadecimal digits, never used again.
+        name: Name for people, unique among the keys that are not revoked.
+        sha256: SHA-256 of the secret, in hexadecimal.
+        operator: True if the key may create API keys and sees the resources of all owners.
+        quota: Quota of the key.
+        created_at: Time of the creation.
+        revoked_at: Time of the revocation; None: the key is valid.
     """
 
     id: OwnerId
@@ -147,17 +151,17 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file of the file store; its bytes are a blob of the same id.
+    """A file of the file store. Its content is the blob with the same id.
 
     Args:
-        id: Its id.
-        owner: Whose it is.
-        filename: What it is called when it is put into a sandbox: one path component.
-        media_type: As its owner gave it.
-        size_bytes: How large it is.
-        sha256: Of its bytes, in hexadecimal.
-        created_at: When its upload was complete.
-        sandbox: The sandbox that it came out of; None where a client uploaded it.
+        id: Id of the file.
+        owner: Owner of the file.
+        filename: Name of the file in a sandbox: one path component.
+        media_type: Media type that the owner gave.
+        size_bytes: Size of the content.
+        sha256: SHA-256 of the content, in hexadecimal.
+        created_at: Time at which the upload was complete.
+        sandbox: Sandbox that the file was copied from; None: a client uploaded the file.
     """
 
     id: FileId
@@ -172,28 +176,29 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
-    """One run of code or of a command, as the log keeps it.
+    """An execution of code or of a command in the execution log.
 
     Args:
-        id: Of the process or cell.
-        owner: Whose it is.
-        sandbox: Where it ran.
+        id: Id of the process or cell.
+        owner: Owner of the sandbox.
+        sandbox: Sandbox of the execution.
         kind: ``code`` or ``command``.
-        language: Of code.
-        code: The code, shortened to the log's bound.
-        argv: Of a command, shortened likewise.
-        created_at: When it was begun.
-        status: running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost: nobody knows how it ended.
-        exit_code: Of a command that ended.
-        stdout: Head and tail of it, shortened to the log's bound.
-        stderr: The same.
-        stdout_omitted_bytes: How much of it is not there.
-        stderr_omitted_bytes: The same.
-        duration_s: None while it runs.
-        error: Of code that raised: ``NameError: name 'x' is not defined``.
-        origin: Which API it came by: ``native`` or the name of a door.
-        files: How many files it made or changed, where that was asked for.
-        mode: How it was begun; None where nobody knows, because a version before revision 0002 of the store wrote it.
+        created_at: Time at which the execution began.
+        status: ``running``, ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``exited``, ``signalled``, ``pids``, ``oom``, or ``lost``: the
+            end is not known.
+        language: Language of the code.
+        code: Code, shortened to the limit of the log.
+        argv: Program and arguments of the command, shortened likewise.
+        exit_code: Exit code of a command that has ended.
+        stdout: Head and tail of standard output, within the limit of the log.
+        stderr: Head and tail of standard error, likewise.
+        stdout_omitted_bytes: Bytes of standard output that are missing in ``stdout``.
+        stderr_omitted_bytes: Bytes of standard error that are missing in ``stderr``.
+        duration_s: Duration in seconds; None while the execution runs.
+        error: Name and text of the exception that the code raised, such as ``NameError: name 'x' is not defined``.
+        origin: API of the request: ``native`` or the name of a compatibility API.
+        files: Number of files that the execution created or changed, if the client requested it.
+        mode: ``foreground``, ``background`` or ``install``.
     """
 
     id: ExecutionId
@@ -214,19 +219,19 @@ class ExecutionRecord:
     error: str | None = None
     origin: str = "native"
     files: int | None = None
-    mode: str | None = None
+    mode: str = FOREGROUND
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """Something that happened, before it has a number.
+    """An event that has no sequence number yet.
 
     Args:
-        type: ``sandbox.created``, ``sandbox.ended`` and the like: a noun, a dot, a past participle.
-        at: When.
-        owner: Whose it is.
-        sandbox: Which one it is about.
-        data: JSON-representable details; no environment, no code, no secret.
+        type: Noun, dot and past participle, such as ``sandbox.created``.
+        at: Time of the event.
+        owner: Owner of the resource that the event is about.
+        sandbox: Sandbox that the event is about, if any.
+        data: Details that JSON can represent, without environment variables, code and secrets.
     """
 
     type: str
@@ -238,12 +243,108 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened.
+    """A stored event.
 
     Args:
-        sequence: Larger than that of every event that was committed before; from 1.
-        event: It.
+        sequence: Sequence number, from 1, larger than those of all events that were committed before.
+        event: The event.
     """
 
     sequence: int
     event: NewEvent
+
+
+EVENT_TYPES: Final = (
+    "sandbox.created",
+    "sandbox.updated",
+    "sandbox.adopted",
+    "sandbox.paused",
+    "sandbox.resumed",
+    "sandbox.hibernated",
+    "sandbox.woken",
+    "sandbox.forked",
+    "sandbox.promoted",
+    "sandbox.ended",
+    "snapshot.created",
+    "snapshot.deleted",
+    "snapshot.unusable",
+    "volume.created",
+    "volume.deleted",
+)
+"""Event types that a webhook can subscribe to. A test compares them with the API's reference."""
+
+NATIVE_FORMAT: Final = "native"
+"""Payload format of the native API's webhooks. Each compatibility API has the payload format of its vendor."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryProgress:
+    """Progress of a webhook.
+
+    The progress is saved after each attempt. A service that dies before it has saved sends the same event again, and no event is omitted.
+
+    Args:
+        cursor: Sequence number of the last event that was delivered or given up.
+        failed_attempts: Failed attempts to deliver the event after the cursor.
+        next_attempt_at: Time of the next attempt; None if the last attempt did not fail.
+        delivered_events: Number of events that the receiver has accepted.
+        failed_events: Number of events that were given up after the last attempt.
+        last_attempt_at: Time of the last attempt; None before the first.
+        last_error: Reason why the last attempt failed, for people; empty if it did not.
+    """
+
+    cursor: int
+    failed_attempts: int = 0
+    next_attempt_at: datetime | None = None
+    delivered_events: int = 0
+    failed_events: int = 0
+    last_attempt_at: datetime | None = None
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRecord:
+    """A webhook: a URL to which the service sends events.
+
+    Args:
+        id: Id of the webhook.
+        owner: Owner of the webhook.
+        name: Name for people; None: no name.
+        url: URL that receives the events.
+        events: Event types to deliver; empty: all.
+        secret: Key of the signatures.
+        payload_format: ``native`` or the name of a compatibility API.
+        created_at: Time of the creation.
+        progress: Progress of the delivery.
+        enabled: False: nothing is delivered, and the progress stays as it is. Events of the meantime are delivered after the webhook is enabled.
+    """
+
+    id: WebhookId
+    owner: OwnerId
+    name: str | None
+    url: str
+    events: tuple[str, ...]
+    secret: str = field(repr=False)
+    payload_format: str
+    created_at: datetime
+    progress: DeliveryProgress
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookChange:
+    """A change of a webhook. None keeps a value.
+
+    Args:
+        url: New URL. A pending event is sent to the new URL at once, with all attempts.
+        events: New event types; empty: all. They apply to all events after the cursor.
+        secret: New key of the signatures.
+        name: New name.
+        enabled: Enable or disable the webhook.
+    """
+
+    url: str | None = None
+    events: tuple[str, ...] | None = None
+    secret: str | None = field(default=None, repr=False)
+    name: str | None = None
+    enabled: bool | None = None

@@ -1,7 +1,7 @@
-"""What is asked for: limits, sandboxes, shapes, processes, cells. Frozen; checked at construction.
+"""Requests as values: limits, sandboxes, processes, cells and volumes.
 
-Numbers are those of DESIGN.md's table of defaults. A request that a field's bounds refuse raises
-:class:`~sandlot.model.errors.InvalidRequestError` and nothing was done.
+A value checks its fields when it is created and raises :class:`~sandlot.model.errors.InvalidRequestError` if one is out of range. The defaults are
+listed in SPECIFICATION.md.
 """
 
 from __future__ import annotations
@@ -27,75 +27,75 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 WORKSPACE = "/workspace"
 
 MAX_CODE_BYTES = 4 * MIB
-"""Code of one cell; more belongs in a file."""
+"""Largest size of the code of one cell."""
 MAX_ENV_BYTES = 128 * KIB
-"""Names and values of an environment together (Linux itself ends one string at 128 KiB: MAX_ARG_STRLEN, execve(2))."""
+"""Largest size of an environment: all names and values together. Linux limits one string to 128 KiB (MAX_ARG_STRLEN, execve(2))."""
 MAX_ARGV_BYTES = 1 * MIB
+"""Largest size of a command: all arguments together."""
 MAX_ARG_BYTES = 128 * KIB - 1
-"""One argument or environment string: Linux's MAX_ARG_STRLEN, execve(2)."""
-SCREEN_MOST = 65535
+"""Largest size of one argument: Linux's MAX_ARG_STRLEN without the final NUL, execve(2)."""
+MAX_TERMINAL_SIZE = 65535
+"""Largest number of rows and of columns of a terminal (TIOCSWINSZ(2const))."""
 MAX_TAG_BYTES = 256
 MAX_ARGS = 16384
 MAX_ENV_VARIABLES = 4096
-"""Linux bounds bytes only; these keep one start within what one message to the guest may hold (``protocol.values``)."""
+"""Largest number of variables. Linux limits only bytes; this limit and ``MAX_ARGS`` keep a request within one message to the guest
+(:mod:`sandlot.protocol.values`)."""
 MAX_PATH_BYTES = 4095
-"""PATH_MAX less its NUL, path_resolution(7)."""
+"""Linux's PATH_MAX without the final NUL, path_resolution(7)."""
 
 
 class User(StrEnum):
-    """Who a process runs as inside the sandbox."""
+    """User that a process runs as inside the sandbox."""
 
     USER = "user"
     ROOT = "root"
 
 
 class Network(StrEnum):
-    """What a sandbox may reach. Others are refused until they are enforced.
-
-    Neither has an interface besides an own loopback: package indexes are reached over a stream of the link.
-    """
+    """Network access of a sandbox. The sandbox has only a loopback interface; package indexes are reached over a stream of the link."""
 
     PACKAGES = "packages"
-    """The package indexes of this host, to read."""
+    """Read access to the package indexes of this host."""
     NONE = "none"
-    """Nothing; the package indexes only while ``install`` of a key that may runs."""
+    """No access, except to the package indexes while ``install`` runs for a key that allows it."""
 
 
 DEFAULT_NETWORK = Network.PACKAGES
 
 
 class OnTimeout(StrEnum):
-    """What becomes of a sandbox whose timeout passes."""
+    """Action when the timeout of a sandbox passes."""
 
     KILL = "kill"
     PAUSE = "pause"
-    """It is frozen where it is, and keeps its memory."""
+    """Freeze the sandbox. It keeps its memory."""
     HIBERNATE = "hibernate"
-    """It is written to the disk, and gives its memory back."""
+    """Save the sandbox to disk and free its memory."""
 
 
 class SnapshotKind(StrEnum):
-    """What a snapshot holds."""
+    """Content of a snapshot."""
 
     MEMORY = "memory"
-    """Memory and files: what is started from it goes on in the middle of everything."""
+    """Memory and files: processes continue in a sandbox that is started from the snapshot."""
     FILES = "files"
-    """Files alone: what is started from it boots."""
+    """Files only: a sandbox that is started from the snapshot boots."""
 
 
-PIDS_LEAST, PIDS_MOST = 16, 32768
-"""Of :attr:`Limits.pids`."""
+MIN_PIDS, MAX_PIDS = 16, 32768
+"""Smallest and largest value of :attr:`Limits.pids`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sandbox may use.
+    """Limits of one sandbox.
 
     Args:
-        cpus: Cores, 0.05 to 64; fractions are a share of one core's time.
-        memory_bytes: Memory of the whole sandbox, its runtime's own included, 64 MiB at least.
-        disk_bytes: What may be written on top of the image, 16 MiB at least.
-        pids: Processes and threads, 16 at least.
+        cpus: Cores, 0.05 to 64. A fraction is a share of one core's time.
+        memory_bytes: Memory of the whole sandbox including its runtime, 64 MiB to 1 TiB.
+        disk_bytes: Bytes that may be written on top of the root file system, 16 MiB to 16 TiB.
+        pids: Processes and threads, 16 to 32,768.
     """
 
     cpus: float = 1.0
@@ -104,53 +104,53 @@ class Limits:
     pids: int = 512
 
     def __post_init__(self) -> None:
-        """Refuse what no sandbox could run with."""
+        """Refuse limits that are out of range."""
         _bounded("cpus", self.cpus, 0.05, 64)
         _bounded("memory_bytes", self.memory_bytes, 64 * MIB, 1024 * GIB)
         _bounded("disk_bytes", self.disk_bytes, 16 * MIB, 16 * 1024 * GIB)
-        _bounded("pids", self.pids, PIDS_LEAST, PIDS_MOST)
+        _bounded("pids", self.pids, MIN_PIDS, MAX_PIDS)
 
 
-MOST_MOUNTS = 8
-"""Volumes of one sandbox."""
-_KEPT_PATHS = ("/.sandlot", "/proc", "/sys", "/dev")
-"""What a sandbox itself lies on; nothing is put there, or below."""
+MAX_VOLUMES = 8
+"""Largest number of volumes of one sandbox."""
+_RESERVED_PATHS = ("/.sandlot", "/proc", "/sys", "/dev")
+"""Paths that the sandbox itself needs. Volumes cannot be mounted there or below."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeMount:
-    """A volume in a sandbox.
+    """A volume that is mounted in a sandbox.
 
     Args:
-        volume: Its name or its id.
-        path: The folder that it is; absolute, made where it is not there.
-        read_only: Whether nothing can be written to it.
-        slot: Which of the sandbox's places for volumes it has, as long as it is attached; None where that is not settled.
-        asked: What it was asked for as; empty is its id.
-        moving: Whether it is being attached or detached.
+        volume: Name or id of the volume.
+        path: Absolute path of the mount point, which is created if it does not exist.
+        read_only: True if the sandbox cannot write to the volume.
+        slot: Slot of the sandbox that the volume has while it is attached, from 0; None: not assigned yet.
+        requested_as: Name or id in the request; empty: the id.
+        changing: True while the volume is being attached or detached.
     """
 
     volume: str
     path: str
     read_only: bool = False
     slot: int | None = None
-    asked: str = ""
-    moving: bool = False
+    requested_as: str = ""
+    changing: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a path where nothing can be put."""
+        """Refuse a path that cannot be a mount point."""
         raw = check_text("volumes", self.path)
         parts = self.path.split("/")
         if parts[0] or not parts[1:] or any(part in {"", ".", ".."} for part in parts[1:]) or len(raw) > MAX_PATH_BYTES or "\0" in self.path:
             raise InvalidRequestError(
-                f"A volume cannot be put at {self.path[:64]!r}.",
-                hint="Give an absolute path below '/', without '.', '..' and empty parts, for example /data.",
+                f"A volume cannot be mounted at {self.path[:64]!r}.",
+                hint="Pass an absolute path below '/', without '.', '..' and empty parts, for example /data.",
                 fields={"field": "volumes", "path": self.path[:256]},
             )
-        if f"/{parts[1]}" in _KEPT_PATHS:
+        if f"/{parts[1]}" in _RESERVED_PATHS:
             raise InvalidRequestError(
-                f"A volume cannot be put at {self.path[:64]!r}: /{parts[1]} is the sandbox's own.",
-                hint="Choose another path, for example /data.",
+                f"A volume cannot be mounted at {self.path[:64]!r}: /{parts[1]} is reserved.",
+                hint="Pass another path, for example /data.",
                 fields={"field": "volumes", "path": self.path[:256]},
             )
 
@@ -171,30 +171,34 @@ def slots(mounts: Sequence[VolumeMount]) -> Iterator[tuple[int, VolumeMount]]:
 
 
 def check_mounts(mounts: Sequence[VolumeMount]) -> None:
-    """Refuse too many volumes for one sandbox, or two of them in one place.
+    """Refuse too many volumes, and volumes that are mounted inside of each other.
 
     Raises:
-        InvalidRequestError: So they are.
+        InvalidRequestError: There are more than ``MAX_VOLUMES`` volumes, or a path is equal to or below the path of another volume.
     """
-    if len(mounts) > MOST_MOUNTS:
-        raise InvalidRequestError(f"{len(mounts)} volumes are too many; a sandbox has at most {MOST_MOUNTS}.", fields={"field": "volumes"})
-    for place, mount in enumerate(mounts):
-        for other in mounts[:place]:
+    if len(mounts) > MAX_VOLUMES:
+        raise InvalidRequestError(
+            f"The sandbox has {len(mounts)} volumes; at most {MAX_VOLUMES} are allowed.",
+            hint="Mount fewer volumes.",
+            fields={"field": "volumes"},
+        )
+    for number, mount in enumerate(mounts):
+        for other in mounts[:number]:
             if f"{mount.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{mount.path}/"):
                 raise InvalidRequestError(
-                    f"Two volumes cannot be at {other.path[:64]!r} and {mount.path[:64]!r}.",
-                    hint="Give each a folder of its own that is not in another one's.",
+                    f"Two volumes cannot be mounted at {other.path[:64]!r} and {mount.path[:64]!r}.",
+                    hint="Mount each volume outside of the other's path.",
                     fields={"field": "volumes", "path": mount.path[:256]},
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """A root file system, read-only and shared: never written by anyone.
+    """A root file system. It is shared by sandboxes, read-only, and never changes.
 
     Args:
-        path: The folder on the host, complete with ``/.sandlot``.
-        digest: SHA-256 in hexadecimal of what it was made from; two roots of one digest are the same.
+        path: Folder on the host, with ``/.sandlot`` inside.
+        digest: SHA-256 of everything that it was built from, in hexadecimal. Root file systems with the same digest are equal.
     """
 
     path: Path
@@ -203,7 +207,13 @@ class RootFs:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All that must be known to prepare a blank sandbox, before it is anyone's."""
+    """Everything that must be known to prepare a sandbox, before it has an owner.
+
+    Args:
+        root: Root file system.
+        limits: Limits of the sandbox.
+        network: Network access of the sandbox.
+    """
 
     root: RootFs
     limits: Limits = field(default_factory=Limits)
@@ -212,24 +222,24 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """One sandbox as it was asked for.
+    """A requested sandbox.
 
     Args:
-        id: Its id.
-        template: The template's name, as asked for.
-        env: Environment of every process in it.
-        metadata: The owner's own words, kept and given back.
-        limits: What it may use.
-        timeout_s: Seconds until it is ended, up to 7 days; None is never: it is persistent.
-        network: What it may reach.
-        isolation: The driver's name.
-        on_timeout: What becomes of it when its timeout passes.
-        auto_resume: Whether a request to it resumes it by itself while it is paused or hibernated.
-        snapshot: Id of the snapshot that it was started from; None is none.
-        parent: Whose fork it is; None is nobody's.
-        root: Digest of the root file system that it was started from; empty until that is known.
-        restored: What it went on from: ``memory`` of a snapshot or a fork, ``files`` of a snapshot; empty is neither.
-        volumes: Its volumes, by their ids.
+        id: Id of the sandbox.
+        template: Name of the template.
+        env: Environment of every process.
+        metadata: Key-value pairs of the owner, stored and returned unchanged.
+        limits: Limits of the sandbox.
+        timeout_s: Seconds until the timeout passes, 1 second to 7 days; None: never (a persistent sandbox).
+        network: Network access.
+        isolation: Name of the driver.
+        on_timeout: Action when the timeout passes.
+        auto_resume: True if a request to the paused or hibernated sandbox resumes it.
+        snapshot: Snapshot that the sandbox was started from, if any.
+        parent: Sandbox that this sandbox was forked from, if any.
+        root: Digest of the root file system; empty until it is known.
+        restored: Restored content: ``memory`` of a snapshot or a fork, ``files`` of a snapshot; empty: the sandbox was booted from its template.
+        volumes: Mounted volumes, by id.
     """
 
     id: SandboxId
@@ -249,7 +259,7 @@ class SandboxSpec:
     volumes: tuple[VolumeMount, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an environment or a timeout that cannot be honoured."""
+        """Refuse an environment, volumes or a timeout that are out of range."""
         check_env(self.env)
         check_mounts(self.volumes)
         if self.timeout_s is not None:
@@ -258,19 +268,20 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to start in a sandbox.
+    """A process to start in a sandbox.
 
     Args:
-        argv: Program and arguments, at least one.
-        env: Added to the sandbox's environment.
-        cwd: Absolute folder inside the sandbox; None is ``/workspace``.
-        user: Who it runs as.
-        stdin: Whether its standard input stays open for the client; otherwise it reads ``/dev/null``.
-        timeout_s: Seconds until its whole process group is killed; None is never.
-        rows: With ``cols`` it runs on a terminal of that size, 1 to 65,535 each: all output is standard output, and there is always input.
-        cols: The same.
-        hidden: One of the service's own, which no list tells of.
-        tag: A word of the client's own by which it finds the process in the list.
+        argv: Program and arguments.
+        env: Variables to add to the environment of the sandbox.
+        cwd: Absolute path of the working directory; None: ``/workspace``.
+        user: User that the process runs as.
+        stdin: True if the client may write to standard input; otherwise standard input is ``/dev/null``.
+        timeout_s: Seconds until the process group is killed, at most 7 days; None: never.
+        rows: Rows of a terminal, 1 to 65,535. With ``rows`` and ``cols`` the process runs on a terminal: all output is standard output, and standard
+            input is always open.
+        cols: Columns of the terminal, likewise.
+        hidden: True for processes of the service itself, which are not listed.
+        tag: Label that the client chose, 1 to 256 bytes, to find the process in the list.
     """
 
     argv: tuple[str, ...]
@@ -286,16 +297,17 @@ class ProcessSpec:
 
     @property
     def pty(self) -> bool:
-        """Whether it runs on a terminal."""
+        """True if the process runs on a terminal."""
         return self.rows is not None
 
     def __post_init__(self) -> None:
-        """Refuse what execve(2) could not take."""
+        """Refuse a process that execve(2) cannot start."""
         if not self.argv or not self.argv[0]:
-            raise InvalidRequestError("The command is empty.", hint="Give a program to run.")
+            raise InvalidRequestError("The command is empty.", hint="Pass a program to run.")
         if len(self.argv) > MAX_ARGS:
             raise InvalidRequestError(
-                f"The command has {len(self.argv)} arguments; at most {MAX_ARGS} are allowed.", hint="Use a file or standard input, as xargs does."
+                f"The command has {len(self.argv)} arguments; at most {MAX_ARGS} are allowed.",
+                hint="Pass the arguments in a file or on standard input.",
             )
         total = 0
         for argument in self.argv:
@@ -303,20 +315,24 @@ class ProcessSpec:
             if size > MAX_ARG_BYTES:
                 raise InvalidRequestError(
                     f"One argument of the command has {size} bytes; at most {MAX_ARG_BYTES} are allowed.",
-                    hint="Write it to a file in the sandbox and pass the file's path.",
+                    hint="Write the argument to a file in the sandbox and pass the path of the file.",
                 )
             total += size
         if total > MAX_ARGV_BYTES:
-            raise InvalidRequestError(f"The command has {total} bytes; at most {MAX_ARGV_BYTES} are allowed.", hint="Use a file or standard input.")
+            raise InvalidRequestError(
+                f"The command has {total} bytes; at most {MAX_ARGV_BYTES} are allowed.", hint="Pass the data in a file or on standard input."
+            )
         check_env(self.env)
         if self.cwd is not None:
             check_path(self.cwd)
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
         if self.rows is not None or self.cols is not None:
-            check_screen(self.rows, self.cols)
-        if self.tag is not None and not 1 <= len(check_text("tag", self.tag)) <= MAX_TAG_BYTES:
-            raise InvalidRequestError(f"A process's tag has 1 to {MAX_TAG_BYTES} bytes.", fields={"field": "tag"})
+            check_terminal_size(self.rows, self.cols)
+        if self.tag is not None and not 1 <= (size := len(check_text("tag", self.tag))) <= MAX_TAG_BYTES:
+            raise InvalidRequestError(
+                f"`tag` has {size} bytes; 1 to {MAX_TAG_BYTES} are allowed.", hint="Pass a shorter tag, or omit `tag`.", fields={"field": "tag"}
+            )
 
 
 CONTEXT_LANGUAGES: Final[Mapping[str, str]] = {
@@ -428,43 +444,46 @@ def context_not_found(id_: str) -> NotFoundError:
     )
 
 
-def check_screen(rows: int | None, cols: int | None) -> None:
-    """A terminal's size.
+def check_terminal_size(rows: int | None, cols: int | None) -> None:
+    """Refuse a size that a terminal cannot have.
 
     Raises:
-        InvalidRequestError: Half of one, or none that a terminal can have (TIOCSWINSZ(2const)).
+        InvalidRequestError: ``rows`` or ``cols`` is missing or not from 1 to ``MAX_TERMINAL_SIZE``.
     """
     if rows is None or cols is None:
-        raise InvalidRequestError("A terminal has rows and columns.", hint="Give both of 'rows' and 'cols', or neither.")
-    _bounded("rows", rows, 1, SCREEN_MOST)
-    _bounded("cols", cols, 1, SCREEN_MOST)
+        raise InvalidRequestError("Only one of `rows` and `cols` is set.", hint="Set both, or neither.")
+    _bounded("rows", rows, 1, MAX_TERMINAL_SIZE)
+    _bounded("cols", cols, 1, MAX_TERMINAL_SIZE)
 
 
 def shell_argv(command: str) -> tuple[str, ...]:
-    """The argument vector that runs a shell command line. The guest takes sh where the image has no bash.
+    """Return the arguments that run a command line in a shell. The guest uses sh if the root file system has no bash.
 
-    No login shell: ``bash -l`` costs 70-90 ms in gVisor against 15 (measured).
+    The shell is no login shell: ``bash -l`` takes 70 to 90 ms to start in gVisor, ``bash`` 15 ms (measured).
+
+    Raises:
+        InvalidRequestError: The command line is empty or is not text that Linux can pass.
     """
     check_text("command", command)
     if not command.strip():
-        raise InvalidRequestError("The command is empty.", hint="Give a command line to run.")
+        raise InvalidRequestError("The command is empty.", hint="Pass a command line to run.")
     return ("/bin/bash", "-c", command)
 
 
 def check_text(what: str, text: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> bytes:
-    """UTF-8 bytes of a text that goes to execve or open: no NUL, no lone surrogate.
+    """Return the UTF-8 bytes of a text that is passed to execve(2) or open(2).
 
     Args:
-        what: What it is, for a message.
-        text: It.
-        code: What it counts as where it is bad.
+        what: Name of the text in error messages, such as ``command``.
+        text: The text.
+        code: Code of the error.
 
     Raises:
-        InvalidRequestError: It has a NUL or cannot be encoded.
+        InvalidRequestError: The text contains a NUL character or a lone surrogate.
     """
     if "\0" in text:
         raise InvalidRequestError(
-            f"The {what} contains a NUL character, which Linux cannot pass.", code=code, hint="Remove it, or pass the bytes in a file."
+            f"The {what} contains a NUL character, which Linux cannot pass.", code=code, hint="Remove the character, or pass the bytes in a file."
         )
     try:
         return text.encode()
@@ -473,30 +492,33 @@ def check_text(what: str, text: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
 
 
 def check_path(path: str) -> str:
-    """A path inside a sandbox: absolute, no NUL, at most 4,095 bytes. ``..`` and links are the guest kernel's business.
+    """Return a path inside a sandbox after checking it. ``..`` and links are allowed; the kernel inside the sandbox resolves them.
 
     Raises:
-        InvalidRequestError: It is none of that.
+        InvalidRequestError: The path is not absolute, contains a NUL character or has more than 4,095 bytes (``path_invalid``).
     """
     size = len(check_text("path", path, ErrorCode.PATH_INVALID))
     if not path.startswith("/"):
         raise InvalidRequestError(
-            f"The path {path[:200]!r} is not absolute.", code=ErrorCode.PATH_INVALID, hint="Start it with '/', for example /workspace/data.csv."
+            f"The path {path[:200]!r} is not absolute.",
+            code=ErrorCode.PATH_INVALID,
+            hint="Pass a path that begins with '/', for example /workspace/data.csv.",
         )
     if size > MAX_PATH_BYTES:
         raise InvalidRequestError(
             f"The path has {size} bytes; at most {MAX_PATH_BYTES} are allowed.",
             code=ErrorCode.PATH_INVALID,
-            hint="Shorten it, or change into a folder on the way by a command.",
+            hint="Pass a shorter path, or use a command that changes into a directory first.",
         )
     return path
 
 
 def check_env(env: Mapping[str, str]) -> None:
-    """An environment that execve(2) takes: names without '=', no NUL, within size.
+    """Refuse an environment that execve(2) cannot pass or that is too large.
 
     Raises:
-        InvalidRequestError: It is not.
+        InvalidRequestError: A name is empty or contains ``=``, a name or value contains a NUL character, or there are more than 4,096 variables
+            or 128 KiB.
     """
     if len(env) > MAX_ENV_VARIABLES:
         raise InvalidRequestError(
@@ -507,7 +529,9 @@ def check_env(env: Mapping[str, str]) -> None:
     total = 0
     for name, value in env.items():
         if not name or "=" in name:
-            raise InvalidRequestError(f"{name!r} is not a name for an environment variable.", hint="Names are not empty and contain no '='.")
+            raise InvalidRequestError(
+                f"{name!r} is not a name for an environment variable.", hint="Pass a name that is not empty and contains no '='."
+            )
         size = len(check_text("environment", name)) + len(check_text(f"environment variable {name}", value)) + 2
         total += size
     if total > MAX_ENV_BYTES:
@@ -518,6 +542,6 @@ def check_env(env: Mapping[str, str]) -> None:
 
 def _bounded(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # false for NaN as well
-        # An integer as it is: 1.09951e+12 is no number of bytes that anybody knows.
+        # Integers in full: 1.09951e+12 is unreadable as a number of bytes.
         given, least, most = (str(number) if isinstance(number, int) else f"{number:g}" for number in (value, low, high))
-        raise InvalidRequestError(f"{name} is {given}; it must be from {least} to {most}.", fields={"field": name})
+        raise InvalidRequestError(f"`{name}` is {given}; it must be from {least} to {most}.", fields={"field": name})

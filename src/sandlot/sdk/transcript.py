@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from sandlot.model.capture import Capture
+from sandlot.model.output_capture import OutputCapture
 from sandlot.sdk.cells.events import Cleared, Started
 from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result, Stream
 from sandlot.sdk.sse import Event
@@ -31,7 +31,7 @@ class Reading:
     __slots__ = ("_capture", "_decoder", "offset")
 
     def __init__(self) -> None:
-        self._capture = Capture()
+        self._capture = OutputCapture()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.offset = 0
 

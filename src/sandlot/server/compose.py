@@ -78,8 +78,8 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
 from sandlot.model.ids import NodeId, SandboxId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
+from sandlot.model.repositories import Blobs, Store
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
-from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
 from sandlot.server.settings import Settings
 from sandlot.server.templates import ImageTemplates

@@ -31,7 +31,7 @@ _INCOMPLETE = "#"
 
 
 class FolderBlobs:
-    """Implements :class:`sandlot.model.storage.Blobs`. Create one with :func:`open_blobs`.
+    """Implements :class:`sandlot.model.repositories.Blobs`. Create one with :func:`open_blobs`.
 
     Args:
         folder: Folder of the blobs. Nothing else writes there.

@@ -21,7 +21,7 @@ BATCH = 1000
 
 
 class SqlEventRepository:
-    """Implements :class:`sandlot.model.storage.EventRepository`.
+    """Implements :class:`sandlot.model.repositories.EventRepository`.
 
     Args:
         database: The database.
@@ -40,13 +40,13 @@ class SqlEventRepository:
         query = filter_by(select(events).where(events.c.sequence > after), events, owner=owner, sandbox=sandbox)
         return [_event(row) for row in await self._database.rows(query.order_by(events.c.sequence).limit(limit))]
 
-    async def last(self) -> int:
+    async def last_sequence(self) -> int:
         """Return the largest sequence number ever assigned, or 0."""
         query = select(counters.c.value).where(counters.c.name == EVENTS)
         (row,) = await self._database.rows(query)
         return int(row.value)
 
-    async def forget(self, *, before: datetime) -> int:
+    async def delete_before(self, before: datetime) -> int:
         """Delete events older than a time. Return their number."""
         old = select(events.c.sequence).where(events.c.at < before).limit(BATCH)
         return await self._database.apply_until_done(delete(events).where(events.c.sequence.in_(old)))

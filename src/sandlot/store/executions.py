@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, delete, or_, select
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionId, ExecutionRecord
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.store.engine import Database
 from sandlot.store.events import BATCH
 from sandlot.store.schema import RUNNING, execution_counts, executions
@@ -21,7 +21,7 @@ _COLUMNS = tuple(column.name for column in executions.columns if column.name != 
 
 
 class SqlExecutionRepository:
-    """Implements :class:`sandlot.model.storage.ExecutionRepository`.
+    """Implements :class:`sandlot.model.repositories.ExecutionRepository`.
 
     Args:
         database: The database.
@@ -55,7 +55,7 @@ class SqlExecutionRepository:
         rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
         return [_record(row) for row in rows]
 
-    async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
+    async def list_running(self, *, limit: int) -> Sequence[ExecutionRecord]:
         """Return records with status ``running``, the newest first."""
         query = filter_by(select(executions), executions, status=RUNNING)
         rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
@@ -71,17 +71,17 @@ class SqlExecutionRepository:
         old = select(executions.c.id).where(or_(is_before(executions, position), executions.c.id == position.id)).limit(BATCH)
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
-    async def forget(self, *, created_before: datetime) -> int:
+    async def delete_before(self, before: datetime) -> int:
         """Delete records older than a time. Return their number."""
-        old = select(executions.c.id).where(executions.c.created_at < created_before).limit(BATCH)
+        old = select(executions.c.id).where(executions.c.created_at < before).limit(BATCH)
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
-    async def counts(self, month: str) -> Mapping[OwnerId, int]:
+    async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
         """Return the number of executions that began in a month (``2026-11``), by owner. Deleting records does not lower the number."""
         rows = await self._database.rows(select(execution_counts).where(execution_counts.c.month == month))
         return {OwnerId(row.owner): int(row.number) for row in rows}
 
-    async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
+    async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
         """Add to the numbers of executions in a month."""
         if more:
             rows = [{"month": month, "owner": owner, "number": number} for owner, number in sorted(more.items())]

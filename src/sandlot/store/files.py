@@ -18,7 +18,7 @@ _COLUMNS = tuple(column.name for column in files.columns)
 
 
 class SqlFileRepository:
-    """Implements :class:`sandlot.model.storage.FileRepository`.
+    """Implements :class:`sandlot.model.repositories.FileRepository`.
 
     Args:
         database: The database.

@@ -19,7 +19,7 @@ _COLUMNS = tuple(column.name for column in keys.columns)
 
 
 class SqlKeyRepository:
-    """Implements :class:`sandlot.model.storage.KeyRepository`.
+    """Implements :class:`sandlot.model.repositories.KeyRepository`.
 
     Args:
         database: The database.
@@ -62,7 +62,7 @@ class SqlKeyRepository:
 
         return await self._database.write(work)
 
-    async def all(self) -> Sequence[KeyRecord]:
+    async def list(self) -> Sequence[KeyRecord]:
         """Return all valid keys, the oldest first."""
         query = select(keys).where(keys.c.revoked_at.is_(None)).order_by(keys.c.created_at, keys.c.id)
         return [_record(row) for row in await self._database.rows(query)]

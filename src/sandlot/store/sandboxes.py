@@ -19,8 +19,8 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.repositories import Position
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position
 from sandlot.store.engine import Database
 from sandlot.store.events import BATCH, append
 from sandlot.store.schema import sandbox_metadata, sandboxes
@@ -32,7 +32,7 @@ _COLUMNS = tuple(column.name for column in sandboxes.columns if column.name not 
 
 
 class SqlSandboxRepository:
-    """Implements :class:`sandlot.model.storage.SandboxRepository`.
+    """Implements :class:`sandlot.model.repositories.SandboxRepository`.
 
     Args:
         database: The database.
@@ -68,12 +68,12 @@ class SqlSandboxRepository:
 
         await self._database.write(work)
 
-    async def unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
+    async def list_unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
         """Return all records of a node whose state is not terminal, the oldest first."""
         query = select(sandboxes).where(sandboxes.c.node == node, sandboxes.c.state.in_(_LIVE))
         return await self._all(query.order_by(sandboxes.c.created_at, sandboxes.c.id))
 
-    async def ended_last(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
+    async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
         """Return the records of a node that ended last, the latest first."""
         query = select(sandboxes).where(sandboxes.c.node == node, sandboxes.c.ended_at.is_not(None), sandboxes.c.state.in_(_TERMINAL))
         return await self._all(query.order_by(sandboxes.c.ended_at.desc(), sandboxes.c.id.desc()).limit(limit))
@@ -82,11 +82,11 @@ class SqlSandboxRepository:
         """Return the record of a live or ended sandbox, or None."""
         return next(iter(await self._all(select(sandboxes).where(sandboxes.c.id == sandbox))), None)
 
-    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
+    async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
         """Return the record that the request with this idempotency key created, or None."""
         return next(iter(await self._all(filter_by(select(sandboxes), sandboxes, owner=owner, idempotency_key=key))), None)
 
-    async def ended(
+    async def list_ended(
         self,
         *,
         owner: OwnerId | None,
@@ -106,9 +106,9 @@ class SqlSandboxRepository:
             query = query.where(is_after(sandboxes, after))
         return await self._all(query.order_by(sandboxes.c.created_at, sandboxes.c.id).limit(limit))
 
-    async def forget(self, *, ended_before: datetime) -> int:
+    async def delete_ended(self, before: datetime) -> int:
         """Delete records of sandboxes that ended before a time. Return their number."""
-        old = select(sandboxes.c.id).where(sandboxes.c.ended_at < ended_before, sandboxes.c.state.in_(_TERMINAL)).limit(BATCH)
+        old = select(sandboxes.c.id).where(sandboxes.c.ended_at < before, sandboxes.c.state.in_(_TERMINAL)).limit(BATCH)
         return await self._database.apply_until_done(delete(sandboxes).where(sandboxes.c.id.in_(old)))
 
     async def _all(self, query: Select[Any]) -> list[SandboxRecord]:

@@ -12,8 +12,8 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import NodeId, SnapshotId
 from sandlot.model.records import NewEvent, SnapshotRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
-from sandlot.model.storage import Position
 from sandlot.store.engine import Database
 from sandlot.store.events import append
 from sandlot.store.schema import snapshots
@@ -23,7 +23,7 @@ _COLUMNS = tuple(column.name for column in snapshots.columns if column.name != "
 
 
 class SqlSnapshotRepository:
-    """Implements :class:`sandlot.model.storage.SnapshotRepository`.
+    """Implements :class:`sandlot.model.repositories.SnapshotRepository`.
 
     Args:
         database: The database.
@@ -49,11 +49,11 @@ class SqlSnapshotRepository:
         """Return a record, or None."""
         return await self._one(select(snapshots).where(snapshots.c.id == snapshot))
 
-    async def named(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
+    async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
         """Return the record with this name, or None."""
         return await self._one(filter_by(select(snapshots), snapshots, owner=owner, name=name))
 
-    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
+    async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
         """Return the record that the request with this idempotency key created, or None."""
         return await self._one(filter_by(select(snapshots), snapshots, owner=owner, idempotency_key=key))
 
@@ -70,7 +70,7 @@ class SqlSnapshotRepository:
         (row,) = await self._database.rows(filter_by(sums, snapshots, owner=owner))
         return int(row.number), int(row.size)
 
-    async def of_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
+    async def list_by_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
         """Return all snapshots that a node took, also those that are not ready, the oldest first."""
         query = select(snapshots).where(snapshots.c.node == node)
         return await self._all(query.order_by(snapshots.c.created_at, snapshots.c.id))

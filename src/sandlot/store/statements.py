@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Table, and_, or_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 
 
 def insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:

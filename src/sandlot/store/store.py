@@ -23,7 +23,7 @@ from sandlot.store.webhooks import SqlWebhookRepository
 
 
 class SqlStore:
-    """Implements :class:`sandlot.model.storage.Store`.
+    """Implements :class:`sandlot.model.repositories.Store`.
 
     Args:
         database: An open database with this version's schema.

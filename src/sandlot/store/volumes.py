@@ -20,7 +20,7 @@ _COLUMNS = tuple(column.name for column in volumes.columns)
 
 
 class SqlVolumeRepository:
-    """Implements :class:`sandlot.model.storage.VolumeRepository`.
+    """Implements :class:`sandlot.model.repositories.VolumeRepository`.
 
     Args:
         database: The database.
@@ -38,7 +38,7 @@ class SqlVolumeRepository:
         """
         await self._write(self._upsert.values({name: getattr(record, name) for name in _COLUMNS}), event)
 
-    async def of_node(self, node: NodeId) -> Sequence[VolumeRecord]:
+    async def list_by_node(self, node: NodeId) -> Sequence[VolumeRecord]:
         """Return all volumes of a node, also those that are not ready, the oldest first."""
         query = select(volumes).where(volumes.c.node == node).order_by(volumes.c.created_at, volumes.c.id)
         return [VolumeRecord(**{name: getattr(row, name) for name in _COLUMNS}) for row in await self._database.rows(query)]

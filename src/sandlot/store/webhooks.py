@@ -12,17 +12,17 @@ from sqlalchemy import insert as plain_insert
 
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, WebhookId
-from sandlot.model.webhooks import Progress, WebhookChange, WebhookRecord
+from sandlot.model.records import DeliveryProgress, WebhookChange, WebhookRecord
 from sandlot.store.engine import Database
 from sandlot.store.schema import webhooks
 from sandlot.store.statements import filter_by
 
-_PROGRESS = tuple(field.name for field in fields(Progress))
+_PROGRESS = tuple(field.name for field in fields(DeliveryProgress))
 _COLUMNS = tuple(field.name for field in fields(WebhookRecord) if field.name not in {"events", "progress"})
 
 
 class SqlWebhookRepository:
-    """Implements :class:`sandlot.model.webhooks.WebhookRepository`.
+    """Implements :class:`sandlot.model.repositories.WebhookRepository`.
 
     Args:
         database: The database.
@@ -31,13 +31,13 @@ class SqlWebhookRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, record: WebhookRecord, *, most: int) -> bool:
-        """Insert a record unless its owner already has ``most`` webhooks. Return whether the record was inserted."""
+    async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
+        """Insert a record unless its owner already has ``max_per_owner`` webhooks. Return whether the record was inserted."""
         number = select(func.count()).select_from(webhooks).where(webhooks.c.owner == record.owner)
         row = {"events": list(record.events), **{name: getattr(record, name) for name in _COLUMNS}, **asdict(record.progress)}
 
         def work(connection: Connection) -> bool:
-            if int(connection.execute(number).scalar_one()) >= most:
+            if int(connection.execute(number).scalar_one()) >= max_per_owner:
                 return False
             connection.execute(plain_insert(webhooks), row)
             return True
@@ -49,32 +49,32 @@ class SqlWebhookRepository:
         found = await self._database.rows(select(webhooks).where(webhooks.c.id == webhook))
         return _record(found[0]) if found else None
 
-    async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
+    async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
         """Return records by ``created_at`` and id, the oldest first. An owner of None means all owners."""
         query = filter_by(select(webhooks), webhooks, owner=owner).order_by(webhooks.c.created_at, webhooks.c.id)
         return [_record(row) for row in await self._database.rows(query)]
 
-    async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
+    async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
         """Change a record and return the result, or None if there is none. A new URL resets the failed attempts."""
         values = {name: value for name, value in asdict(change).items() if value is not None}
         if change.events is not None:
             values["events"] = list(change.events)
         if change.url is not None:
-            values |= {"tries": 0, "next_at": None}
+            values |= {"failed_attempts": 0, "next_attempt_at": None}
         if not values:
             return await self.get(webhook)
         statement = update(webhooks).where(webhooks.c.id == webhook).values(**values).returning(*webhooks.columns)
         row = await self._database.write(lambda connection: connection.execute(statement).first())
         return None if row is None else _record(row)
 
-    async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
+    async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
         """Give a node the lease of a webhook and return the record. Return None if another node has the lease or there is no such webhook."""
         is_free = or_(webhooks.c.leased_by.is_(None), webhooks.c.leased_by == node, webhooks.c.leased_until <= now)
         statement = update(webhooks).where(webhooks.c.id == webhook, is_free).values(leased_by=node, leased_until=until).returning(*webhooks.columns)
         row = await self._database.write(lambda connection: connection.execute(statement).first())
         return None if row is None else _record(row)
 
-    async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
+    async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
         """Record the progress of a webhook if the node still has its lease. Return whether it has."""
         statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.leased_by == node).values(**asdict(progress))
         return await self._database.apply(statement) > 0
@@ -85,5 +85,5 @@ class SqlWebhookRepository:
 
 
 def _record(row: Row[Any]) -> WebhookRecord:
-    progress = Progress(**{name: getattr(row, name) for name in _PROGRESS})
+    progress = DeliveryProgress(**{name: getattr(row, name) for name in _PROGRESS})
     return WebhookRecord(events=tuple(row.events), progress=progress, **{name: getattr(row, name) for name in _COLUMNS})

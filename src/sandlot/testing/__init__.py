@@ -1,18 +1,9 @@
-"""Shipped suites that a third party's driver must pass, so that it behaves like Sandlot's own.
+"""Test suites for third-party drivers and stores, and in-memory implementations for tests of code above them.
 
-Needs pytest with anyio's plugin, which Sandlot itself does not install. Use it from a test module of yours::
+- :mod:`sandlot.testing.drivers`: suites for drivers.
+- :mod:`sandlot.testing.stores`: suites for stores and blob stores.
+- :mod:`sandlot.testing.guest_suite`: suite for guests. Sandlot's guest passes it on every driver, and the scripted guest passes it too.
+- :mod:`sandlot.testing.memory`: driver, scripted guest and store in memory, with faults on demand. They pass the suites.
 
-    import pytest
-    from sandlot.testing.bench import Bench
-    from sandlot.testing.driver_suite import DriverSuite
-
-    pytest.register_assert_rewrite("sandlot.testing")  # before the imports above, for telling failures
-
-
-    class TestMine(DriverSuite):
-        @pytest.fixture
-        def bench(self, tmp_path):
-            return Bench("mine", root=..., node=new_node_id(), data_dir=tmp_path)
-
-Behaviours ask for abilities, never for names: one whose ability the driver's probe denies is skipped with the probe's reason.
+The suites need pytest with the plugin of anyio, which Sandlot does not install.
 """

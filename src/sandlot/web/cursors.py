@@ -6,7 +6,7 @@ import base64
 from datetime import datetime
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 
 
 def told(position: Position) -> str:

@@ -65,7 +65,7 @@ async def fork_server(inside: Inside) -> int | None:
 
 async def spare(inside: Inside) -> int:
     """Wait until a kernel is forked for the next context; its pid."""
-    while len(pids := await unused(inside)) != 2:
+    while len(pids := await unused(inside)) != 2:  # noqa: ASYNC110 - only polling shows what the guest has forked
         await asyncio.sleep(0.02)
     return pids[1]
 

@@ -14,7 +14,7 @@ from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
 from tests.support.node import Node, NodeState, open_node
-from tests.support.service import PLAIN_ABILITIES, Bench, bench
+from tests.support.service import PLAIN_CAPABILITIES, Bench, bench
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def sandbox(at: Bench) -> Sandbox:
 async def driver(tmp_path: Path) -> AsyncIterator[MemoryDriver | BareDriver]:
     below = tmp_path / "driver"
     below.mkdir()
-    made = BareDriver(below) if marks.real_guest else MemoryDriver(abilities=PLAIN_ABILITIES)
+    made = BareDriver(below) if marks.real_guest else MemoryDriver(capabilities=PLAIN_CAPABILITIES)
     yield made
     for instance in made.booted:
         await instance.destroy()

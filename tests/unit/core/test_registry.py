@@ -10,8 +10,8 @@ from sandlot.core.registry import ENDED, LIVE, SandboxFilter, states_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.repositories import Position
 from sandlot.model.states import State
-from sandlot.model.storage import Position
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench
 

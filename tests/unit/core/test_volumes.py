@@ -117,7 +117,7 @@ async def test_failed_create_leaves_nothing_and_its_name_is_free(rig: Rig) -> No
     rig.disks.fails = "make"
     with pytest.raises(HostError, match="disk broke"):
         await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
-    assert (rig.disks.made, list(await rig.store.volumes.of_node(NODE)), await rig.reserved(), await rig.event_types()) == (set(), [], 0, [])
+    assert (rig.disks.made, list(await rig.store.volumes.list_by_node(NODE)), await rig.reserved(), await rig.event_types()) == (set(), [], 0, [])
     rig.disks.fails = None
     made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
     assert (await rig.reserved(), await rig.event_types()) == (MIN_SIZE_BYTES, ["volume.created"])
@@ -140,7 +140,7 @@ async def test_cancelled_create_leaves_a_complete_volume_or_none(rig: Rig) -> No
 
 async def test_restart_removes_unfinished_volumes(rig: Rig) -> None:
     made = await rig.volumes.create(ALICE, name="data", size_bytes=MIN_SIZE_BYTES)
-    (record,) = await rig.store.volumes.of_node(NODE)
+    (record,) = await rig.store.volumes.list_by_node(NODE)
     half, stray = "vol-node-bbbbbbbbbbbbbbbb", "vol-node-cccccccccccccccc"
     await rig.store.volumes.save(type(record)(half, NODE, ALICE.owner, "half", MIN_SIZE_BYTES, record.created_at))  # type: ignore[arg-type] # an id
     rig.disks.made |= {half, stray}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.routing import Match
 
 from sandlot.doors.door import Below, Door
-from sandlot.model.errors import CODES, ErrorCode, class_of
+from sandlot.model.errors import CODES, ErrorCode, error_class
 from sandlot.server.app import DOORS, TELLERS
 from sandlot.web.errors import answer
 from tests.meta.test_fields import taken
@@ -41,7 +41,7 @@ def test_error_tables_are_total(door: Door) -> None:
 
 @cases("door, code", list(product(DOORS, ErrorCode)))
 def test_every_error_has_a_json_body_with_message_and_hint(door: Door, code: ErrorCode) -> None:
-    error = class_of(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
+    error = error_class(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
     told = answer(error, "abc", teller=door)
     assert told.media_type == "application/json"
     assert told.headers["retry-after"] == "7"
@@ -134,7 +134,7 @@ async def test_any_request_gets_a_json_response_and_no_internal_error(
 
 def assert_told(door: Door, response: httpx.Response, code: ErrorCode) -> None:
     assert response.headers["content-type"] == "application/json"
-    error = class_of(code)("?", code=code)
+    error = error_class(code)("?", code=code)
     expected = door.tell(error, "x", None).body
     assert response.json().keys() == expected.keys()
     assert response.status_code == door.table[code].status

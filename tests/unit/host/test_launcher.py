@@ -18,7 +18,7 @@ from sandlot.host import disk_images
 from sandlot.host.launcher import Operation, Order, Stage, StageError, read_started
 from sandlot.host.link_pipes import PipeStream, make_pipes
 from sandlot.host.process_identity import identify
-from sandlot.testing.traces import settled
+from sandlot.testing.drivers.leftovers import wait_until_empty
 
 # Like `runsc run -detach`: leave a process behind that has the link, and write its pid.
 # (A shell gives what it starts in the background /dev/null unless told otherwise.)
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for file in ("live", "pid"):
         if (tmp_path / file).exists():
             proc = Path(f"/proc/{(tmp_path / file).read_text().split()[0]}")
-            assert settled(partial(_stat, proc)) == []
+            assert wait_until_empty(partial(_stat, proc)) == []
 
 
 def order(folder: Path, guest: str = ECHO, argv: tuple[str, ...] | None = None) -> Order:
@@ -170,7 +170,7 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program, str(folder / "errors"), when], capture_output=True, text=True, check=True)
     proc = Path(f"/proc/{int(done.stdout)}")
-    assert settled(partial(_stat, proc)) == []
+    assert wait_until_empty(partial(_stat, proc)) == []
 
 
 async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -> None:
@@ -200,7 +200,7 @@ async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -
         (seen / "disk" / "big").write_bytes(bytes(20 << 20))
     stage.kill()
     await stage.ended
-    assert settled(lambda: disk_images.loops_below(folder)) == {}
+    assert wait_until_empty(lambda: disk_images.loops_below(folder)) == {}
 
 
 async def test_cancelled_spawn_leaves_no_stage(folder: Path) -> None:
@@ -215,7 +215,7 @@ async def test_cancelled_spawn_leaves_no_stage(folder: Path) -> None:
             continue
         stage.kill()
         await stage.ended
-    assert await asyncio.to_thread(settled, lambda: _children() - before) == set()
+    assert await asyncio.to_thread(wait_until_empty, lambda: _children() - before) == set()
 
 
 def _stat(proc: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.model.errors import CODES, ErrorCode, InternalError, SandlotError, class_of, from_code
+from sandlot.model.errors import CODES, ErrorCode, InternalError, SandlotError, error_class, from_code
 
 
 @pytest.mark.parametrize("code", ErrorCode)
@@ -12,8 +12,8 @@ def test_every_code_has_a_status_and_a_class(code: ErrorCode) -> None:
     status, retryable = CODES[code]
     assert 400 <= status < 600
     error = from_code(code.value, "what happened", hint="what to do", fields={"a": 1})
-    assert type(error) is class_of(code)
-    assert issubclass(class_of(code), SandlotError)
+    assert type(error) is error_class(code)
+    assert issubclass(error_class(code), SandlotError)
     assert (error.code, error.status, error.retryable) == (code, status, retryable)
     assert str(error) == "what happened what to do"
     assert dict(error.fields) == {"a": 1}

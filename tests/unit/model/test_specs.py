@@ -1,4 +1,4 @@
-"""Specs of sandboxes and processes: defaults, and invalid values that are refused."""
+"""Specs of sandboxes, processes, cells and volumes: defaults, and invalid values that are refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from sandlot.model.specs import (
     MAX_ARG_BYTES,
     MAX_CODE_BYTES,
     MAX_ENV_BYTES,
+    MAX_TAG_BYTES,
+    MAX_VOLUMES,
     MIB,
     CellSpec,
     Limits,
     ProcessSpec,
     SandboxSpec,
+    VolumeMount,
     check_path,
+    placed,
     shell_argv,
+    slots,
 )
 
 ID = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
@@ -95,6 +100,38 @@ def test_terminal_with_invalid_size_is_refused(rows: int | None, cols: int | Non
     with pytest.raises(InvalidRequestError):
         ProcessSpec(("sh",), rows=rows, cols=cols)
     assert ProcessSpec(("sh",), rows=1, cols=65535).pty
+
+
+@pytest.mark.parametrize("tag", ["", "é" * (MAX_TAG_BYTES // 2) + "x", "a\0b"])
+def test_tag_that_is_empty_or_too_long_is_refused(tag: str) -> None:
+    with pytest.raises(InvalidRequestError, match="tag"):
+        ProcessSpec(("true",), tag=tag)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "data", "/", "//data", "/data/", "/a/../b", "/./a", "/a\0b", "/" + "x" * 4095, "/proc", "/dev/shm", "/.sandlot/x"]
+)
+def test_path_that_cannot_be_a_mount_point_is_refused(path: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        VolumeMount("data", path)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [("/data", "/data"), ("/data", "/data/below"), ("/data/below", "/data"), tuple(f"/data{number}" for number in range(MAX_VOLUMES + 1))],
+    ids=["same path", "below", "above", "too many"],
+)
+def test_volumes_inside_of_each_other_and_too_many_volumes_are_refused(paths: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        SandboxSpec(ID, volumes=tuple(VolumeMount("data", path) for path in paths))
+    assert refused.value.hint
+    assert refused.value.fields["field"] == "volumes"
+
+
+def test_each_volume_gets_a_free_slot_and_keeps_its_own() -> None:
+    mounts = [VolumeMount("a", "/a"), VolumeMount("b", "/b", slot=0), VolumeMount("c", "/c"), VolumeMount("d", "/d", slot=5)]
+    assert [mount.slot for mount in placed(mounts)] == [1, 0, 2, 5]
+    assert [(slot, mount.volume) for slot, mount in slots(mounts)] == [(1, "a"), (0, "b"), (2, "c"), (5, "d")]
 
 
 @pytest.mark.parametrize(

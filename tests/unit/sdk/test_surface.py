@@ -40,7 +40,7 @@ def test_everything_that_is_public_is_documented() -> None:
 
 
 def test_every_error_is_there_by_name() -> None:
-    classes = {errors.class_of(code).__name__ for code in errors.ErrorCode} | {"SandlotError", "ErrorCode"}
+    classes = {errors.error_class(code).__name__ for code in errors.ErrorCode} | {"SandlotError", "ErrorCode"}
     assert classes <= set(sdk.__all__)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
+from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.sdk.cells.events import Cleared
 from sandlot.sdk.results import ExecutionError, Output, Result
 from sandlot.sdk.sse import Event

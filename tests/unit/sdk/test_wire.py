@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, SandboxEndedError, class_of
+from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, SandboxEndedError, error_class
 from sandlot.model.specs import GIB, KIB, MIB
 from sandlot.sdk import wire
 from sandlot.sdk.info import Entry, SandboxInfo
@@ -82,7 +82,7 @@ def test_every_code_comes_back_as_its_class(subtests: pytest.Subtests) -> None:
             status, _ = CODES[code]
             body = json.dumps({"code": code, "detail": "what", "hint": "do", "fields": {"a": 1}, "request_id": "r"}).encode()
             error = wire.failure(status, "application/problem+json", body)
-            assert type(error) is class_of(code)
+            assert type(error) is error_class(code)
             assert (error.code, error.message, error.hint, dict(error.fields)) == (code, "what", "do", {"a": 1, "request_id": "r"})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.registry import driver_names
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.model.access import LOCAL, OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, UnavailableError
@@ -18,7 +19,6 @@ from sandlot.server.compose import open_service, own_drivers
 from sandlot.server.keys import with_keys
 from sandlot.server.settings import Settings
 from sandlot.server.templates import ImageTemplates
-from sandlot.store.engine import finish
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.bare import BareDriver
 from tests.support.service import BASE, BOUNDLESS, bench, serving
@@ -135,12 +135,12 @@ async def test_stop_does_not_wait_for_a_store_that_does_not_respond(tmp_path: Pa
 
     async def hang(*_: object) -> None:
         requested.set()
-        await finish(responds.wait())  # like a transaction that has begun: no cancellation ends it
+        await outlast_cancellation(responds.wait())  # like a transaction that has begun: no cancellation ends it
         raise UnavailableError("The database does not respond.", code=ErrorCode.SERVICE_UNAVAILABLE)
 
     async with asyncio.timeout(60):
         async with bench(tmp_path) as at:
-            monkeypatch.setattr(at.service.store.executions, "count", hang)
+            monkeypatch.setattr(at.service.store.executions, "add_monthly_counts", hang)
             with at.service.core.execution_counter.count(LOCAL):
                 pass
             await requested.wait()

@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy import Connection, exc, text
 
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 from sandlot.store import engine
 from sandlot.store.store import open_store
-from sandlot.testing.stores.bench import NASTY, event, every_event, execution, sandbox
+from sandlot.testing.stores.harness import HOSTILE_TEXT, event, every_event, execution, sandbox
 from tests.support.postgres import Cluster, cluster
 
 MIB = 1024 * 1024
@@ -112,7 +112,7 @@ async def test_read_only_disk_is_reported(small_disk: Path) -> None:
     assert refused.value.hint
     remount(small_disk, "rw")
     async with open_store(small_disk / "rows.db") as store:
-        assert await store.events.last() == 1
+        assert await store.events.last_sequence() == 1
 
 
 @pytest.mark.parametrize("damage", ["no database at all", "the middle"])
@@ -141,11 +141,11 @@ async def test_transaction_waits_for_another_process(tmp_path: Path) -> None:
         writing = asyncio.create_task(store.events.add([event()]))
         await asyncio.sleep(0.3)
         assert not writing.done()
-        assert await store.events.last() == 0, "who reads is not kept waiting"
+        assert await store.events.last_sequence() == 0, "who reads is not kept waiting"
         other.execute("COMMIT")
         other.close()
         await writing
-        assert await store.events.last() == 1
+        assert await store.events.last_sequence() == 1
 
 
 async def test_endless_lock_of_another_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +202,14 @@ async def test_closed_connections_are_replaced(postgres: Cluster) -> None:
     async with open_store(url) as store:
         await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
         postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sandlot'")
-        assert await store.events.last() == 5
+        assert await store.events.last_sequence() == 5
         await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
         assert [one.sequence for one in await every_event(store)] == list(range(1, 11))
 
 
 async def test_id_that_the_server_cannot_store_is_not_found(postgres: Cluster) -> None:
     async with open_store(postgres.database()) as store:
-        for id_ in ("\0", "\ud800", "x" * 100, NASTY):
+        for id_ in ("\0", "\ud800", "x" * 100, HOSTILE_TEXT):
             assert await store.sandboxes.get(id_) is None  # type: ignore[arg-type]
             assert await store.executions.get(id_) is None  # type: ignore[arg-type]
             assert await store.keys.revoke(id_, event().at) is None

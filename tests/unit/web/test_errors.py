@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from sandlot.model.errors import CODES, ErrorCode, class_of
+from sandlot.model.errors import CODES, ErrorCode, error_class
 from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, validation
 
 
 def test_every_code_has_its_response() -> None:
     for code, (status, is_retryable) in CODES.items():
-        error = class_of(code)("What happened.", code=code, hint="What to do.", fields={"retry_after_s": 2, "path": "/x"})
+        error = error_class(code)("What happened.", code=code, hint="What to do.", fields={"retry_after_s": 2, "path": "/x"})
         response = answer(error, "abc")
         body = json.loads(bytes(response.body))
         assert response.status_code == body["status"] == status, code
@@ -24,12 +24,12 @@ def test_every_code_has_its_response() -> None:
 
 
 def test_no_header_holds_text_that_a_client_chose() -> None:
-    forged = class_of(ErrorCode.BUSY)("busy", code=ErrorCode.BUSY, fields={"retry_after_s": "1\r\nSet-Cookie: a=b"})
+    forged = error_class(ErrorCode.BUSY)("busy", code=ErrorCode.BUSY, fields={"retry_after_s": "1\r\nSet-Cookie: a=b"})
     assert "retry-after" not in answer(forged, "x").headers
 
 
 def test_text_that_utf_8_cannot_encode_is_replaced() -> None:
-    body = answer(class_of(ErrorCode.NOT_FOUND)("\ud800", code=ErrorCode.NOT_FOUND), "x").body
+    body = answer(error_class(ErrorCode.NOT_FOUND)("\ud800", code=ErrorCode.NOT_FOUND), "x").body
     assert json.loads(bytes(body))["detail"] == "?"
 
 
@@ -53,5 +53,5 @@ def test_many_errors_make_a_short_response() -> None:
 
 
 def test_retryable_errors_and_no_others_say_when_to_retry() -> None:
-    waits = {code: int(answer(class_of(code)("Not now.", code=code), "x").headers.get("retry-after", 0)) for code in ErrorCode}
+    waits = {code: int(answer(error_class(code)("Not now.", code=code), "x").headers.get("retry-after", 0)) for code in ErrorCode}
     assert {code for code, wait_s in waits.items() if wait_s > 0} == {code for code in ErrorCode if CODES[code][1]}

@@ -30,7 +30,7 @@ from sandlot.core.ports import Clock
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import AuthenticationError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
-from sandlot.model.storage import KeyRepository
+from sandlot.model.repositories import KeyRepository
 
 SECRET_PREFIX: Final = "sandlot_"  # noqa: S105 - not a secret
 """Prefix of every key, by which people and secret scanners recognize a key."""
@@ -137,7 +137,7 @@ class ApiKeys:
 
     async def list(self) -> Sequence[KeyRecord]:
         """Return the valid keys in the store, oldest first."""
-        return await self._table.all()
+        return await self._table.list()
 
     async def revoke(self, name_or_id: str) -> KeyRecord:
         """Revoke a key: refuse new requests with it, and end its open requests with 401.
@@ -183,7 +183,7 @@ class ApiKeys:
     async def refresh(self) -> None:
         """Read the valid keys from the store."""
         changes = self._changes
-        records = await self._table.all()
+        records = await self._table.list()
         if changes != self._changes:
             return  # this service changed a key during the read, and the result may be older than the change
         before = {principal.owner for _, principal in self._known}

@@ -31,7 +31,6 @@ from sandlot.core.sandbox import GRACE_S, Hold, Sandbox, SandboxLocal
 from sandlot.link.client import Link
 from sandlot.link.kernels import CellCall
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap
-from sandlot.model.capture import Capture
 from sandlot.model.errors import (
     LimitError,
     NotFoundError,
@@ -41,6 +40,7 @@ from sandlot.model.errors import (
     UnavailableError,
 )
 from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import CellSpec
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -90,8 +90,8 @@ class CodeExecutionResult:
     """Status of a cell, and the output, results and error that were collected up to a position."""
 
     outcome: CodeExecutionStatus
-    stdout: Capture
-    stderr: Capture
+    stdout: OutputCapture
+    stderr: OutputCapture
     results: Sequence[Display]
     results_omitted: int
     error: CellError | None

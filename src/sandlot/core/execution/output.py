@@ -12,8 +12,8 @@ from typing import Final
 
 from sandlot.core.node.buffer_budget import BufferBudget
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Output, OutputGap, ProcessResult
-from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES, Capture
 from sandlot.model.ids import ProcessId
+from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES, OutputCapture
 from sandlot.model.specs import MIB
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -54,8 +54,8 @@ class CommandResult:
     """Outcome and output of a process that was run to its end."""
 
     outcome: ProcessOutcome
-    stdout: Capture
-    stderr: Capture
+    stdout: OutputCapture
+    stderr: OutputCapture
 
 
 def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome:
@@ -100,7 +100,7 @@ class OutputCollector:
         self._taken_bytes = 0
         self._displays_bytes = 0
         self._clears = False
-        self.captures = {STDOUT: Capture(head_bytes, tail_bytes), STDERR: Capture(head_bytes, tail_bytes)}
+        self.captures = {STDOUT: OutputCapture(head_bytes, tail_bytes), STDERR: OutputCapture(head_bytes, tail_bytes)}
         self.displays: list[Display] = []
         self.omitted = 0
         self.error: CellError | None = None

@@ -29,9 +29,9 @@ from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Hold, Sandbox, SandboxLocal
 from sandlot.link.processes import ProcessCall
 from sandlot.link.types import Output, OutputGap, ProcessInfo
-from sandlot.model.capture import Capture
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import KIB, ProcessSpec
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -374,7 +374,7 @@ class ProcessService:
 
     async def read(
         self, sandbox: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None
-    ) -> tuple[ProcessOutcome | None, Capture, Capture]:
+    ) -> tuple[ProcessOutcome | None, OutputCapture, OutputCapture]:
         """Collect the output that a process has written so far, without waiting for more.
 
         Returns:

@@ -16,7 +16,7 @@ from sandlot.core.execution.processes import ProcessExecution, ProcessService
 from sandlot.core.execution.stdin import check_id
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError
-from sandlot.model.specs import KIB, MIB, check_screen
+from sandlot.model.specs import KIB, MIB, check_terminal_size
 
 AHEAD_MAX_BYTES: Final = 1 * MIB
 """Maximum pending input of one client; the last message may exceed the limit."""
@@ -53,7 +53,7 @@ async def resize(sandbox: Sandbox, id_: str, rows: int, cols: int) -> bool:
         InvalidRequestError: The size is not valid.
         SandboxEndedError: The sandbox has ended.
     """
-    check_screen(rows, cols)
+    check_terminal_size(rows, cols)
     async with sandbox.connection() as link:
         return await link.processes.resize(check_id(id_), rows, cols)
 

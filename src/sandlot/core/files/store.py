@@ -31,8 +31,8 @@ from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
+from sandlot.model.repositories import Blobs, FileRepository
 from sandlot.model.specs import User, check_path
-from sandlot.model.storage import Blobs, FileRepository
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 FOLDER = "/workspace"

@@ -38,7 +38,7 @@ from sandlot.core.volumes import VolumeManager
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.ports import Change, DriverCapability
-from sandlot.model.specs import MOST_MOUNTS, User, VolumeMount, placed, slots
+from sandlot.model.specs import MAX_VOLUMES, User, VolumeMount, placed, slots
 from sandlot.model.states import State
 from sandlot.protocol.helpers import VOLUMES
 
@@ -122,7 +122,7 @@ async def settle(supervisor: SandboxSupervisor) -> None:
             _log.warning("volume.not_attached", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
             await _undo(supervisor, mount)
         else:
-            _become(sandbox, mount, replace(mount, moving=False))
+            _become(sandbox, mount, replace(mount, changing=False))
     await supervisor.dependencies.recorder.save_eventually(sandbox)
 
 
@@ -144,12 +144,12 @@ async def attach(supervisor: SandboxSupervisor, *, principal: Principal, mount: 
     if any((one.volume, one.path, one.read_only) == (requested.volume, requested.path, requested.read_only) for one in has):
         return
     _check_place(sandbox, requested)
-    *_, moving = placed((*has, replace(requested, slot=None, moving=True)))
+    *_, moving = placed((*has, replace(requested, slot=None, changing=True)))
     sandbox.spec = replace(sandbox.spec, volumes=(*has, moving))
     try:
         await supervisor.dependencies.recorder.save(sandbox)
         await _put(supervisor, moving)
-        _become(sandbox, moving, replace(moving, moving=False))
+        _become(sandbox, moving, replace(moving, changing=False))
         await supervisor.dependencies.recorder.save_update(sandbox, WHAT)
     except BaseException:
         await _undo(supervisor, moving)
@@ -171,7 +171,7 @@ async def detach(supervisor: SandboxSupervisor, *, which: str) -> None:
     sandbox = supervisor.sandbox
     await _awake(supervisor)
     mount = found(sandbox, which)
-    moving = replace(mount, moving=True)
+    moving = replace(mount, changing=True)
     _become(sandbox, mount, moving)
     try:
         await supervisor.dependencies.recorder.save(sandbox)
@@ -228,7 +228,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
         SandlotError: The guest or the driver failed.
     """
     sandbox, instance = supervisor.sandbox, supervisor.sandbox.require_instance()
-    place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
+    place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MAX_VOLUMES}"]
     if mount.slot is None:
         raise InternalError(f"Volume {mount.volume} has no slot in sandbox {sandbox.id}.")
     away = Change(without=(mount.slot,))
@@ -253,7 +253,7 @@ async def _undo(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
         await _take(supervisor, mount)
     except SandlotError as error:
         _log.warning("volume.not_detached", sandbox=sandbox.id, volume=mount.volume, path=mount.path, error=str(error))
-        _become(sandbox, mount, replace(mount, moving=not isinstance(error, ConflictError)))
+        _become(sandbox, mount, replace(mount, changing=not isinstance(error, ConflictError)))
     else:
         _become(sandbox, mount, None)
         supervisor.dependencies.volumes.release(sandbox.id, mount.volume)
@@ -268,7 +268,7 @@ def _used(sandbox: Sandbox, mount: VolumeMount) -> ConflictError:
 
 
 def _moving(sandbox: Sandbox) -> list[VolumeMount]:
-    return [mount for mount in sandbox.spec.volumes if mount.moving]
+    return [mount for mount in sandbox.spec.volumes if mount.changing]
 
 
 def _become(sandbox: Sandbox, mount: VolumeMount, now: VolumeMount | None) -> None:
@@ -283,7 +283,7 @@ def _check_place(sandbox: Sandbox, requested: VolumeMount) -> None:
     same = next((one for one in has if one.volume == requested.volume), None)
     if same is not None:
         message, hint = f"Sandbox {sandbox.id} already has volume {same.volume} at {same.path}.", "Detach the volume first."
-    elif len(has) >= MOST_MOUNTS:
+    elif len(has) >= MAX_VOLUMES:
         message, hint = f"Sandbox {sandbox.id} has {len(has)} volumes, the maximum number.", "Detach a volume first."
     else:
         try:
@@ -301,7 +301,7 @@ def found(sandbox: Sandbox, which: str) -> VolumeMount:
     Raises:
         NotFoundError: The sandbox has no such volume; code ``volume_not_found``.
     """
-    there = next((one for one in sandbox.spec.volumes if which in {one.path, one.volume} or (which and which == one.asked)), None)
+    there = next((one for one in sandbox.spec.volumes if which in {one.path, one.volume} or (which and which == one.requested_as)), None)
     if there is None:
         raise NotFoundError(
             f"Sandbox {sandbox.id} has no volume {'at ' if which.startswith('/') else ''}{which[:64]!r}.",

@@ -157,7 +157,7 @@ async def _adopt(supervisor: SandboxSupervisor) -> Instance:
 
 async def _settle_mounts(sandbox: Sandbox) -> None:
     """Finish the attachments and detachments of volumes that were interrupted by the end of the earlier service."""
-    if any(mount.moving for mount in sandbox.spec.volumes):
+    if any(mount.changing for mount in sandbox.spec.volumes):
         with contextlib.suppress(SandlotError):
             await sandbox.operations.submit(mounts.settle)
 

@@ -17,7 +17,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
-from sandlot.model.storage import EventRepository
+from sandlot.model.repositories import EventRepository
 
 PAGE = 100
 """Maximum number of events that one read of the store returns, unless the caller sets another limit."""
@@ -59,7 +59,7 @@ class EventFeed:
 
     async def last_sequence(self) -> int:
         """Return the sequence number of the newest event; 0 if there is none."""
-        return await self._table.last()
+        return await self._table.last_sequence()
 
     async def page(self, principal: Principal, *, sandbox: SandboxId | None = None, after: int = 0, limit: int = PAGE) -> Sequence[EventRecord]:
         """Return events, oldest first.

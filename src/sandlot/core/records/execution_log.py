@@ -28,12 +28,12 @@ from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.types import CellError, Output, OutputGap
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.capture import Capture, shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
+from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
+from sandlot.model.repositories import ExecutionRepository, Position
 from sandlot.model.specs import KIB, MIB
-from sandlot.model.storage import ExecutionRepository, Position
 from sandlot.protocol.schema import STDERR, STDOUT
 
 RUNNING: Final = "running"
@@ -106,7 +106,7 @@ class LogEntry:
         self._started_monotonic_s = started_monotonic_s
         self._error: str | None = None
         self.id = ProcessId(record.id)
-        self.captures = {channel: Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
+        self.captures = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
         self.is_over = False
         execution_log.running[self.id] = self
 
@@ -125,12 +125,12 @@ class LogEntry:
 
     def set_error(self, error: CellError) -> None:
         """Record the exception that ended a cell."""
-        self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
+        self._error = shorten(f"{error.name}: {error.value}" if error.value else error.name)
 
     def drop_output(self) -> None:
         """Drop the output that was added so far. The caller then adds all output again, from the beginning."""
         self._execution_log.memory_of[self._record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
-        self.captures = {channel: Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
+        self.captures = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in (STDOUT, STDERR)}
 
     def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None) -> None:
         """Record the end of the execution. Idempotent.
@@ -230,8 +230,8 @@ class ExecutionLog:
             created_at=self.clock.now(),
             status=RUNNING,
             language=description.language,
-            code=None if description.code is None else shortened(description.code),
-            argv=None if is_code else shortened_argv(description.argv or argv),
+            code=None if description.code is None else shorten(description.code),
+            argv=None if is_code else shorten_argv(description.argv or argv),
             origin=description.origin,
             mode=description.mode,
         )
@@ -254,7 +254,7 @@ class ExecutionLog:
 
     async def unfinished(self) -> Sequence[ExecutionRecord]:
         """Return the unfinished executions of earlier services of this node."""
-        return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
+        return [record for record in await self._table.list_running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
 
     def reopen(self, sandbox: Sandbox, record: ExecutionRecord) -> LogEntry:
         """Open the entry of an unfinished execution again. The caller adds all output from the beginning."""

@@ -26,8 +26,8 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import ProcessId
 from sandlot.model.records import ExecutionRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import KIB, MIB
-from sandlot.model.storage import Position
 from sandlot.protocol.schema import STDERR, STDOUT
 
 MAX_RUNS = 200

@@ -14,7 +14,7 @@ import structlog
 
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.storage import Store
+from sandlot.model.repositories import Store
 
 INTERVAL_S = 600.0
 """Seconds between two removals. A row can therefore stay ten minutes longer than its limit."""
@@ -68,11 +68,11 @@ class Retention:
         """Remove all rows beyond the limits, and return their number. If a removal fails, the next call removes these rows."""
         keep, store, now = self._keep, self._store, self._clock.now()
         dropped = {
-            "executions": await self._try(lambda: store.executions.forget(created_before=now - timedelta(seconds=keep.executions_s)))
+            "executions": await self._try(lambda: store.executions.delete_before(now - timedelta(seconds=keep.executions_s)))
             + await self._try(lambda: store.executions.trim(keep=keep.executions)),
-            "events": await self._try(lambda: store.events.forget(before=now - timedelta(seconds=keep.events_s)))
+            "events": await self._try(lambda: store.events.delete_before(now - timedelta(seconds=keep.events_s)))
             + await self._try(lambda: store.events.trim(keep=keep.events)),
-            "sandboxes": await self._try(lambda: store.sandboxes.forget(ended_before=now - timedelta(seconds=keep.sandboxes_s))),
+            "sandboxes": await self._try(lambda: store.sandboxes.delete_ended(now - timedelta(seconds=keep.sandboxes_s))),
         }
         if any(dropped.values()):
             _log.info("retention.dropped", **dropped)

@@ -29,9 +29,9 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.repositories import Store
 from sandlot.model.specs import SandboxSpec, placed
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Store
 
 RETRY_S: Final = 5.0
 """Seconds between two attempts to write the records that the store refused."""
@@ -83,11 +83,11 @@ class SandboxRecorder:
 
     async def unfinished(self) -> Sequence[SandboxRecord]:
         """Return the records of sandboxes that an earlier service of this node did not end."""
-        return await self.store.sandboxes.unfinished(self._node)
+        return await self.store.sandboxes.list_unfinished(self._node)
 
     async def ended_lately(self, limit: int) -> Sequence[SandboxRecord]:
         """Return the records of this node's sandboxes that ended last, oldest first."""
-        return list(reversed(await self.store.sandboxes.ended_last(self._node, limit=limit)))
+        return list(reversed(await self.store.sandboxes.list_last_ended(self._node, limit=limit)))
 
     async def save(self, sandbox: Sandbox, event: str | None = None, *, state: State | None = None, **data: Any) -> None:  # noqa: ANN401 - JSON
         """Write the record of a sandbox in its current state.

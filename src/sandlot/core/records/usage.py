@@ -21,7 +21,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import SandlotError
-from sandlot.model.storage import ExecutionRepository
+from sandlot.model.repositories import ExecutionRepository
 
 REFRESH_S: Final = 10.0
 """Seconds between two reads of the counts of other nodes."""
@@ -55,7 +55,7 @@ class MonthlyExecutionCounter:
     async def refresh(self) -> None:
         """Read the stored counts. Call this method before any other method."""
         month = f"{self._clock.now():{_MONTH}}"
-        stored = await self._table.counts(month)
+        stored = await self._table.monthly_counts(month)
         self._used = Counter({(month, owner): number for owner, number in stored.items()})
         for pending in (self._begun, self._writing):
             self._used.update(pending)  # adds the numbers
@@ -110,7 +110,7 @@ class MonthlyExecutionCounter:
             for month in sorted({month for month, _ in self._writing}):
                 counts = {owner: number for (of, owner), number in self._writing.items() if of == month}
                 if more := {owner: number for owner, number in counts.items() if number}:
-                    await self._table.count(month, more)
+                    await self._table.add_monthly_counts(month, more)
                 for owner in counts:
                     del self._writing[month, owner]
             await self.refresh()

@@ -46,8 +46,8 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotErro
 from sandlot.model.ids import NodeId, SandboxId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent
+from sandlot.model.repositories import Store
 from sandlot.model.specs import SnapshotKind
-from sandlot.model.storage import Store
 
 MAX_CHILDREN: Final = 100
 """Maximum number of children of one fork request."""
@@ -382,7 +382,7 @@ class ForkManager:
     async def _find_children(self, attempt: _Attempt, owner: Principal, number: int) -> list[Sandbox] | None:
         """Return the children that an attempt created during an earlier request, or None if the attempt created no child."""
         keys = [attempt.key_of(child) for child in range(number)]
-        records = [record for key in keys if (record := await self._sandboxes.by_idempotency_key(owner.owner, key)) is not None]
+        records = [record for key in keys if (record := await self._sandboxes.get_by_idempotency_key(owner.owner, key)) is not None]
         if not records:
             return None
         for record in records:

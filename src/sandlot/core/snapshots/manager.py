@@ -46,8 +46,8 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
 from sandlot.model.ports import Change
 from sandlot.model.records import NewEvent, SnapshotRecord
+from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import SandboxSpec, SnapshotKind
-from sandlot.model.storage import Position, Store
 
 CLOSE_TIMEOUT_S: Final = 10.0
 """Seconds that a stop of the service waits for snapshots that are being created."""
@@ -125,7 +125,7 @@ class SnapshotManager:
             SandlotError: The store cannot be read or written.
         """
         kept = []
-        for record in await self._table.of_node(self._node):
+        for record in await self._table.list_by_node(self._node):
             if record.ready:
                 kept.append(record.id)
                 if not record.layer and restore.uses_memory(record):
@@ -197,7 +197,7 @@ class SnapshotManager:
             record = await self.get(params.snapshot or "", principal)
         except NotFoundError:
             request = None if key is None else IdempotencyKey(key, digest)
-            earlier = None if request is None else await self._store.sandboxes.by_idempotency_key(principal.owner, request.key)
+            earlier = None if request is None else await self._store.sandboxes.get_by_idempotency_key(principal.owner, request.key)
             if request is None or earlier is None:
                 raise
             request.check(earlier.request_digest)  # the first request created its sandbox, and the snapshot was deleted afterwards
@@ -222,7 +222,7 @@ class SnapshotManager:
         if SNAPSHOT_ID.fullmatch(id_or_name):
             record = await self._table.get(SnapshotId(id_or_name))
         else:
-            record = await self._table.named(principal.owner, id_or_name) if id_or_name else None
+            record = await self._table.get_by_name(principal.owner, id_or_name) if id_or_name else None
         if record is None or not record.ready or not principal.sees(record.owner) or self._leases.is_deleted(record.id):
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
@@ -317,7 +317,7 @@ class SnapshotManager:
         if request is None:
             return await self._create(sandbox, principal, name, kind, None)
         async with self._key_locks.hold(sandbox.owner, request.key):
-            earlier = await self._table.by_idempotency_key(sandbox.owner, request.key)
+            earlier = await self._table.get_by_idempotency_key(sandbox.owner, request.key)
             if earlier is None:
                 return await self._create(sandbox, principal, name, kind, request)
             request.check(earlier.request_digest)
@@ -368,7 +368,7 @@ class SnapshotManager:
 
     async def _check_name_is_free(self, owner: OwnerId, name: str | None) -> None:
         """Refuse a name that another snapshot of the owner has. The table refuses such a name too, but its error does not name the other snapshot."""
-        other = None if name is None else await self._table.named(owner, name)
+        other = None if name is None else await self._table.get_by_name(owner, name)
         if other is not None:
             raise ConflictError(
                 f"A snapshot named {name!r} exists already: {other.id}, created at {other.created_at:%Y-%m-%d %H:%M:%S} UTC.",

@@ -32,8 +32,8 @@ from sandlot.core.webhooks import payload
 from sandlot.core.webhooks.payload import PayloadFormat
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import NodeId, WebhookId
-from sandlot.model.records import EventRecord
-from sandlot.model.webhooks import WebhookRecord, WebhookRepository
+from sandlot.model.records import EventRecord, WebhookRecord
+from sandlot.model.repositories import WebhookRepository
 
 MAX_CONCURRENT_CALLS: Final = 256
 """Maximum number of calls that are in progress at once, for all webhooks together."""
@@ -119,7 +119,7 @@ class WebhookDispatcher:
         while True:
             with suppress(SandlotError):  # the store failed; the next round tries again
                 if self._clock.monotonic_s() >= rescan_at_s:
-                    for webhook in await self._webhooks.all(None):
+                    for webhook in await self._webhooks.list(None):
                         self.start(webhook)
                     rescan_at_s = self._clock.monotonic_s() + RESCAN_S
                 if self._tasks and (sequence := await self._events.last_sequence()) != last_sequence:
@@ -210,7 +210,7 @@ class WebhookDispatcher:
             if event.sequence > webhook.progress.cursor:
                 webhook = await self._deliver_event(webhook, event)
         if last > webhook.progress.cursor:
-            await self._webhooks.move(webhook_id, self._node, replace(webhook.progress, cursor=last))
+            await self._webhooks.save_progress(webhook_id, self._node, replace(webhook.progress, cursor=last))
         return max(last, webhook.progress.cursor)
 
     async def _deliver_event(self, webhook: WebhookRecord, event: EventRecord) -> WebhookRecord:
@@ -233,7 +233,7 @@ class WebhookDispatcher:
                     webhook = latest  # the old URL failed, so the attempt does not count for the new URL
                     continue
             progress = payload.next_progress(webhook.progress, event.sequence, failure, self._clock.now())
-            await self._webhooks.move(webhook.id, self._node, progress)
+            await self._webhooks.save_progress(webhook.id, self._node, progress)
             webhook = replace(webhook, progress=progress)
             if progress.cursor >= event.sequence:
                 if failure:
@@ -242,7 +242,7 @@ class WebhookDispatcher:
 
     async def _post(self, webhook: WebhookRecord, event: EventRecord) -> str:
         """Post an event once. Return the reason of a failure, or an empty string after a success."""
-        body, headers = payload.encode(webhook, event, self._formats.get(webhook.shape, payload.native))
+        body, headers = payload.encode(webhook, event, self._formats.get(webhook.payload_format, payload.native))
         async with self._calls:
             try:
                 return payload.failure_of(await self._sender.post(webhook.url, body, headers))
@@ -252,8 +252,8 @@ class WebhookDispatcher:
     async def _wait_until_due(self, webhook: WebhookRecord) -> None:
         """Wait until the next attempt is due. Return early if the webhook is deleted, disabled or no longer failing."""
         current: WebhookRecord | None = webhook
-        while current is not None and current.enabled and current.progress.next_at is not None:
-            left_s = (current.progress.next_at - self._clock.now()).total_seconds()
+        while current is not None and current.enabled and current.progress.next_attempt_at is not None:
+            left_s = (current.progress.next_attempt_at - self._clock.now()).total_seconds()
             if left_s <= 0:
                 return
             await self._sleep(min(left_s, POLL_S))
@@ -267,7 +267,7 @@ class WebhookDispatcher:
         """
         while True:
             now = self._clock.now()
-            webhook = await self._webhooks.hold(webhook_id, self._node, now=now, until=now + timedelta(seconds=LEASE_S))
+            webhook = await self._webhooks.lease(webhook_id, self._node, now=now, until=now + timedelta(seconds=LEASE_S))
             if webhook is not None and webhook.enabled:
                 return webhook
             if webhook is not None or await self._webhooks.get(webhook_id) is None:

@@ -23,8 +23,9 @@ from sandlot.core.webhooks.delivery import WebhookDispatcher, WebhookSender
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import WebhookId, new_webhook_id
+from sandlot.model.records import EVENT_TYPES, NATIVE_FORMAT, DeliveryProgress, WebhookChange, WebhookRecord
+from sandlot.model.repositories import WebhookRepository
 from sandlot.model.specs import check_text
-from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord, WebhookRepository
 
 MAX_WEBHOOKS: Final = 10
 """Maximum number of webhooks of one owner."""
@@ -72,7 +73,7 @@ class WebhookManager:
         events: Sequence[str] = (),
         secret: str | None = None,
         name: str | None = None,
-        shape: str = NATIVE,
+        payload_format: str = NATIVE_FORMAT,
         enabled: bool = True,
     ) -> WebhookRecord:
         """Create a webhook and start to deliver events to its URL.
@@ -83,7 +84,7 @@ class WebhookManager:
             events: Event types to deliver. Empty: all event types.
             secret: Key of the signatures, 8 to 256 characters. None: a generated secret.
             name: Label for people, 1 to 128 bytes of UTF-8.
-            shape: Name of the payload format.
+            payload_format: Name of the payload format.
             enabled: False: nothing is delivered until an update enables the webhook.
 
         Raises:
@@ -98,12 +99,12 @@ class WebhookManager:
             url=url,
             events=tuple(dict.fromkeys(events)),
             secret=secret or SECRET_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode(),
-            shape=shape,
+            payload_format=payload_format,
             created_at=self._clock.now(),
-            progress=Progress(cursor=await self._events.last_sequence()),
+            progress=DeliveryProgress(cursor=await self._events.last_sequence()),
             enabled=enabled,
         )
-        if not await self._webhooks.add(webhook, most=MAX_WEBHOOKS):
+        if not await self._webhooks.add(webhook, max_per_owner=MAX_WEBHOOKS):
             raise LimitError(
                 f"This key has {MAX_WEBHOOKS} webhooks, the maximum.",
                 hint="Delete a webhook that is no longer needed.",
@@ -114,7 +115,7 @@ class WebhookManager:
 
     async def list(self, principal: Principal) -> Sequence[WebhookRecord]:
         """Return the principal's webhooks, oldest first. An operator gets the webhooks of all owners."""
-        return await self._webhooks.all(None if principal.operator else principal.owner)
+        return await self._webhooks.list(None if principal.operator else principal.owner)
 
     async def get(self, principal: Principal, webhook_id: str) -> WebhookRecord:
         """Return the webhook with an id.
@@ -146,7 +147,7 @@ class WebhookManager:
         try:
             # The change may reset the progress of the webhook. A delivery that continued would overwrite the new progress with its own.
             await self._dispatcher.pause(before.id)
-            after = await self._webhooks.change(before.id, change)
+            after = await self._webhooks.update(before.id, change)
         finally:
             if after is not None:
                 self._dispatcher.start(after)

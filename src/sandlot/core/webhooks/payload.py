@@ -15,8 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sandlot.model.records import EventRecord
-from sandlot.model.webhooks import Progress, WebhookRecord
+from sandlot.model.records import DeliveryProgress, EventRecord, WebhookRecord
 
 MAX_ATTEMPTS: Final = 10
 """Maximum number of attempts to deliver one event. The pauses between the attempts add up to eight and a half minutes. If every call takes the
@@ -67,7 +66,7 @@ def matches(webhook: WebhookRecord, event: EventRecord) -> bool:
     return not webhook.events or event.event.type in webhook.events
 
 
-def next_progress(progress: Progress, sequence: int, failure: str, now: datetime) -> Progress:
+def next_progress(progress: DeliveryProgress, sequence: int, failure: str, now: datetime) -> DeliveryProgress:
     """Return the progress of a webhook after an attempt.
 
     Args:
@@ -77,11 +76,27 @@ def next_progress(progress: Progress, sequence: int, failure: str, now: datetime
         now: Time of the attempt.
     """
     if not failure:
-        return replace(progress, cursor=sequence, tries=0, next_at=None, delivered=progress.delivered + 1, last_at=now, last_error="")
-    if progress.tries + 1 >= MAX_ATTEMPTS:
-        return replace(progress, cursor=sequence, tries=0, next_at=None, given_up=progress.given_up + 1, last_at=now, last_error=failure)
-    pause = timedelta(seconds=FIRST_PAUSE_S * 2**progress.tries)
-    return replace(progress, tries=progress.tries + 1, next_at=now + pause, last_at=now, last_error=failure)
+        return replace(
+            progress,
+            cursor=sequence,
+            failed_attempts=0,
+            next_attempt_at=None,
+            delivered_events=progress.delivered_events + 1,
+            last_attempt_at=now,
+            last_error="",
+        )
+    if progress.failed_attempts + 1 >= MAX_ATTEMPTS:
+        return replace(
+            progress,
+            cursor=sequence,
+            failed_attempts=0,
+            next_attempt_at=None,
+            failed_events=progress.failed_events + 1,
+            last_attempt_at=now,
+            last_error=failure,
+        )
+    pause = timedelta(seconds=FIRST_PAUSE_S * 2**progress.failed_attempts)
+    return replace(progress, failed_attempts=progress.failed_attempts + 1, next_attempt_at=now + pause, last_attempt_at=now, last_error=failure)
 
 
 def failure_of(status: int) -> str:

@@ -185,7 +185,7 @@ def listed(sandbox: Sandbox) -> dict[str, Any]:
         "diskSizeMB": limits.disk_bytes // MIB,
         "state": STATES.get(sandbox.state, RUNNING),
         "metadata": shown(sandbox.metadata),
-        "volumeMounts": [{"name": each.asked or each.volume, "path": each.path} for each in sandbox.spec.volumes],
+        "volumeMounts": [{"name": each.requested_as or each.volume, "path": each.path} for each in sandbox.spec.volumes],
     }
 
 

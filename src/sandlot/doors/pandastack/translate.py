@@ -32,9 +32,9 @@ from sandlot.link.types import Entry
 from sandlot.model.access import Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
 from sandlot.model.states import State
-from sandlot.model.storage import Position
 
 NAME = "pandastack"
 DOOR_WORD, TREE_WORD, TTL_WORD = "sandlot.door", "sandlot.tree", "sandlot.ttl"

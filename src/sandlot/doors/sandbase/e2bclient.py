@@ -18,7 +18,7 @@ from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import live, made, opened
 from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from sandlot.core.webhooks.payload import event_id
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.records import EventRecord
-from sandlot.model.webhooks import WebhookRecord
+from sandlot.model.records import EventRecord, WebhookRecord
 
 RESOURCE: Final = "sandbox"
 """The only kind of thing that events are about here; sessions and models are the vendor's."""

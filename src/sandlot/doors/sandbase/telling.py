@@ -10,7 +10,7 @@ from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import events, translate
 from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done
 from sandlot.model.errors import ErrorCode, NotFoundError
-from sandlot.model.webhooks import WebhookChange, WebhookRecord
+from sandlot.model.records import WebhookChange, WebhookRecord
 from sandlot.web.asking import core_of, principal_of
 
 router = APIRouter()
@@ -41,7 +41,7 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
         events=events.ours(body.events or ()),
         secret=body.signature_secret,
         name=body.name,
-        shape=translate.NAME,
+        payload_format=translate.NAME,
         enabled=body.enabled is not False,
     )
     return told({**events.webhook(made), "signatureSecret": made.secret}, 201)
@@ -51,7 +51,7 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
 async def list_webhooks(request: Request) -> Response:
     """The webhooks that were made here, oldest first."""
     found = await core_of(request).webhooks.list(principal_of(request))
-    return told([events.webhook(record) for record in found if record.shape == translate.NAME])
+    return told([events.webhook(record) for record in found if record.payload_format == translate.NAME])
 
 
 @router.patch("/events/webhooks/{webhook}")
@@ -83,7 +83,7 @@ async def _webhook(webhook: str, request: Request) -> WebhookRecord:
         NotFoundError: There is none.
     """
     record = await core_of(request).webhooks.get(principal_of(request), webhook)
-    if record.shape != translate.NAME:
+    if record.payload_format != translate.NAME:
         raise NotFoundError(
             f"There is no webhook {webhook[:64]!r} of Sandbase's.",
             code=ErrorCode.NOT_FOUND,

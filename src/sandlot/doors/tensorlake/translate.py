@@ -257,7 +257,7 @@ def sandbox(sandbox: Sandbox, url: str) -> SandboxAnswer:
 
 def mounts(sandbox: Sandbox) -> list[Mount]:
     """The file systems of a sandbox, as they were asked for."""
-    return [Mount(file_system_id=each.asked or each.volume, mount_path=each.path, read_only=each.read_only) for each in sandbox.spec.volumes]
+    return [Mount(file_system_id=each.requested_as or each.volume, mount_path=each.path, read_only=each.read_only) for each in sandbox.spec.volumes]
 
 
 def snapshot(record: SnapshotRecord) -> SnapshotAnswer:

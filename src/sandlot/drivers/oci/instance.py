@@ -30,7 +30,7 @@ from sandlot.host.link_pipes import PipeStream
 from sandlot.host.process_identity import Identity, open_process, wait_ended, wait_ended_within
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import ByteStream, Change, DriverCapability, Exit, Usage
-from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
+from sandlot.model.specs import MAX_PIDS, MIN_PIDS, Limits
 
 FIXED_DISK = "the size of the file system is fixed when the sandbox is created"
 _KEEPER_TIMEOUT_S = 2.0
@@ -338,7 +338,7 @@ def limits_of_group(group: GroupLimits, known: Limits, group_limits: Callable[[L
         InvalidRequestError: No sandbox has a group with such limits.
     """
     # The group's limit of tasks grows with the sandbox's, whatever the runtime adds.
-    pids = bisect_left(range(PIDS_MOST), group.pids, lo=PIDS_LEAST, key=lambda count: group_limits(replace(known, pids=count)).pids)
+    pids = bisect_left(range(MAX_PIDS), group.pids, lo=MIN_PIDS, key=lambda count: group_limits(replace(known, pids=count)).pids)
     return replace(known, memory_bytes=group.memory_bytes, cpus=group.cpus, pids=pids)
 
 

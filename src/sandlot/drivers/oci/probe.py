@@ -102,7 +102,7 @@ class Probe:
 def _keep_available(found: Capabilities, before: Capabilities | None) -> Capabilities:
     if before is None:
         return found
-    return replace(found, abilities={**found.abilities, **{ability: result for ability, result in before.abilities.items() if result.ok}})
+    return replace(found, results={**found.results, **{capability: result for capability, result in before.results.items() if result.ok}})
 
 
 def tiny_program() -> bytes:
@@ -136,7 +136,7 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
         folder: Folder for the probe's files; removed afterwards.
     """
     version = ""
-    results = {ability: ProbeResult(ok=False, reason=reason) for ability, reason in unsupported.items()}
+    results = {capability: ProbeResult(ok=False, reason=reason) for capability, reason in unsupported.items()}
     try:
         program = builds.current()
         version = f"{program.name} {program.version} ({program.path})"
@@ -155,11 +155,11 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
     except (SandlotError, OSError) as error:
         # A timeout is an OSError without a text.
         timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
-        for ability in DriverCapability:
-            results.setdefault(ability, ProbeResult(ok=False, reason=str(error) or timed_out))
+        for capability in DriverCapability:
+            results.setdefault(capability, ProbeResult(ok=False, reason=str(error) or timed_out))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Capabilities(driver=driver.name, runtime=version, abilities=results)
+    return Capabilities(driver=driver.name, runtime=version, results=results)
 
 
 async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability, ProbeResult]) -> None:
@@ -217,12 +217,12 @@ async def _try_live(instance: Instance, results: dict[DriverCapability, ProbeRes
     usage = await instance.usage()
     # The kernel accepted the limits when the sandbox was prepared. Only whether the sandbox is in its control group is left to check.
     counted = usage.pids > 0 and usage.memory_bytes > 0
-    for ability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
-        results[ability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")
+    for capability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
+        results[capability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")
     results[DriverCapability.LIMIT_DISK] = _YES
     results.setdefault(DriverCapability.SHOW_LIMITS, _YES)
-    for ability, changes in _CHANGES.items():
-        results[ability] = await _try_changes(instance, changes)
+    for capability, changes in _CHANGES.items():
+        results[capability] = await _try_changes(instance, changes)
     await instance.pause()
     await instance.resume()
     results[DriverCapability.PAUSE] = _YES

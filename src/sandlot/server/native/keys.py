@@ -11,7 +11,7 @@ from sandlot.core.access.quotas import taken
 from sandlot.core.pools.ownership import pool_owner
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply
 from sandlot.server.native.schemas.keys import KeyAnswer, KeyBody, KeysAnswer, KeysQuery, NewKeyAnswer, SelfAnswer
 from sandlot.web import cursors

@@ -12,7 +12,7 @@ from sandlot.core.records.log_stream import Entry, Missed, Over, Wrote
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.server.native.common import also, core_of, principal_of, reply
 from sandlot.server.native.schemas.records import (
     STREAM_NAMES,

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandlot.core.forwarding import listening
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.sandboxes import (
     CreateBody,

@@ -84,7 +84,7 @@ async def capabilities(request: Request) -> Response:
                 DriverAnswer(
                     driver=each.driver,
                     runtime=each.runtime,
-                    abilities={str(ability): VerdictAnswer(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.abilities.items()},
+                    abilities={str(ability): VerdictAnswer(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.results.items()},
                 )
                 for each in found
             ]

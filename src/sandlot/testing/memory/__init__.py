@@ -1,1 +1,1 @@
-"""In-memory driver, scripted guest and store: fast stand-ins that pass the conformance suites of the real ones."""
+"""Driver, scripted guest and store in memory, with faults on demand. They pass the suites of ``sandlot.testing``."""

@@ -1,8 +1,8 @@
-"""A driver whose sandboxes are objects in memory: it starts one in well under a millisecond and fails on demand.
+"""Driver whose sandboxes are objects in memory. A sandbox starts in well under a millisecond, and every step can fail on demand.
 
-The guest is scripted (:mod:`sandlot.testing.memory.guest`); nothing that runs in it is isolated. Snapshots are kept by the driver under a
-token that the snapshot's folder holds, so that folders can be copied and removed like those of a real driver. The driver outlives the
-services of a test: a second service on the same driver adopts what the first one left.
+The guest is scripted (:mod:`sandlot.testing.memory.guest`); nothing that runs in it is isolated. The driver keeps the content of snapshots under a
+token that is written into the snapshot's folder, so that folders can be copied and removed like those of a real driver. The driver outlives the
+services of a test: a second service on the same driver adopts the sandboxes of the first.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from sandlot.testing.memory.guest import MemoryGuest, Scripts
 from sandlot.testing.memory.timers import GuestClock
 
 MANIFEST = "memory.json"
-_SAVED = "it was written to a snapshot"
-_DESTROYED = "it was destroyed"
+_SAVED = "the sandbox was saved to a snapshot"
+_DESTROYED = "the sandbox was destroyed"
 
 
 @dataclass
 class Faults:
-    """What goes wrong in a driver's steps.
+    """Failures of a driver's steps.
 
     The steps are ``prepare``, ``attach``, ``warm``, ``boot``, ``restore``, ``connect``, ``configure``, ``pause``, ``resume``, ``snapshot``,
     ``usage``, ``destroy``, ``clean`` (after the processes have ended), ``adopt`` and ``sweep``.
 
     Attributes:
-        raises: Step -> exceptions that its next calls raise.
-        reason: Why the driver cannot do anything; empty if it can.
+        raises: Step -> exceptions that the next calls of the step raise.
+        reason: Reason why all capabilities are missing; empty if they are not.
     """
 
     raises: dict[str, list[Exception]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Faults:
         return self._holds[step]
 
     def release(self, step: str) -> None:
-        """Hold a step no longer; calls that wait go on."""
+        """Let the waiting calls of a held step continue, and hold no later ones."""
         self._holds.pop(step).set()
 
     async def reach(self, step: str) -> None:
@@ -58,7 +58,7 @@ class Faults:
         await self._reached[step].wait()
 
     async def at(self, step: str) -> None:
-        """Wait and raise as the test demanded."""
+        """Wait and raise as the test has arranged."""
         await asyncio.sleep(0)
         if step in self._holds:
             self._reached[step].set()
@@ -71,7 +71,7 @@ class MemoryInstance:
     """One live sandbox.
 
     Attributes:
-        guest: Its scripted guest.
+        guest: Scripted guest of the sandbox.
         changes: Changes that were applied, oldest first.
         volumes: Slot -> attached volume.
     """
@@ -92,16 +92,16 @@ class MemoryInstance:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it stands still."""
+        """True if the sandbox is paused."""
         return self.guest.is_frozen
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs."""
+        """True if the sandbox has ended."""
         return self._exit.done()
 
     def crash(self, reason: ExitReason = ExitReason.KILLED, detail: str = "status -9") -> None:
-        """End it from outside, as the kernel's out-of-memory killer does."""
+        """End the sandbox from outside, as the kernel's out-of-memory killer does."""
         self._end(Exit(reason, detail))
 
     async def connect(self) -> ByteStream:
@@ -113,13 +113,13 @@ class MemoryInstance:
         return self.guest.connect()
 
     async def configure(self, change: Change) -> None:
-        """Change limits and volumes: all of it, or nothing."""
+        """Apply a change of limits and volumes as a whole, or not at all."""
         await self._driver.faults.at("configure")
         self._check_live()
-        for ability in change.needs(self.limits):
-            self._driver.require(ability)
+        for capability in change.needs(self.limits):
+            self._driver.require(capability)
         if self.is_paused:
-            raise ConflictError("The sandbox is paused.", code=ErrorCode.CONFLICT, hint="Resume it first.")
+            raise ConflictError("The sandbox is paused.", code=ErrorCode.CONFLICT, hint="Resume the sandbox first.")
         self.changes.append(change)
         self.limits = change.over(self.limits)
         for volume in change.volumes:
@@ -128,14 +128,14 @@ class MemoryInstance:
             self.volumes.pop(slot, None)
 
     async def pause(self) -> None:
-        """Freeze it. Idempotent."""
+        """Freeze the sandbox. Idempotent."""
         await self._driver.faults.at("pause")
         self._driver.require(DriverCapability.PAUSE)
         self._check_live()
         self.guest.freeze()
 
     async def resume(self) -> None:
-        """Thaw it. Idempotent."""
+        """Thaw the sandbox. Idempotent."""
         await self._driver.faults.at("resume")
         self._driver.require(DriverCapability.PAUSE)
         self._check_live()
@@ -186,7 +186,7 @@ class MemoryInstance:
 
 
 class MemoryPreparedSandbox:
-    """A prepared sandbox; nothing runs in it."""
+    """A prepared sandbox. Nothing runs in it."""
 
     def __init__(self, driver: MemoryDriver, shape: Shape, ref: str) -> None:
         self._driver = driver
@@ -198,7 +198,7 @@ class MemoryPreparedSandbox:
         self._is_used = self._is_destroyed = False
 
     async def warm(self) -> None:
-        """Note that it is warm. Idempotent."""
+        """Mark the sandbox as warm. Idempotent."""
         self._driver.require(DriverCapability.SNAPSHOT)
         self._check()
         await self._driver.faults.at("warm")
@@ -206,7 +206,7 @@ class MemoryPreparedSandbox:
         self.is_warm = True
 
     async def attach(self, volumes: Sequence[Attachment]) -> None:
-        """Attach volumes before it starts."""
+        """Attach volumes before the sandbox starts."""
         await self._driver.faults.at("attach")
         self._driver.require(DriverCapability.VOLUMES)
         self._check_alive()
@@ -226,12 +226,12 @@ class MemoryPreparedSandbox:
         return self._start(MemoryGuest(self._driver.scripts, self._driver.clock))
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> MemoryInstance:
-        """Start a copy of the guest that a snapshot was taken of."""
+        """Start a copy of the guest that the snapshot contains."""
         del spec
         self._driver.require(DriverCapability.SNAPSHOT)
-        state, misfit = self._driver.read_image(snapshot, self._shape)
-        if misfit:
-            raise _unusable(misfit)
+        state, problem = self._driver.read_image(snapshot, self._shape)
+        if problem:
+            raise _unusable(problem)
         self._check()
         self._is_used = True
         try:
@@ -245,7 +245,7 @@ class MemoryPreparedSandbox:
         return self._start(guest)
 
     async def destroy(self) -> None:
-        """Give everything back, also after the start. Idempotent."""
+        """Destroy the sandbox, also after its start. Idempotent."""
         if self._instance is not None:
             await self._instance.destroy()
             return
@@ -273,23 +273,23 @@ class MemoryDriver:
 
     Args:
         name: Name that the driver is registered under.
-        clock: Clock of the guests' timers; None is the event loop's.
-        abilities: What the driver can do.
+        clock: Clock of the guests' timers; None: the event loop's.
+        capabilities: Capabilities that the driver has.
 
     Attributes:
-        faults: What goes wrong on demand.
-        scripts: What all guests can run.
-        booted: All instances that were ever started, oldest first.
-        kept_in_sweeps: The refs that each sweep kept.
-        image_bytes: Reported size of a snapshot.
+        faults: Failures on demand.
+        scripts: Programs, cells and ports of all guests.
+        booted: All instances that were started, the oldest first.
+        prepared: All sandboxes that were prepared, the oldest first.
+        kept_in_sweeps: References that each sweep kept.
     """
 
     def __init__(
-        self, name: str = "gvisor", clock: GuestClock | None = None, abilities: Collection[DriverCapability] = tuple(DriverCapability)
+        self, name: str = "gvisor", clock: GuestClock | None = None, capabilities: Collection[DriverCapability] = tuple(DriverCapability)
     ) -> None:
         self.name = name
         self.clock = clock
-        self.abilities = frozenset(abilities)
+        self.capabilities = frozenset(capabilities)
         self.faults = Faults()
         self.scripts = Scripts()
         self.booted: list[MemoryInstance] = []
@@ -305,7 +305,7 @@ class MemoryDriver:
 
     @property
     def instances(self) -> list[MemoryInstance]:
-        """The sandboxes that are alive, oldest first."""
+        """Live sandboxes, the oldest first."""
         return [instance for instance in self.booted if not instance.has_ended]
 
     def fail_next(self, step: str, *errors: Exception) -> None:
@@ -317,11 +317,11 @@ class MemoryDriver:
         return self.faults.hold(step)
 
     def leftovers(self) -> list[str]:
-        """Return the refs of everything that was not destroyed."""
+        """Return the references of all sandboxes that were not destroyed."""
         return sorted(self._held)
 
     def restart(self) -> None:
-        """Forget which sandboxes the service holds, as the driver of a service that was started again does."""
+        """Release the sandboxes of the service, as if the service had been restarted: they can be adopted or swept."""
         self._in_use.clear()
 
     def guest(self, ref: str) -> MemoryGuest:
@@ -331,32 +331,32 @@ class MemoryDriver:
     # -- the driver's contract ----------------------------------------------------------------------------------------
 
     def probe(self) -> Capabilities:
-        """Return what the driver can do."""
-        verdicts = {
-            ability: ProbeResult(ok=not self.faults.reason, reason=self.faults.reason)
-            if ability in self.abilities
-            else ProbeResult(ok=False, reason="this in-memory driver was made without it")
-            for ability in DriverCapability
+        """Return the capabilities of the driver."""
+        results = {
+            capability: ProbeResult(ok=not self.faults.reason, reason=self.faults.reason)
+            if capability in self.capabilities
+            else ProbeResult(ok=False, reason="the in-memory driver was created without this capability")
+            for capability in DriverCapability
         }
-        return Capabilities(self.name, self.version, verdicts)
+        return Capabilities(self.name, self.version, results)
 
     def fingerprint(self) -> str:
-        """Return what snapshots depend on."""
+        """Return the version, on which snapshots depend."""
         return self.version
 
     def max_resources(self, limits: Limits) -> Resources:
-        """Return the limits as they are: nothing is added for a runtime."""
+        """Return the limits. A sandbox in memory has no runtime that would use more."""
         return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
     def restorable(self, snapshot: Path) -> ProbeResult:
         """Return whether a snapshot can be restored."""
-        if DriverCapability.SNAPSHOT not in self.abilities:
+        if DriverCapability.SNAPSHOT not in self.capabilities:
             return ProbeResult(ok=False, reason=self.probe().why_not(DriverCapability.SNAPSHOT))
-        _, misfit = self.read_image(snapshot, None)
-        return ProbeResult(ok=not misfit, reason=misfit)
+        _, problem = self.read_image(snapshot, None)
+        return ProbeResult(ok=not problem, reason=problem)
 
     async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> MemoryPreparedSandbox:
-        """Make a prepared sandbox."""
+        """Prepare a sandbox."""
         del snapshot
         await self.faults.at("prepare")
         prepared = MemoryPreparedSandbox(self, shape, f"memory-{next(self._numbers)}")
@@ -366,7 +366,7 @@ class MemoryDriver:
         return prepared
 
     async def adopt(self, ref: str) -> MemoryInstance:
-        """Return a sandbox that an earlier service left."""
+        """Return a live sandbox of an earlier service."""
         await self.faults.at("adopt")
         for instance in self.instances:
             if instance.ref == ref:
@@ -376,34 +376,34 @@ class MemoryDriver:
         raise NotFoundError(f"There is no sandbox {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Destroy everything that is neither kept nor made or adopted by this service."""
+        """Destroy the sandboxes that this service has neither prepared nor adopted and that are not to be kept."""
         self.kept_in_sweeps.append(frozenset(keep))
         await self.faults.at("sweep")
-        strays = [held for ref, held in self._held.items() if ref not in self._in_use and ref not in keep]
-        for stray in strays:
-            await stray.destroy()
-        return len(strays)
+        swept = [held for ref, held in self._held.items() if ref not in self._in_use and ref not in keep]
+        for sandbox in swept:
+            await sandbox.destroy()
+        return len(swept)
 
     # -- used by its sandboxes ----------------------------------------------------------------------------------------
 
-    def require(self, ability: DriverCapability) -> None:
-        """Raise ``UnsupportedError`` for an ability that the driver does not have."""
+    def require(self, capability: DriverCapability) -> None:
+        """Raise ``UnsupportedError`` for a capability that the driver does not have."""
         can = self.probe()
-        if not can.can(ability):
-            reason = can.why_not(ability)
-            raise UnsupportedError(f"This driver cannot do that: {reason}.", code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
+        if not can.can(capability):
+            reason = can.why_not(capability)
+            raise UnsupportedError(f"The driver does not support this: {reason}.", code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
 
     def add(self, instance: MemoryInstance) -> None:
-        """Note a sandbox that was started."""
+        """Register a started sandbox."""
         self.booted.append(instance)
         self._held[instance.ref] = instance
 
     def forget(self, ref: str) -> None:
-        """Note that nothing is left of a sandbox. Idempotent."""
+        """Remove a destroyed sandbox from the list of leftovers. Idempotent."""
         self._held.pop(ref, None)
 
     def write_image(self, into: Path, state: dict[str, Any], shape: Shape, limits: Limits) -> int:
-        """Keep a guest's state and write the folder that stands for it. Return its size in bytes."""
+        """Keep the state of a guest under a token, write a folder with the token, and return the size of the folder in bytes."""
         token = f"image-{next(self._numbers)}"
         new = into.with_name(f"{into.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -418,21 +418,21 @@ class MemoryDriver:
         return sum(file.stat().st_blocks * 512 for file in into.iterdir())
 
     def read_image(self, snapshot: Path, shape: Shape | None) -> tuple[dict[str, Any], str]:
-        """Return the state that a snapshot stands for, and why it cannot be restored; empty if it can."""
+        """Return the state of a snapshot, and the reason why it cannot be restored or an empty text."""
         try:
             manifest = json.loads((snapshot / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError):
             return {}, "its manifest is missing or cannot be read"
-        misfits = {
-            f"it was written by the {manifest['driver']} driver": manifest["driver"] != self.name,
-            f"the build {manifest['version']} that wrote it is not here": manifest["version"] != self.version,
+        problems = {
+            f"it was written by the driver {manifest['driver']}": manifest["driver"] != self.name,
+            f"the runtime build {manifest['version']} that wrote it is missing": manifest["version"] != self.version,
             "it was written on another root file system": shape is not None and manifest["root"] != shape.root.digest,
             "it was written with other limits": shape is not None and manifest["limits"] != _shown(shape.limits),
             "its files are missing": manifest["token"] not in self._images,
         }
-        for misfit, is_one in misfits.items():
-            if is_one:
-                return {}, misfit
+        for problem, applies in problems.items():
+            if applies:
+                return {}, problem
         return self._images[manifest["token"]], ""
 
 
@@ -445,10 +445,10 @@ def _exit_of(reason: str) -> Exit:
     return Exit(ExitReason.EXITED) if reason == "exited" else Exit(ExitReason.KILLED, "status -9")
 
 
-def _unusable(misfit: str) -> ConflictError:
+def _unusable(problem: str) -> ConflictError:
     return ConflictError(
-        f"This snapshot cannot be restored here: {misfit}.",
+        f"This snapshot cannot be restored here: {problem}.",
         code=ErrorCode.SNAPSHOT_UNUSABLE,
-        hint="Use the limits and the template that the snapshot was written with, or make a new one.",
-        fields={"reason": misfit},
+        hint="Use the limits and the template of the snapshot, or take a new snapshot.",
+        fields={"reason": problem},
     )

@@ -1,4 +1,4 @@
-"""The file system of a scripted guest: a table of paths in memory, with the errors that a real one gives.
+"""File system of a scripted guest: a table of paths in memory, with the errors of a real file system.
 
 Only what the file calls of the link can observe is kept: kind, content, mode, owner, time and link target. Accounts are
 ``root`` (0) and ``user`` (1000).
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT_UID, USER_UID = 0, 1000
 _MAX_LINKS = 40
-"""Symbolic links that are followed in one path, as in Linux."""
+"""Largest number of symbolic links in one path, as in Linux."""
 _FOLDERS = {"/": ROOT_UID, "/bin": ROOT_UID, "/etc": ROOT_UID, "/home": ROOT_UID, "/home/user": USER_UID, "/opt": ROOT_UID, "/root": ROOT_UID}
 _FILES = {"/bin/bash": 0o755, "/bin/python3": 0o755, "/bin/sh": 0o755, "/etc/passwd": 0o644, "/etc/shadow": 0o600}
 _STICKY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - paths inside a sandbox
@@ -25,7 +25,7 @@ class FileError(Exception):
 
     Attributes:
         code: Error code of the link protocol.
-        message: What failed, for people.
+        message: Description of the failure, for people.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -109,7 +109,7 @@ class MemoryFiles:
             self._check(path, earlier, uid, 2)
 
     def check_room(self, size: int) -> None:
-        """Refuse more bytes than the disk has room for."""
+        """Refuse more bytes than are free on the disk."""
         if self.capacity_bytes is not None and sum(len(node.data) for node in self._nodes.values()) + size > self.capacity_bytes:
             raise FileError("disk_full", "The disk of the sandbox is full.")
 

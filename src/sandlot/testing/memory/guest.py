@@ -1,8 +1,8 @@
-"""A scripted guest in the memory of the test: the real protocol, with processes, kernels and files that take no time.
+"""Scripted guest in the memory of the test: the real protocol, with processes, kernels and files that take no time.
 
-The guest stands behind :class:`~sandlot.model.ports.ByteStream` and speaks through the real ``protocol.Connection``, so the host's ``Link``
-is the real one. It has no isolation and runs nothing but registered scripts; see :mod:`sandlot.testing.memory.shell` and
-:mod:`sandlot.testing.memory.kernels` for those that every guest has.
+The guest is reached through a :class:`~sandlot.model.ports.ByteStream` and uses the real ``protocol.Connection``, so that the host uses its real
+``Link``. The guest isolates nothing and runs only registered scripts; :mod:`sandlot.testing.memory.shell` and
+:mod:`sandlot.testing.memory.kernels` contain the scripts that every guest has.
 
 Faults on demand: :meth:`MemoryGuest.fail_next`, :meth:`~MemoryGuest.hold`, :meth:`~MemoryGuest.drop_next`, :attr:`~MemoryGuest.delay_s` (slow),
 :meth:`~MemoryGuest.end` (dead), :attr:`~MemoryGuest.is_silent`, :meth:`~MemoryGuest.break_link`, :meth:`~MemoryGuest.send_garbage` and
@@ -27,22 +27,21 @@ from sandlot.testing.memory.shell import programs
 from sandlot.testing.memory.timers import GuestClock, LoopClock, Timer, Timers
 
 PIPE_BYTES = 64 * 1024
-"""Bytes in each direction that are under way at most, as in a pipe of Linux."""
+"""Largest number of unread bytes in each direction, as in a pipe of Linux."""
 
 PortHandler = Callable[["PortConnection"], Awaitable[None]]
-"""A scripted program that listens on a port; called once per connection."""
+"""Scripted program that listens on a port. It is called once for each connection."""
 
 
 @dataclass
 class Scripts:
-    """What guests can run besides the commands of :mod:`sandlot.testing.memory.shell`.
+    """Scripts of a guest, by default the commands of :mod:`sandlot.testing.memory.shell`.
 
     Args:
         programs: Name or path of a program -> script.
         cells: Code of a cell -> script.
-        ports: Port -> script that listens there.
-        has_python: Whether the image has a Python interpreter.
-        has_shell: Whether the image has a shell.
+        ports: Port -> script that listens on the port.
+        has_python: True if the root file system has a Python interpreter.
     """
 
     programs: dict[str, Program] = field(default_factory=programs)
@@ -52,7 +51,7 @@ class Scripts:
 
 
 class Hold:
-    """A call that waits for the test.
+    """A held call. It waits until the test releases it.
 
     Attributes:
         reached: Set when the call has arrived.
@@ -72,7 +71,7 @@ class Hold:
             self._continue = carry_out
 
     def release(self) -> None:
-        """Let the call be carried out. Idempotent."""
+        """Let the call continue. Idempotent."""
         self._is_released = True
         carry_out, self._continue = self._continue, None
         if carry_out is not None:
@@ -80,7 +79,7 @@ class Hold:
 
 
 class PortConnection:
-    """A connection of the host to a port of the sandbox, as the listening program sees it."""
+    """A connection of the host to a port of the sandbox, from the side of the listening program."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -163,7 +162,7 @@ class ServiceStream:
         self._guest.flush()
 
     def end(self) -> None:
-        """Send no more."""
+        """End the stream."""
         self._guest.connection.end(self._stream)
         self._guest.flush()
 
@@ -172,15 +171,15 @@ class MemoryGuest:
     """One scripted guest.
 
     Args:
-        scripts: What it can run.
-        clock: Clock of its timers; None is the event loop's.
+        scripts: Scripts that the guest can run.
+        clock: Clock of the timers; None: the event loop's.
 
     Attributes:
-        identity: Identity of the last wake; empty before the first.
+        identity: Sandbox id of the last wake; empty before the first.
         hostname: Hostname of the last wake.
         env: Environment of the last wake.
         delay_s: Seconds of the guest's time before each call is carried out.
-        is_silent: Whether it reads and never responds.
+        is_silent: True if the guest reads and never responds.
         ended: Resolved with the exit reason, ``exited`` or ``killed``, when the guest has ended.
     """
 
@@ -217,12 +216,12 @@ class MemoryGuest:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether only ``guest.wake`` is served."""
+        """True if the guest serves only ``guest.wake``."""
         return self.connection.asleep
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the guest is paused from outside."""
+        """True if the driver has paused the guest."""
         return self._is_frozen
 
     def requests(self, name: str) -> list[dict[str, Any]]:
@@ -246,13 +245,13 @@ class MemoryGuest:
         self._faults.setdefault(name, []).append(None)
 
     def break_link(self) -> None:
-        """Close the guest's end of the link; the guest lives on."""
+        """Close the guest's end of the link. The guest keeps running."""
         if self.stream is not None:
             self.stream.is_broken = True
             self.stream.news.set()
 
     def send_garbage(self, data: bytes = b"\xff" * 4096) -> None:
-        """Write bytes into the link that are no frames."""
+        """Write bytes into the link that are not frames."""
         if self.stream is not None:
             self.stream.put(data)
 
@@ -288,7 +287,7 @@ class MemoryGuest:
         return self.stream
 
     def receive(self, data: bytes) -> bool:
-        """Take bytes of the host. Return False if they do not fit now."""
+        """Receive bytes of the host. Return False if there is no room for them now."""
         if self._is_frozen:
             if len(self._waiting_input) + len(data) > PIPE_BYTES:
                 return False
@@ -299,7 +298,7 @@ class MemoryGuest:
         return True
 
     def flush(self) -> None:
-        """Send what the connection has queued, as far as the pipe takes it."""
+        """Send queued frames until the pipe is full."""
         stream = self.stream
         if stream is None or self._is_frozen or self.is_silent or self.ended.done():
             return
@@ -309,7 +308,7 @@ class MemoryGuest:
             self._rpc.handle(event)
 
     def freeze(self) -> None:
-        """Stand still: nothing is read or written and no time passes. Idempotent."""
+        """Pause: read nothing, write nothing, and stop all timers. Idempotent."""
         self._is_frozen = True
         self.timers.hold()
 
@@ -368,9 +367,9 @@ class MemoryGuest:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def save(self) -> dict[str, Any]:
-        """Return a copy of everything that a memory snapshot holds.
+        """Return a copy of the state that a memory snapshot contains.
 
-        Running processes and cells run again from their beginning in what is restored from it; that is the difference to a real snapshot.
+        Unlike in a real snapshot, running processes and cells do not continue: a restored guest runs them again from their beginning.
         """
         running = [(process.id, process.args) for process in self.processes.running]
         finished = [process for process in self.processes.by_id.values() if not process.running]
@@ -388,7 +387,7 @@ class MemoryGuest:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become a copy of a guest. Called once, before anything else."""
+        """Take over a saved state. Must be the first call on a new guest."""
         self.files = self.processes.files = self.kernels.files = state["files"].copy()
         self.connection.asleep = state["asleep"]
         self.identity, self.hostname, self.env, self.workspace = state["identity"], state["hostname"], dict(state["env"]), state["workspace"]
@@ -578,7 +577,7 @@ class MemoryGuest:
     def _connect_port(self, call: Call) -> None:
         port = call.args["port"]
         if not 0 < port <= schema.MOST_PORT:
-            raise RpcError("invalid_request", f"There is no port {port}.", f"Use 1 to {schema.MOST_PORT}.")
+            raise RpcError("invalid_request", f"There is no port {port}.", f"Use a port from 1 to {schema.MOST_PORT}.")
         handler = self.scripts.ports.get(port)
         if handler is None:
             raise RpcError("port_not_found", f"Nothing listens on port {port} of the sandbox.", "Start the program first.")
@@ -599,7 +598,7 @@ class MemoryGuest:
 
 
 def _checked(call: Call) -> int:
-    """Return the account of a file call, its path checked."""
+    """Return the user id of a file call after checking its path."""
     path, user = call.args["path"], call.args["user"]
     if user not in UIDS:
         raise RpcError("invalid_request", f"There is no user {user[:50]!r}.", "Use 'user' or 'root'.")
@@ -621,13 +620,13 @@ class MemoryStream:
         self.is_closed = False
 
     def put(self, data: bytes) -> None:
-        """Add bytes of the guest."""
+        """Add bytes that the guest sends."""
         self._pieces.append(data)
         self.buffered += len(data)
         self.news.set()
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Return the next bytes; ``b""`` once the guest is gone."""
+        """Return the next bytes, or ``b""`` after the guest has ended."""
         while not self._pieces:
             if self._is_over:
                 return b""
@@ -649,10 +648,10 @@ class MemoryStream:
         """Send one frame whole, or nothing.
 
         Raises:
-            BrokenPipeError: The guest is gone.
+            BrokenPipeError: The guest has ended.
         """
         if self._is_over:
-            raise BrokenPipeError("the guest is gone")
+            raise BrokenPipeError("the guest has ended")
         return self._guest.receive(frame)
 
     async def wait_writable(self) -> None:

@@ -1,4 +1,4 @@
-"""Contexts of a scripted guest: cells that run one after another in the process of the test, with variables that stay.
+"""Contexts of a scripted guest. Cells run one after another in the process of the test and keep their variables.
 
 Python cells are executed with ``print``, top-level ``await``, the value of the last expression, and ``time.sleep`` and loops at their top
 level that can be interrupted. Bash cells run in the scripted shell. JavaScript cells understand ``console.log`` of a literal. A test
@@ -48,8 +48,8 @@ class Cell:
     Attributes:
         id: Id of the execution in hexadecimal.
         code: Source.
-        output: What it printed, displayed and raised.
-        result: The result, once it is over.
+        output: Printed text, displayed values and errors.
+        result: Result of the cell, after its end.
     """
 
     def __init__(self, id_: str, args: Mapping[str, Any], timers: Timers) -> None:
@@ -66,11 +66,11 @@ class Cell:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a call receives its output."""
+        """True if a call receives the output."""
         return bool(self._followers)
 
     def begin(self, count: int) -> None:
-        """Start the cell's time."""
+        """Start the cell and its timeout."""
         self.count = count
         self._began_s = self._timers.time_s()
         self.event("started", count=count)
@@ -115,7 +115,7 @@ class Cell:
         self.pump()
 
     def pump(self) -> None:
-        """Send what can be sent, and the result to those that have enough."""
+        """Send output to all calls as far as they have room, and the result to calls that have received enough."""
         self.output.pump()
         for entry in list(self._followers):
             call, follower = entry
@@ -151,7 +151,7 @@ class Context:
         self.queue: deque[Cell] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
-        self._verdict = ""
+        self._end_status = ""
 
     def describe(self) -> dict[str, Any]:
         """Return the record of ``kernel.list``."""
@@ -167,15 +167,15 @@ class Context:
             self.count = 0
 
     def submit(self, cell: Cell) -> None:
-        """Run a cell after those that wait."""
+        """Queue a cell behind the waiting cells."""
         self.queue.append(cell)
         self._next()
 
     def interrupt(self, status: str = "error") -> bool:
         """Interrupt the running cell. Return whether there is one."""
-        if self.cell is None or self._task is None or self._verdict:
+        if self.cell is None or self._task is None or self._end_status:
             return False
-        self._verdict = status
+        self._end_status = status
         self._task.cancel()
         return True
 
@@ -192,7 +192,7 @@ class Context:
             self.abort(cell, why)
 
     def stop(self, why: str, status: str = "killed") -> None:
-        """End the kernel; its variables are gone."""
+        """End the kernel. Its variables are lost."""
         self.abort_all(why)
         self.die(status)
 
@@ -201,7 +201,7 @@ class Context:
         self.pid = None
         cell, task = self.cell, self._task
         if cell is not None and task is not None:
-            self._verdict = status
+            self._end_status = status
             text = "The kernel was killed because its context was restarted." if status == "killed" else "The kernel died. Its variables are lost."
             cell.fail("KernelDied", text)
             self._over(cell, status)
@@ -212,7 +212,7 @@ class Context:
             return
         self.boot()
         self.cell = cell = self.queue.popleft()
-        self._verdict = ""
+        self._end_status = ""
         self._task = asyncio.get_running_loop().create_task(self._run(cell))
         if (timeout_s := cell.args["timeout_s"]) is not None:
             self._timer = self._kernels.timers.after(timeout_s, lambda: self.interrupt("timeout"))
@@ -226,7 +226,7 @@ class Context:
         except asyncio.CancelledError:
             if self.cell is not cell:
                 return
-            status = self._verdict if self._verdict in {"timeout", "error"} else "killed"
+            status = self._end_status if self._end_status in {"timeout", "error"} else "killed"
             cell.fail("KeyboardInterrupt", "", ["KeyboardInterrupt"])
         except KernelExit:
             status, self.pid = "died", None
@@ -282,7 +282,7 @@ class ExitStatus(Exception):  # noqa: N818 - the name that clients see
 
 
 class Kernels:
-    """All contexts of a guest, and the cells that are remembered.
+    """All contexts of a guest, and the remembered cells.
 
     Args:
         files: The file tree.
@@ -326,7 +326,7 @@ class Kernels:
         }
 
     def new_cell_context(self, cwd: str, env: Mapping[str, str]) -> CellContext:
-        """Return what a bash context keeps between its cells."""
+        """Return the state that a bash context keeps between its cells."""
         return CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd)
 
     def forget_past(self) -> None:
@@ -336,14 +336,14 @@ class Kernels:
         self.cells.clear()
 
     def trim(self) -> None:
-        """Forget the oldest finished cells that nobody reads."""
+        """Forget the oldest finished cells that no call reads."""
         finished = [cell for cell in self.cells.values() if cell.result is not None and not cell.is_followed]
         for cell in finished[: max(0, len(self.cells) - KEPT)]:
             del self.cells[cell.id]
             self._expire(cell.id, "kernel.execute")
 
     def copy_state(self) -> dict[str, Any]:
-        """Return what a snapshot holds of the contexts and finished cells."""
+        """Return a copy of the contexts and finished cells for a snapshot."""
         contexts = [
             {
                 "name": each.name,
@@ -473,7 +473,7 @@ class Kernels:
 
 
 class CellContext(ProgramContext):
-    """The process that a bash cell's shell believes to run in; it is none.
+    """Context of the shell of a bash cell. There is no process of its own.
 
     Attributes:
         cell: The cell that output goes to.
@@ -492,7 +492,7 @@ class CellContext(ProgramContext):
 
     @property
     def stdin(self) -> None:
-        """Nothing: a cell has no input."""
+        """Always None: a cell has no input."""
         return
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
@@ -566,7 +566,7 @@ async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, 
 
 
 def _guest_os(env: Mapping[str, str], cwd: str) -> ModuleType:
-    """Return what cells of tests use of ``os``."""
+    """Return a module with the part of ``os`` that the cells of tests use."""
     module = ModuleType("os")
 
     def leave(_status: int) -> None:
@@ -578,7 +578,7 @@ def _guest_os(env: Mapping[str, str], cwd: str) -> ModuleType:
 
 
 def _copied_namespace(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a kernel's variables. What cannot be copied, such as a module, is shared."""
+    """Return a copy of a kernel's variables. Values that cannot be copied, such as modules, are shared."""
     result = {}
     for name, value in namespace.items():
         if name in {"__builtins__", "__sleep__", "shell"}:

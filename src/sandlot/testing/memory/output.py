@@ -1,7 +1,7 @@
-"""Output of a process or a cell: kept in bounded channels, addressed by byte offset, and sent to the calls that follow it.
+"""Output of a process or cell: kept in bounded channels, addressed by byte offset, and sent to the calls that follow it.
 
 Invariants:
-- Everything is sent in the order in which it was written, across both channels and the events.
+- Output of both channels and events are sent in the order of the writes.
 - Without a follower the oldest bytes beyond :data:`~sandlot.protocol.schema.OUTPUT_BUFFER_BYTES` of a channel are dropped. A follower
   that needs dropped bytes gets a ``lost`` event with their number.
 """
@@ -29,7 +29,7 @@ class Follower:
         position: Index of the next item of the log.
         at: Channel -> offset of the next byte.
         next_event: Number of the next event.
-        until: Number of items after which the follower has enough; None follows to the end.
+        until: Number of items to send; None: all items until the end of the output.
     """
 
     def __init__(self, call: Call, at: dict[int, int], next_event: int, until: int | None) -> None:
@@ -99,17 +99,17 @@ class OutputLog:
         self._drained.set()
 
     def pump(self) -> None:
-        """Send what the streams of all followers take."""
+        """Send output to all followers as far as their streams have room."""
         for follower in list(self.followers):
             self._send(follower)
         self._drained.set()
 
     def has_all(self, follower: Follower) -> bool:
-        """Return whether a follower has received all that there is."""
+        """Return whether a follower has received all output so far."""
         return follower.position >= len(self._items)
 
     def has_enough(self, follower: Follower) -> bool:
-        """Return whether a follower that does not wait has received what it asked for."""
+        """Return whether a follower that does not wait has received everything that existed when it began."""
         return follower.until is not None and follower.position >= follower.until
 
     def copy(self) -> OutputLog:

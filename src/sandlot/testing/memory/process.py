@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandlot.testing.memory.timers import Timer, Timers
 
 KEPT = 64
-"""Finished processes that are remembered."""
+"""Largest number of finished processes that are remembered."""
 HOMES = {"root": "/root", "user": "/home/user"}
 UIDS = {"root": 0, "user": 1000}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -26,7 +26,7 @@ _IGNORED_BY_DEFAULT = frozenset({signals.SIGCHLD, signals.SIGCONT, signals.SIGUR
 _FIRST_PID = 100
 
 Program = Callable[["ProgramContext"], Awaitable[int | None]]
-"""A scripted program. Returns its exit code; None is 0."""
+"""Scripted program. Returns its exit code; None means 0."""
 
 
 class Killed(BaseException):
@@ -38,7 +38,7 @@ class Killed(BaseException):
 
 
 class StandardInput:
-    """Input of a process, as the host sends it."""
+    """Standard input that the host sends to a process."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[bytes, Callable[[], None]]] = []
@@ -58,7 +58,7 @@ class StandardInput:
         self._news.set()
 
     def close(self) -> None:
-        """Drop everything; nobody reads any more."""
+        """Drop all unread bytes and ignore later ones."""
         self.finish()
         pieces, self._pieces = self._pieces, []
         for _, taken in pieces:
@@ -77,13 +77,13 @@ class StandardInput:
 
 
 class ProgramContext:
-    """A running program, as its script sees it.
+    """A running program: the interface for its script.
 
     Attributes:
         argv: Command line.
         env: Environment.
         cwd: Working folder.
-        uid: Account that it runs as.
+        uid: User id of the program.
         files: The guest's file tree.
         traps: Signal number -> function that handles it instead of the default action.
     """
@@ -164,12 +164,12 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended."""
+        """True until the process has ended."""
         return self.exit_code is None and self.ending_signal is None
 
     @property
     def is_followed(self) -> bool:
-        """Whether a call receives its output."""
+        """True if a call receives the output."""
         return bool(self._followers)
 
     def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
@@ -195,7 +195,7 @@ class Process:
         call.on_gone = lambda: self._waiting.remove(call)
 
     def pump(self) -> None:
-        """Send what can be sent, and the result to those that have everything."""
+        """Send output to all calls as far as they have room, and the result to calls that have received everything."""
         self.output.pump()
         if self.running:
             return
@@ -248,7 +248,7 @@ class Process:
             self.end(None, number)
 
     def kill(self, reason: str) -> None:
-        """End the process with SIGKILL for a reason of its own, for example ``timeout``."""
+        """End the process with SIGKILL and record the reason, such as ``timeout``."""
         if self.running:
             self.reason = reason
             self.end(None, signals.SIGKILL)
@@ -328,7 +328,7 @@ class Processes:
 
     @property
     def running(self) -> list[Process]:
-        """The processes that have not ended."""
+        """Processes that have not ended."""
         return [process for process in self.by_id.values() if process.running]
 
     def environment(self, user: str, env: Mapping[str, str]) -> dict[str, str]:
@@ -379,7 +379,7 @@ class Processes:
         self.by_id = {id_: process for id_, process in self.by_id.items() if process.running}
 
     async def close(self) -> None:
-        """Stop everything."""
+        """Stop all processes."""
         tasks = [process.task for process in self.by_id.values() if process.task is not None and not process.task.done()]
         for task in tasks:
             task.cancel()

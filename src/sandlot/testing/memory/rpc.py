@@ -1,4 +1,4 @@
-"""Calls of the host as a scripted guest receives them: checked against the schema, remembered by id, answered on their stream."""
+"""Requests of the host to a scripted guest: checked against the schema, remembered by id, and answered on their stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_REMEMBERED = frozenset(
         *("kernel.execute", "kernel.attach", "kernel.list", "file.read", "file.stat", "file.list", "port.connect"),
     }
 )
-"""Calls that may be repeated without harm, or whose handler finds the earlier work under the call's id."""
+"""Calls that can be repeated without harm, or whose handler finds the earlier work by the call's id."""
 
 
 class RpcError(Exception):
@@ -24,8 +24,8 @@ class RpcError(Exception):
 
     Args:
         code: One of ``schema.RESET_CODES``.
-        message: What failed.
-        hint: What to do about it.
+        message: Description of the failure.
+        hint: Action of the caller.
     """
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
@@ -40,7 +40,7 @@ class Call:
 
     Attributes:
         name: Name of the call, for example ``process.start``.
-        id: Id of the call in hexadecimal; of a process or an execution it is the id of that too.
+        id: Id of the call in hexadecimal. It is also the id of the process or cell that the call starts.
         args: Arguments; optional ones that are absent are None.
         stream: Id of the stream, or ``NO_STREAM`` while the link is down.
         outcome: The result or the error, once there is one.
@@ -112,7 +112,7 @@ class RpcServer:
         connection: The guest's end of the protocol.
         flush: Sends what the connection has queued.
         handlers: Name of a call -> handler. A handler may raise :class:`RpcError`.
-        intercept: Receives each valid call and the function that carries it out; the place for faults.
+        intercept: Called with each valid call and the function that runs it, to apply faults.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class RpcServer:
             self.drop_streams()
 
     def drop_streams(self) -> None:
-        """Detach all calls from their streams; those that can continue without one do."""
+        """Detach all calls from their streams. Calls that can continue without a stream continue."""
         gone, self._by_stream = self._by_stream, {}
         for call in gone.values():
             call.stream = NO_STREAM
@@ -159,7 +159,7 @@ class RpcServer:
             self._remember(call.id, call.name, call.outcome)
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that has no outcome, so that its id starts anew."""
+        """Forget a call that has no outcome, so that a later call with the same id runs."""
         self._in_progress.pop(call.id, None)
 
     def _opened(self, event: events.Opened) -> None:

@@ -1,4 +1,4 @@
-"""Programs that every scripted guest has: a small shell and the commands that tests use most.
+"""Programs of every scripted guest: a small shell and the commands that tests use most.
 
 The shell understands lists (``;``, newline, ``&&``, ``||``), pipes, redirections of the three standard streams, quotes, ``$NAME``,
 ``$$``, ``$?``, ``cd``, ``export``, ``exit``, ``exec``, ``trap '' SIGNAL`` and ``while true; do …; done``. Anything else is a syntax
@@ -185,12 +185,12 @@ class Shell:
 
 
 class Piped(ProgramContext):
-    """The context of one command of a shell, with standard streams of its own.
+    """Context of one command of a shell, with its redirected standard streams.
 
     Args:
         parent: The shell's process.
-        piped: Output of the command before it in the pipeline; None is the shell's own input.
-        capture: Whether standard output goes to the next command.
+        piped: Output of the previous command of the pipeline; None: the command reads the input of the shell.
+        capture: True if standard output goes to the next command.
     """
 
     def __init__(self, parent: ProgramContext, piped: bytes | None, *, capture: bool) -> None:
@@ -223,7 +223,7 @@ class Piped(ProgramContext):
         return posixpath.normpath(posixpath.join(self.cwd, path))
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
-        """Write output where the channel leads."""
+        """Write output to the target of the channel."""
         raw, target = data.encode() if isinstance(data, str) else data, self._targets[channel]
         if isinstance(target, int):
             await self._parent.write(raw, target)

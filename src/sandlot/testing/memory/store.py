@@ -1,4 +1,4 @@
-"""A store and blobs in memory: opened in microseconds, kept over a restart, and failing on demand.
+"""Store and blobs in memory. They open in microseconds, keep their content over a restart of the service, and fail on demand.
 
 Invariants:
 - :class:`MemoryDatabase` holds what survives. A store that is opened on it again, also while another one is open, sees the same rows.
@@ -25,6 +25,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError
 from sandlot.model.ids import FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
 from sandlot.model.records import (
+    DeliveryProgress,
     EventRecord,
     ExecutionId,
     ExecutionRecord,
@@ -34,13 +35,14 @@ from sandlot.model.records import (
     SandboxRecord,
     SnapshotRecord,
     VolumeRecord,
+    WebhookChange,
+    WebhookRecord,
 )
+from sandlot.model.repositories import Position
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position
-from sandlot.model.webhooks import Progress, WebhookChange, WebhookRecord
 
 PIECE_BYTES = 256 * 1024
-"""Most bytes in one piece of a blob that is read."""
+"""Largest number of bytes in one chunk of a blob that is read."""
 _RUNNING = "running"
 
 _T = TypeVar("_T")
@@ -49,7 +51,7 @@ _AnyT = TypeVar("_AnyT")
 
 
 class Hold:
-    """One operation that is held: every call of it waits until :meth:`release`."""
+    """A held operation. Every call of the operation waits until :meth:`release`."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
@@ -76,12 +78,12 @@ class Hold:
 
 
 class StoreFaults:
-    """Failures that a test demands.
+    """Failures that a test arranges.
 
-    An operation is the name of a repository and its method, as in ``sandboxes.save``; those of the blobs begin with ``blobs.``.
+    An operation is named after the repository and the method, such as ``sandboxes.save``. Operations of blobs begin with ``blobs.``.
 
     Attributes:
-        disk_full: Whether every write is refused, as by a database whose disk is full. Reads still succeed.
+        disk_full: True if every write is refused, as by a database whose disk is full. Reads still succeed.
         operations: Number of calls by operation.
     """
 
@@ -101,7 +103,7 @@ class StoreFaults:
         return hold
 
     async def enter(self, operation: str, full: Exception | None) -> asyncio.CancelledError | None:
-        """Wait and fail as demanded. Return the cancellation to raise once the operation is complete.
+        """Wait and fail as the test has arranged. Return the cancellation to raise once the operation is complete.
 
         Args:
             operation: The operation.
@@ -118,12 +120,12 @@ class StoreFaults:
 
 @dataclass
 class MemoryDatabase:
-    """All rows. They outlive the stores that are opened on them.
+    """All records. They outlive the stores that are opened on them.
 
     Attributes:
         faults: Failures of all stores and blobs on this database.
-        identity: Number that distinguishes this database from every other one; 16 hexadecimal digits.
-        last_sequence: Number of the newest event, also of one that was removed.
+        identity: Random id of the database, 16 hexadecimal digits.
+        last_sequence: Sequence number of the newest event, even if the event was deleted.
         execution_counts: Month and owner -> executions that began.
         blobs: Contents of stored files.
     """
@@ -138,13 +140,13 @@ class MemoryDatabase:
     executions: dict[ExecutionId, ExecutionRecord] = field(default_factory=dict)
     execution_counts: dict[str, Counter[OwnerId]] = field(default_factory=dict)
     webhooks: dict[WebhookId, tuple[WebhookRecord, NodeId | None, datetime | None]] = field(default_factory=dict)
-    """Record, the node that holds it, and until when."""
+    """Record, node that has the lease, and end of the lease."""
     events: list[EventRecord] = field(default_factory=list)
     last_sequence: int = 0
     blobs: dict[FileId, bytes] = field(default_factory=dict)
 
     def append(self, events: Iterable[NewEvent | None]) -> None:
-        """Give events their numbers. None is skipped."""
+        """Append events with the next sequence numbers. None is skipped."""
         for event in events:
             if event is not None:
                 self.last_sequence += 1
@@ -152,12 +154,12 @@ class MemoryDatabase:
 
 
 class MemoryStore:
-    """An open store. Implements :class:`sandlot.model.storage.Store`.
+    """An open store. Implements :class:`sandlot.model.repositories.Store`.
 
-    Use it as an async context manager; it refuses operations after it was closed.
+    Use the store as an async context manager. A closed store refuses operations.
 
     Args:
-        database: Rows; they stay when the store is closed.
+        database: Records, which are kept when the store is closed.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
@@ -179,7 +181,7 @@ class MemoryStore:
         self._session.is_open = False
 
     async def identity(self) -> str:
-        """Return the number of the database."""
+        """Return the id of the database."""
         return self.database.identity
 
 
@@ -203,18 +205,18 @@ class _Session:
         result = work(self.database)
         if cancelled is not None:
             raise cancelled
-        await asyncio.sleep(0)  # a real store lets others run, so what it returns may be out of date
+        await asyncio.sleep(0)  # a real store lets other tasks run, so that its result may be out of date
         return result
 
 
 class MemorySandboxRepository:
-    """Sandboxes. Implements :class:`sandlot.model.storage.SandboxRepository`."""
+    """Sandboxes. Implements :class:`sandlot.model.repositories.SandboxRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id, unless the stored state must not go back."""
+        """Insert or replace by id, unless the stored record is stopping or has ended."""
 
         def work(database: MemoryDatabase) -> None:
             before = database.sandboxes.get(record.id)
@@ -222,30 +224,30 @@ class MemorySandboxRepository:
             if before is not None and (is_terminal(before.state) or (before.state is State.STOPPING and not ends)):
                 return
             if record.idempotency_key is not None and _of_request(database.sandboxes, record.owner, record.idempotency_key, besides=record.id):
-                raise _conflict("There is a sandbox of this idempotency key already.", "Ask for that one, or use another key for another request.")
+                raise _conflict("There is a sandbox with this idempotency key already.", "Use another key for another request.")
             database.sandboxes[record.id] = _copied(record)
             database.append([event])
 
         await self._session.write("sandboxes.save", work)
 
-    async def unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
+    async def list_unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
         """Return all sandboxes of a node that have not ended, oldest first."""
-        return await self._select("unfinished", lambda row: row.node == node and not is_terminal(row.state))
+        return await self._select("list_unfinished", lambda row: row.node == node and not is_terminal(row.state))
 
-    async def ended_last(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
+    async def list_last_ended(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
         """Return the sandboxes of a node that ended last, the latest first."""
-        ended = await self._select("ended_last", lambda row: row.node == node and is_terminal(row.state) and row.ended_at is not None)
+        ended = await self._select("list_last_ended", lambda row: row.node == node and is_terminal(row.state) and row.ended_at is not None)
         return sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[:limit]
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
         """Return one sandbox."""
         return await self._session.read("sandboxes.get", lambda database: database.sandboxes.get(sandbox))
 
-    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
-        """Return the sandbox that a request made."""
-        return await self._session.read("sandboxes.by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
+    async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
+        """Return the sandbox with an idempotency key."""
+        return await self._session.read("sandboxes.get_by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
 
-    async def ended(
+    async def list_ended(
         self,
         *,
         owner: OwnerId | None,
@@ -267,22 +269,22 @@ class MemorySandboxRepository:
                 and _is_after(row, after)
             )
 
-        return (await self._select("ended", matches))[:limit]
+        return (await self._select("list_ended", matches))[:limit]
 
-    async def forget(self, *, ended_before: datetime) -> int:
-        """Remove the sandboxes that ended before a moment, and return their number."""
+    async def delete_ended(self, before: datetime) -> int:
+        """Delete the sandboxes that ended before a time, and return their number."""
 
         def is_old(row: SandboxRecord) -> bool:
-            return is_terminal(row.state) and row.ended_at is not None and row.ended_at < ended_before
+            return is_terminal(row.state) and row.ended_at is not None and row.ended_at < before
 
-        return await self._session.write("sandboxes.forget", lambda database: _remove(database.sandboxes, is_old))
+        return await self._session.write("sandboxes.delete_ended", lambda database: _remove(database.sandboxes, is_old))
 
     async def _select(self, method: str, matches: Callable[[SandboxRecord], bool]) -> list[SandboxRecord]:
         return await self._session.read(f"sandboxes.{method}", lambda database: _sorted(filter(matches, database.sandboxes.values())))
 
 
 class MemorySnapshotRepository:
-    """Snapshots. Implements :class:`sandlot.model.storage.SnapshotRepository`."""
+    """Snapshots. Implements :class:`sandlot.model.repositories.SnapshotRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -299,13 +301,13 @@ class MemorySnapshotRepository:
         """Return one snapshot."""
         return await self._session.read("snapshots.get", lambda database: database.snapshots.get(snapshot))
 
-    async def named(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
-        """Return an owner's snapshot of a name."""
-        return await self._session.read("snapshots.named", lambda database: _of_name(database.snapshots, owner, name))
+    async def get_by_name(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
+        """Return an owner's snapshot with this name."""
+        return await self._session.read("snapshots.get_by_name", lambda database: _of_name(database.snapshots, owner, name))
 
-    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
-        """Return the snapshot that a request made."""
-        return await self._session.read("snapshots.by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
+    async def get_by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
+        """Return the snapshot with an idempotency key."""
+        return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
         """Return a page of the snapshots that are ready, oldest first."""
@@ -319,9 +321,9 @@ class MemorySnapshotRepository:
         """Return the number of an owner's snapshots and the sum of their sizes."""
         return await self._session.read("snapshots.totals", lambda database: _totals(database.snapshots, owner))
 
-    async def of_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
+    async def list_by_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
         """Return all snapshots of a node, oldest first."""
-        return await self._session.read("snapshots.of_node", lambda database: _of_node(database.snapshots, node))
+        return await self._session.read("snapshots.list_by_node", lambda database: _of_node(database.snapshots, node))
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
         """Remove one snapshot, and return whether it existed."""
@@ -339,7 +341,7 @@ class MemorySnapshotRepository:
         requested = record.idempotency_key is not None and _of_request(database.snapshots, record.owner, record.idempotency_key, besides=record.id)
         if named or requested:
             raise _conflict(
-                "There is a snapshot of this name, or of this idempotency key, already.", "Choose another name, or delete that one first."
+                "There is a snapshot with this name or idempotency key already.", "Choose another name, or delete the other snapshot first."
             )
         database.snapshots[record.id] = _copied(record)
         database.append([event])
@@ -347,7 +349,7 @@ class MemorySnapshotRepository:
 
 
 class MemoryVolumeRepository:
-    """Volumes. Implements :class:`sandlot.model.storage.VolumeRepository`."""
+    """Volumes. Implements :class:`sandlot.model.repositories.VolumeRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -357,15 +359,15 @@ class MemoryVolumeRepository:
 
         def work(database: MemoryDatabase) -> None:
             if _of_name(database.volumes, record.owner, record.name, besides=record.id):
-                raise _conflict("There is a volume of this name already.", "Choose another name, or delete that one first.")
+                raise _conflict("There is a volume with this name already.", "Choose another name, or delete the other volume first.")
             database.volumes[record.id] = record
             database.append([event])
 
         await self._session.write("volumes.save", work)
 
-    async def of_node(self, node: NodeId) -> Sequence[VolumeRecord]:
+    async def list_by_node(self, node: NodeId) -> Sequence[VolumeRecord]:
         """Return all volumes of a node, oldest first."""
-        return await self._session.read("volumes.of_node", lambda database: _of_node(database.volumes, node))
+        return await self._session.read("volumes.list_by_node", lambda database: _of_node(database.volumes, node))
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
         """Return the number of an owner's volumes and the sum of their sizes."""
@@ -383,7 +385,7 @@ class MemoryVolumeRepository:
 
 
 class MemoryKeyRepository:
-    """API keys. Implements :class:`sandlot.model.storage.KeyRepository`."""
+    """API keys. Implements :class:`sandlot.model.repositories.KeyRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -399,7 +401,7 @@ class MemoryKeyRepository:
         await self._session.write("keys.add", work)
 
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
-        """Revoke the valid key of an id or, if there is none, of a name."""
+        """Revoke the valid key with this id or, if there is none, with this name."""
 
         def work(database: MemoryDatabase) -> KeyRecord | None:
             called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
@@ -411,13 +413,13 @@ class MemoryKeyRepository:
 
         return await self._session.write("keys.revoke", work)
 
-    async def all(self) -> Sequence[KeyRecord]:
+    async def list(self) -> Sequence[KeyRecord]:
         """Return all valid keys, oldest first."""
-        return await self._session.read("keys.all", lambda database: _sorted(key for key in database.keys.values() if key.revoked_at is None))
+        return await self._session.read("keys.list", lambda database: _sorted(key for key in database.keys.values() if key.revoked_at is None))
 
 
 class MemoryFileRepository:
-    """Stored files, without their contents. Implements :class:`sandlot.model.storage.FileRepository`."""
+    """Stored files, without their contents. Implements :class:`sandlot.model.repositories.FileRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -449,7 +451,7 @@ class MemoryFileRepository:
 
 
 class MemoryExecutionRepository:
-    """The execution log. Implements :class:`sandlot.model.storage.ExecutionRepository`."""
+    """The execution log. Implements :class:`sandlot.model.repositories.ExecutionRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -471,20 +473,20 @@ class MemoryExecutionRepository:
 
         return await self._session.read("executions.page", lambda database: _newest(filter(matches, database.executions.values()), limit))
 
-    async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
+    async def list_running(self, *, limit: int) -> Sequence[ExecutionRecord]:
         """Return executions that have not ended, newest first."""
         return await self._session.read(
-            "executions.running", lambda database: _newest((row for row in database.executions.values() if row.status == _RUNNING), limit)
+            "executions.list_running", lambda database: _newest((row for row in database.executions.values() if row.status == _RUNNING), limit)
         )
 
-    async def forget(self, *, created_before: datetime) -> int:
-        """Remove the executions that began before a moment, and return their number."""
+    async def delete_before(self, before: datetime) -> int:
+        """Delete the executions that began before a time, and return their number."""
         return await self._session.write(
-            "executions.forget", lambda database: _remove(database.executions, lambda row: row.created_at < created_before)
+            "executions.delete_before", lambda database: _remove(database.executions, lambda row: row.created_at < before)
         )
 
     async def trim(self, *, keep: int) -> int:
-        """Remove all but the newest, and return the number of removed ones."""
+        """Delete all but the newest, and return the number of deleted records."""
 
         def work(database: MemoryDatabase) -> int:
             kept = {row.id for row in _newest(database.executions.values(), keep)}
@@ -492,17 +494,19 @@ class MemoryExecutionRepository:
 
         return await self._session.write("executions.trim", work)
 
-    async def counts(self, month: str) -> Mapping[OwnerId, int]:
+    async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
         """Return the executions that began in a month, by owner."""
-        return await self._session.read("executions.counts", lambda database: dict(database.execution_counts.get(month, {})))
+        return await self._session.read("executions.monthly_counts", lambda database: dict(database.execution_counts.get(month, {})))
 
-    async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
+    async def add_monthly_counts(self, month: str, more: Mapping[OwnerId, int]) -> None:
         """Add to the counts of a month."""
-        await self._session.write("executions.count", lambda database: database.execution_counts.setdefault(month, Counter()).update(more))
+        await self._session.write(
+            "executions.add_monthly_counts", lambda database: database.execution_counts.setdefault(month, Counter()).update(more)
+        )
 
 
 class MemoryEventRepository:
-    """Events. Implements :class:`sandlot.model.storage.EventRepository`."""
+    """Events. Implements :class:`sandlot.model.repositories.EventRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -523,16 +527,16 @@ class MemoryEventRepository:
 
         return await self._session.read("events.page", work)
 
-    async def last(self) -> int:
-        """Return the number of the newest event; 0 if nothing has happened."""
-        return await self._session.read("events.last", lambda database: database.last_sequence)
+    async def last_sequence(self) -> int:
+        """Return the sequence number of the newest event, or 0."""
+        return await self._session.read("events.last_sequence", lambda database: database.last_sequence)
 
-    async def forget(self, *, before: datetime) -> int:
-        """Remove the events before a moment, and return their number."""
-        return await self._keep("forget", lambda events: [row for row in events if row.event.at >= before])
+    async def delete_before(self, before: datetime) -> int:
+        """Delete the events from before a time, and return their number."""
+        return await self._keep("delete_before", lambda events: [row for row in events if row.event.at >= before])
 
     async def trim(self, *, keep: int) -> int:
-        """Remove all but the newest, and return the number of removed ones."""
+        """Delete all but the newest, and return the number of deleted records."""
         return await self._keep("trim", lambda events: events[max(0, len(events) - keep) :])
 
     async def _keep(self, method: str, kept: Callable[[list[EventRecord]], list[EventRecord]]) -> int:
@@ -545,16 +549,16 @@ class MemoryEventRepository:
 
 
 class MemoryWebhookRepository:
-    """Webhooks. Implements :class:`sandlot.model.webhooks.WebhookRepository`."""
+    """Webhooks. Implements :class:`sandlot.model.repositories.WebhookRepository`."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
 
-    async def add(self, record: WebhookRecord, *, most: int) -> bool:
-        """Insert one webhook, unless its owner has the most already. Return whether it was inserted."""
+    async def add(self, record: WebhookRecord, *, max_per_owner: int) -> bool:
+        """Insert one webhook, unless its owner has ``max_per_owner`` already. Return whether the webhook was inserted."""
 
         def work(database: MemoryDatabase) -> bool:
-            if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= most:
+            if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= max_per_owner:
                 return False
             database.webhooks[record.id] = record, None, None
             return True
@@ -565,55 +569,55 @@ class MemoryWebhookRepository:
         """Return one webhook."""
         return await self._session.read("webhooks.get", lambda database: row[0] if (row := database.webhooks.get(webhook)) else None)
 
-    async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
+    async def list(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
         """Return all webhooks of an owner, oldest first."""
         return await self._session.read(
-            "webhooks.all", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
+            "webhooks.list", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
         )
 
-    async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
-        """Change one webhook, and return it. A new URL forgets failed attempts."""
+    async def update(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
+        """Change one webhook and return it. A new URL resets the failed attempts."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
                 return None
-            record, holder, held_until = row
+            record, leased_by, leased_until = row
             values = {each.name: value for each in fields(change) if (value := getattr(change, each.name)) is not None}
             if change.url is not None:
-                values["progress"] = replace(record.progress, tries=0, next_at=None)
+                values["progress"] = replace(record.progress, failed_attempts=0, next_attempt_at=None)
             changed = replace(record, **values)
-            database.webhooks[webhook] = changed, holder, held_until
+            database.webhooks[webhook] = changed, leased_by, leased_until
             return changed
 
-        return await self._session.write("webhooks.change", work)
+        return await self._session.write("webhooks.update", work)
 
-    async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
+    async def lease(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
         """Give a node the lease of a webhook, unless another node has it."""
 
         def work(database: MemoryDatabase) -> WebhookRecord | None:
             if (row := database.webhooks.get(webhook)) is None:
                 return None
-            record, holder, held_until = row
-            if holder not in {None, node} and held_until is not None and held_until > now:
+            record, leased_by, leased_until = row
+            if leased_by not in {None, node} and leased_until is not None and leased_until > now:
                 return None
             database.webhooks[webhook] = record, node, until
             return record
 
-        return await self._session.write("webhooks.hold", work)
+        return await self._session.write("webhooks.lease", work)
 
-    async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
+    async def save_progress(self, webhook: WebhookId, node: NodeId, progress: DeliveryProgress) -> bool:
         """Record the progress of a webhook, if the node has its lease."""
 
         def work(database: MemoryDatabase) -> bool:
             if (row := database.webhooks.get(webhook)) is None:
                 return False
-            record, holder, held_until = row
-            if holder != node:
+            record, leased_by, leased_until = row
+            if leased_by != node:
                 return False
-            database.webhooks[webhook] = replace(record, progress=progress), holder, held_until
+            database.webhooks[webhook] = replace(record, progress=progress), leased_by, leased_until
             return True
 
-        return await self._session.write("webhooks.move", work)
+        return await self._session.write("webhooks.save_progress", work)
 
     async def remove(self, webhook: WebhookId) -> bool:
         """Remove one webhook, and return whether it existed."""
@@ -621,10 +625,10 @@ class MemoryWebhookRepository:
 
 
 class MemoryBlobs:
-    """Contents of stored files. Implements :class:`sandlot.model.storage.Blobs`.
+    """Contents of stored files. Implements :class:`sandlot.model.repositories.Blobs`.
 
     Args:
-        database: Contents; they stay when nothing uses these blobs any more.
+        database: Contents, which outlive the blobs.
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
@@ -642,7 +646,7 @@ class MemoryBlobs:
         await self._enter("blobs.read")
         contents = self.database.blobs.get(file)
         if contents is None:
-            raise NotFoundError(f"The bytes of {file} are not here.", code=ErrorCode.NOT_FOUND)
+            raise NotFoundError(f"File {file} has no content.", code=ErrorCode.NOT_FOUND)
         for begin in range(0, len(contents), PIECE_BYTES):
             yield contents[begin : begin + PIECE_BYTES]
 
@@ -746,7 +750,7 @@ def _conflict(message: str, hint: str) -> ConflictError:
 
 def _disk_full() -> HostError:
     return HostError(
-        "The database in memory cannot be used: the disk is full.",
+        "The database in memory cannot be written: the disk is full.",
         code=ErrorCode.HOST_NOT_READY,
-        hint="Free some space where it is; nothing that was confirmed is lost.",
+        hint="Free some disk space. Nothing that was committed is lost.",
     )

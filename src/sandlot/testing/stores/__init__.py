@@ -1,11 +1,19 @@
-"""Shipped suites that a third party's store, or blobs, must pass.
+"""Suites that a third-party store or blob store must pass, so that Sandlot's core can use it.
 
-Use them from a test module, like the suite of a driver (:mod:`sandlot.testing`)::
+Use them in a test module::
 
-    class TestMine(StoreSuite, DurabilitySuite):
+    import pytest
+
+    pytest.register_assert_rewrite("sandlot.testing")  # before the imports below, for detailed failure messages
+
+    from sandlot.testing.stores.harness import StoreHarness
+    from sandlot.testing.stores.suite import DurabilitySuite, StoreSuite, StreamedBlobsSuite
+
+
+    class TestMyStore(StoreSuite, DurabilitySuite):
         @pytest.fixture
-        def bench(self, tmp_path):
-            return StoreBench("mine.store:open_store", str(tmp_path / "rows"))
+        def harness(self, tmp_path):
+            return StoreHarness("mystore.store:open_store", str(tmp_path / "rows"))
 
 
     class TestMyBlobs(StreamedBlobsSuite):
@@ -13,5 +21,6 @@ Use them from a test module, like the suite of a driver (:mod:`sandlot.testing`)
         async def blobs(self, tmp_path):
             return await open_blobs(tmp_path / "files")
 
-A store that is gone with its process leaves out ``DurabilitySuite``; its ``bench`` is any object with an ``open`` method (``StoreOpener``).
+A store that does not survive its process omits ``DurabilitySuite``; its fixture ``harness`` may return any ``StoreOpener``. Blobs that are kept in
+memory use ``BlobsSuite``.
 """

@@ -1,4 +1,4 @@
-"""What a store of bytes promises: whole or not at all, in pieces, and no more than what was written."""
+"""Behaviours of blobs: complete or missing, written and read in chunks, and nothing left by failures."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ import pytest
 
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import FileId, new_file_id
+from sandlot.model.repositories import Blobs
 from sandlot.model.specs import MIB
-from sandlot.model.storage import Blobs
-from sandlot.testing.traces import descriptors, settled
+from sandlot.testing.drivers.leftovers import open_descriptors, wait_until_empty
 
 _LARGE = 256
-"""Pieces of a MiB."""
-_ROOM_BYTES = 64 * MIB
+"""Number of chunks of 1 MiB."""
+_MAX_GROWTH_BYTES = 64 * MIB
 
 
 class BlobsSuite:
-    """All behaviours. Subclass it, name the class ``Test...`` and give it a fixture ``blobs``."""
+    """Behaviours of all blobs. Subclass it, name the class ``Test...`` and define a fixture ``blobs``."""
 
-    async def test_bytes_come_back_as_they_were(self, blobs: Blobs) -> None:
+    async def test_content_is_read_as_it_was_written(self, blobs: Blobs) -> None:
         names = set()
         for sizes in ([], [0], [1], [10, 0, 5], [3 * MIB + 1], [65536] * 70):
             pieces = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
             names.add(name := new_file_id())
-            assert await blobs.write(name, given(pieces)) == sum(sizes), sizes
+            assert await blobs.write(name, chunks_of(pieces)) == sum(sizes), sizes
             assert await whole(blobs, name) == b"".join(pieces), sizes
         assert await blobs.ids() == names
 
-    async def test_what_is_not_there_is_not_found(self, blobs: Blobs) -> None:
+    async def test_missing_blob_is_not_found(self, blobs: Blobs) -> None:
         with pytest.raises(NotFoundError):
             await whole(blobs, new_file_id())
 
-    async def test_removing_is_idempotent(self, blobs: Blobs) -> None:
+    async def test_remove_is_idempotent(self, blobs: Blobs) -> None:
         name = new_file_id()
-        await blobs.write(name, given([b"x"]))
+        await blobs.write(name, chunks_of([b"x"]))
         for _ in range(2):
             await blobs.remove(name)
         assert await blobs.ids() == frozenset()
         with pytest.raises(NotFoundError):
             await whole(blobs, name)
 
-    async def test_what_breaks_off_leaves_nothing(self, blobs: Blobs) -> None:
+    async def test_failed_write_leaves_nothing(self, blobs: Blobs) -> None:
         async def breaking() -> AsyncIterator[bytes]:
             yield bytes(5 * MIB)
-            raise KeyError("the source broke")
+            raise KeyError("the source failed")
 
         before = await open_after_use(blobs)
-        with pytest.raises(KeyError, match="the source broke"):
+        with pytest.raises(KeyError, match="the source failed"):
             await blobs.write(new_file_id(), breaking())
         assert await blobs.ids() == frozenset()
-        assert settled(lambda: descriptors() - before) == {}
+        assert wait_until_empty(lambda: open_descriptors() - before) == {}
 
-    async def test_what_is_cancelled_leaves_nothing(self, blobs: Blobs) -> None:
+    async def test_cancelled_write_leaves_nothing(self, blobs: Blobs) -> None:
         begun = asyncio.Event()
 
         async def endless() -> AsyncIterator[bytes]:
@@ -72,9 +72,9 @@ class BlobsSuite:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await blobs.ids() == frozenset()
-        assert settled(lambda: descriptors() - before) == {}
+        assert wait_until_empty(lambda: open_descriptors() - before) == {}
 
-    async def test_half_written_is_not_listed_nor_read(self, blobs: Blobs) -> None:
+    async def test_unfinished_blob_is_neither_listed_nor_read(self, blobs: Blobs) -> None:
         half, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow() -> AsyncIterator[bytes]:
@@ -93,32 +93,32 @@ class BlobsSuite:
         assert await task == 4 * MIB + 3
         assert await blobs.ids() == {name}
 
-    async def test_who_stops_reading_leaves_nothing_open(self, blobs: Blobs) -> None:
+    async def test_abandoned_read_leaves_no_descriptor_open(self, blobs: Blobs) -> None:
         name = new_file_id()
-        await blobs.write(name, given([bytes(8 * MIB)]))
+        await blobs.write(name, chunks_of([bytes(8 * MIB)]))
         before = await open_after_use(blobs)
         reading = blobs.read(name)
         assert await anext(reading)
         closing = getattr(reading, "aclose", None)
         assert closing is not None
         await closing()
-        assert settled(lambda: descriptors() - before) == {}
+        assert wait_until_empty(lambda: open_descriptors() - before) == {}
 
 
 class StreamedBlobsSuite(BlobsSuite):
     """Behaviours of blobs that are kept outside memory."""
 
-    async def test_no_whole_file_is_in_memory(self, blobs: Blobs) -> None:
+    async def test_large_blob_is_never_held_in_memory(self, blobs: Blobs) -> None:
         name, piece = new_file_id(), bytes(MIB)
-        await blobs.write(new_file_id(), given([piece]))  # imports modules and starts threads
+        await blobs.write(new_file_id(), chunks_of([piece]))  # imports modules and starts threads
         before = reset_peak_memory_bytes()
-        assert await blobs.write(name, given([piece] * _LARGE)) == _LARGE * MIB
+        assert await blobs.write(name, chunks_of([piece] * _LARGE)) == _LARGE * MIB
         assert sum([len(part) async for part in blobs.read(name)]) == _LARGE * MIB
-        assert peak_memory_bytes() - before < _ROOM_BYTES
+        assert peak_memory_bytes() - before < _MAX_GROWTH_BYTES
 
 
 def reset_peak_memory_bytes() -> int:
-    """Let the kernel measure the peak of this process's memory from now on, and return the memory in use."""
+    """Start a new measurement of this process's peak memory, and return the memory in use."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak_memory_bytes()
 
@@ -129,21 +129,21 @@ def peak_memory_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-async def given(pieces: list[bytes]) -> AsyncIterator[bytes]:
-    """Some pieces, as an upload gives them."""
-    for piece in pieces:
-        yield piece
+async def chunks_of(chunks: list[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks of an upload."""
+    for chunk in chunks:
+        yield chunk
 
 
 async def open_after_use(blobs: Blobs) -> Counter[str]:
-    """What this process holds open, with what a store opens when it is first used and keeps: obstore's threads have an epoll and an eventfd."""
+    """Use blobs once and return the open descriptors of this process. Threads of obstore keep an epoll and an eventfd from the first use on."""
     name = new_file_id()
-    await blobs.write(name, given([b"x"]))
+    await blobs.write(name, chunks_of([b"x"]))
     await whole(blobs, name)
     await blobs.remove(name)
-    return descriptors()
+    return open_descriptors()
 
 
 async def whole(blobs: Blobs, name: FileId) -> bytes:
-    """All of them at once."""
+    """Return the whole content of a blob."""
     return b"".join([piece async for piece in blobs.read(name)])

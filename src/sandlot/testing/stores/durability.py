@@ -1,6 +1,6 @@
 """Behaviours of a store that survives its process: kills, several processes at once, and first use by several at once.
 
-A store in memory does not promise them.
+A store in memory does not have them.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-from sandlot.testing.stores.bench import StoreBench, event, every_event, key, sandbox
-from sandlot.testing.traces import descriptors, settled
+from sandlot.testing.drivers.leftovers import open_descriptors, wait_until_empty
+from sandlot.testing.stores.harness import StoreHarness, event, every_event, key, sandbox
 
 _CREATED_BEFORE_KILL = 17
 _EVENTS = 20
 
 
 class DurabilitySuite:
-    """Behaviours of a durable store. Subclass it, name the class ``Test...`` and give it a fixture ``bench`` whose store was never opened."""
+    """Behaviours of a durable store. Subclass it, name the class ``Test...`` and define a fixture ``harness`` whose store was never opened."""
 
-    async def test_opening_and_closing_leaves_no_descriptor_open(self, bench: StoreBench) -> None:
-        async with bench.open():
+    async def test_opening_and_closing_leaves_no_descriptor_open(self, harness: StoreHarness) -> None:
+        async with harness.open():
             pass
-        before = descriptors()
-        async with bench.open() as store:
-            await asyncio.gather(*(store.sandboxes.save(sandbox()) for _ in range(8)), *(store.events.last() for _ in range(8)))
-        assert settled(lambda: descriptors() - before) == {}
+        before = open_descriptors()
+        async with harness.open() as store:
+            await asyncio.gather(*(store.sandboxes.save(sandbox()) for _ in range(8)), *(store.events.last_sequence() for _ in range(8)))
+        assert wait_until_empty(lambda: open_descriptors() - before) == {}
 
-    async def test_concurrent_first_opens_all_succeed(self, bench: StoreBench) -> None:
+    async def test_concurrent_first_opens_all_succeed(self, harness: StoreHarness) -> None:
         async def add_key(name: str) -> None:
-            async with bench.open() as store:
+            async with harness.open() as store:
                 await store.keys.add(key(name))
 
         names = [f"key{number}" for number in range(4)]
         await asyncio.gather(*map(add_key, names))
 
-        async with bench.open() as store:
-            assert {record.name for record in await store.keys.all()} == set(names)
+        async with harness.open() as store:
+            assert {record.name for record in await store.keys.list()} == set(names)
 
-    async def test_killed_writer_loses_no_committed_record_and_leaves_no_half(self, bench: StoreBench) -> None:
-        async with bench.open() as store:
-            writer = bench.writer("churn")
+    async def test_killed_writer_loses_no_committed_record_and_leaves_no_half(self, harness: StoreHarness) -> None:
+        async with harness.open() as store:
+            writer = harness.writer("churn")
             with killed_at_exit(writer):
                 assert writer.stdout is not None
                 committed = [writer.stdout.readline().strip() for _ in range(_CREATED_BEFORE_KILL)]
                 writer.kill()
                 committed += writer.stdout.read().split()
             await store.sandboxes.save(sandbox(name="after the kill"))
-            saved = {record.id for record in await store.sandboxes.unfinished(sandbox().node) if record.name == "churn"}
+            saved = {record.id for record in await store.sandboxes.list_unfinished(sandbox().node) if record.name == "churn"}
             announced = [record.event.sandbox for record in await every_event(store)]
 
         assert len(committed) >= _CREATED_BEFORE_KILL
@@ -56,9 +56,9 @@ class DurabilitySuite:
         assert len(announced) == len(saved)
         assert set(announced) == saved, "a record without its event, or an event without its record"
 
-    async def test_events_of_two_processes_become_visible_in_the_order_of_their_numbers(self, bench: StoreBench) -> None:
-        async with bench.open() as store:
-            writer = bench.writer("events", str(_EVENTS))
+    async def test_events_of_two_processes_become_visible_in_the_order_of_their_numbers(self, harness: StoreHarness) -> None:
+        async with harness.open() as store:
+            writer = harness.writer("events", str(_EVENTS))
             seen: list[int] = []
 
             async def follow() -> None:
@@ -76,8 +76,8 @@ class DurabilitySuite:
                 assert writer.wait() == 0
             await follow()
 
-            assert seen == list(range(1, 3 * _EVENTS + 1)), "a follower that asks for what is after the last number missed an event"
-            assert await store.events.last() == 3 * _EVENTS
+            assert seen == list(range(1, 3 * _EVENTS + 1)), "a reader that continued after the last number missed an event"
+            assert await store.events.last_sequence() == 3 * _EVENTS
 
 
 @contextlib.contextmanager

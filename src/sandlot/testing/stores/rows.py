@@ -1,4 +1,4 @@
-"""What each table keeps and gives back: exactly, in order, page by page, and to its owner."""
+"""Behaviours of the repositories of sandboxes, keys, files, executions and events: exact values, order, pages, filters and owners."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from sandlot.model.access import Quota
 from sandlot.model.errors import ConflictError
-from sandlot.model.ids import SandboxId, new_file_id, new_process_id, new_sandbox_id
+from sandlot.model.ids import SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, SandboxRecord
+from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import GIB, Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal
-from sandlot.model.storage import Position, Store
-from sandlot.testing.stores.bench import (
+from sandlot.testing.stores.harness import (
     ALICE,
     BOB,
-    NASTY,
+    HOSTILE_TEXT,
     NODE,
     StoreOpener,
     ended,
@@ -27,27 +27,26 @@ from sandlot.testing.stores.bench import (
     every_event,
     execution,
     file,
-    fresh_node,
     key,
     moment,
     sandbox,
 )
 
 _MANY, _PAGE = 2400, 600
-"""More rows than a store removes in one transaction."""
+"""More rows than a store deletes in one transaction."""
 
 
 class RowsSuite:
-    """See the module."""
+    """Behaviours of five repositories. Needs a fixture ``harness``."""
 
     @pytest.fixture
-    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
-        """The bench's, open."""
-        async with bench.open() as store:
+    async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
+        """Open the store for one test."""
+        async with harness.open() as store:
             yield store
 
     # -- sandboxes --------------------------------------------------------------------------------------------------
-    async def test_a_sandbox_comes_back_as_it_was(self, store: Store) -> None:
+    async def test_sandbox_is_read_as_it_was_saved(self, store: Store) -> None:
         spec = SandboxSpec(
             id=new_sandbox_id(NODE),
             template="base",
@@ -64,11 +63,11 @@ class RowsSuite:
             created_at=moment(0.000001),
             expires_at=moment(1e9),
             idle_timeout_s=0.3,
-            ref=NASTY,
+            ref=HOSTILE_TEXT,
             exit_reason="crashed",
-            exit_detail=NASTY,
+            exit_detail=HOSTILE_TEXT,
             ended_at=moment(1.999999),
-            idempotency_key=NASTY,
+            idempotency_key=HOSTILE_TEXT,
             request_digest="0f" * 32,
         )
         bare = sandbox()
@@ -77,17 +76,17 @@ class RowsSuite:
             assert await store.sandboxes.get(record.id) == record
         assert await store.sandboxes.get(new_sandbox_id(NODE)) is None
 
-    async def test_saving_again_replaces(self, store: Store) -> None:
+    async def test_saving_again_replaces_the_sandbox(self, store: Store) -> None:
         first = sandbox(name="mine", metadata={"team": "red", "old": "x"})
         await store.sandboxes.save(first)
         now = replace(first, state=State.STOPPED, ended_at=moment(9), spec=replace(first.spec, env={}, metadata={"team": "blue"}))
         await store.sandboxes.save(now)
         assert await store.sandboxes.get(first.id) == now
-        assert await self.those_ended(store, metadata={"team": "blue"}) == [now]
-        assert await self.those_ended(store, metadata={"team": "red"}) == await self.those_ended(store, metadata={"old": "x"}) == []
-        assert await self.those_ended(store, name="mine") == [now]
+        assert await self._ended_page(store, metadata={"team": "blue"}) == [now]
+        assert await self._ended_page(store, metadata={"team": "red"}) == await self._ended_page(store, metadata={"old": "x"}) == []
+        assert await self._ended_page(store, name="mine") == [now]
 
-    async def test_what_has_ended_is_not_brought_back(self, store: Store) -> None:
+    async def test_stopping_or_ended_sandbox_is_not_replaced_by_a_live_one(self, store: Store) -> None:
         live = sandbox(metadata={"team": "red"})
         late = replace(live, spec=replace(live.spec, metadata={"team": "blue"}))
         stopping, stopped = replace(live, state=State.STOPPING), replace(live, state=State.STOPPED, ended_at=moment(9))
@@ -96,91 +95,91 @@ class RowsSuite:
             await store.sandboxes.save(now)
             await store.sandboxes.save(late, event(type="sandbox.never"))
             assert await store.sandboxes.get(live.id) == then
-        assert await self.those_ended(store, metadata={"team": "red"}) == [stopped]
-        assert await self.those_ended(store, metadata={"team": "blue"}) == []
-        assert [each.event.type for each in await every_event(store)] == ["sandbox.created"], "what was not saved is not told"
+        assert await self._ended_page(store, metadata={"team": "red"}) == [stopped]
+        assert await self._ended_page(store, metadata={"team": "blue"}) == []
+        assert [each.event.type for each in await every_event(store)] == ["sandbox.created"], "a save that was ignored adds no event"
 
-    async def test_what_has_no_end_is_found_by_its_node(self, store: Store) -> None:
-        node = fresh_node()
+    async def test_unfinished_sandboxes_are_found_by_node(self, store: Store) -> None:
+        node = new_node_id()
         mine = [sandbox(node=node, state=state, created_at=moment(number)) for number, state in enumerate(State)]
         for record in [*mine, sandbox()]:
             await store.sandboxes.save(record)
-        assert list(await store.sandboxes.unfinished(node)) == [record for record in mine if not is_terminal(record.state)]
-        assert await store.sandboxes.unfinished(fresh_node()) == []
+        assert list(await store.sandboxes.list_unfinished(node)) == [record for record in mine if not is_terminal(record.state)]
+        assert await store.sandboxes.list_unfinished(new_node_id()) == []
 
-    async def test_what_ended_last_is_found_by_its_node(self, store: Store) -> None:
-        node = fresh_node()
+    async def test_last_ended_sandboxes_are_found_by_node(self, store: Store) -> None:
+        node = new_node_id()
         mine = [ended(at, node=node) for at in (3, 1, 2)]
         for record in [*mine, ended(9), sandbox(node=node)]:
             await store.sandboxes.save(record)
-        assert list(await store.sandboxes.ended_last(node, limit=2)) == [mine[0], mine[2]]
+        assert list(await store.sandboxes.list_last_ended(node, limit=2)) == [mine[0], mine[2]]
 
-    async def test_an_idempotency_key_is_an_owners_once(self, store: Store) -> None:
+    async def test_idempotency_key_is_unique_per_owner(self, store: Store) -> None:
         first, again, others = sandbox(idempotency_key="k"), sandbox(idempotency_key="k"), sandbox(idempotency_key="k", owner=BOB)
-        for record in (first, others, sandbox(), sandbox()):  # any number have none
+        for record in (first, others, sandbox(), sandbox()):  # any number of records have no key
             await store.sandboxes.save(record)
         with pytest.raises(ConflictError):
             await store.sandboxes.save(again, event(type="sandbox.never"))
-        assert await store.sandboxes.by_idempotency_key(ALICE, "k") == first
-        assert await store.sandboxes.by_idempotency_key(BOB, "k") == others
-        assert await store.sandboxes.by_idempotency_key(BOB, "K") is None
+        assert await store.sandboxes.get_by_idempotency_key(ALICE, "k") == first
+        assert await store.sandboxes.get_by_idempotency_key(BOB, "k") == others
+        assert await store.sandboxes.get_by_idempotency_key(BOB, "K") is None
         assert await store.sandboxes.get(again.id) is None
-        assert await every_event(store) == [], "the event of what was refused is refused too"
+        assert await every_event(store) == [], "a refused save adds no event"
 
-    async def test_the_ended_are_paged_and_filtered(self, store: Store) -> None:
-        records = [ended(at // 2, owner=BOB if at % 3 else ALICE, metadata={"n": str(at % 2)}) for at in range(9)]  # two of one moment each
+    async def test_ended_sandboxes_are_paged_and_filtered(self, store: Store) -> None:
+        records = [ended(at // 2, owner=BOB if at % 3 else ALICE, metadata={"n": str(at % 2)}) for at in range(9)]  # two records for each time
         records.append(ended(4, state=State.FAILED, metadata={"n": "0", "x": "y"}))
         for record in [*records, sandbox(metadata={"n": "0"})]:
             await store.sandboxes.save(record)
         whole = sorted(records, key=lambda record: (record.created_at, record.id))
         paged: list[SandboxRecord] = []
-        while page := await self.those_ended(store, after=Position(paged[-1].created_at, paged[-1].id) if paged else None, limit=3):
+        while page := await self._ended_page(store, after=Position(paged[-1].created_at, paged[-1].id) if paged else None, limit=3):
             assert len(page) <= 3
             paged += page
         assert paged == whole
-        assert await self.those_ended(store, owner=BOB) == [record for record in whole if record.owner == BOB]
-        assert await self.those_ended(store, metadata={"n": "0"}) == [record for record in whole if record.spec.metadata["n"] == "0"]
-        assert await self.those_ended(store, metadata={"n": "0", "x": "y"}) == [records[-1]]
-        assert await self.those_ended(store, states=[State.FAILED]) == [records[-1]]
-        assert await self.those_ended(store, states=[State.RUNNING]) == []
-        assert await self.those_ended(store, name="nobody") == []
+        assert await self._ended_page(store, owner=BOB) == [record for record in whole if record.owner == BOB]
+        assert await self._ended_page(store, metadata={"n": "0"}) == [record for record in whole if record.spec.metadata["n"] == "0"]
+        assert await self._ended_page(store, metadata={"n": "0", "x": "y"}) == [records[-1]]
+        assert await self._ended_page(store, states=[State.FAILED]) == [records[-1]]
+        assert await self._ended_page(store, states=[State.RUNNING]) == []
+        assert await self._ended_page(store, name="nobody") == []
 
-    async def test_the_ended_are_forgotten(self, store: Store) -> None:
+    async def test_old_ended_sandboxes_are_deleted(self, store: Store) -> None:
         old, new, live = ended(1, metadata={"a": "b"}), ended(100), sandbox(created_at=moment(0))
         for record in (old, new, live):
             await store.sandboxes.save(record)
-        assert await store.sandboxes.forget(ended_before=moment(50)) == 1
-        assert await store.sandboxes.forget(ended_before=moment(50)) == 0
+        assert await store.sandboxes.delete_ended(moment(50)) == 1
+        assert await store.sandboxes.delete_ended(moment(50)) == 0
         assert [await store.sandboxes.get(record.id) for record in (old, new, live)] == [None, new, live]
-        assert await self.those_ended(store, metadata={"a": "b"}) == []
+        assert await self._ended_page(store, metadata={"a": "b"}) == []
 
-    async def those_ended(self, store: Store, **asked: object) -> list[SandboxRecord]:
-        """A page, of everything unless more is asked."""
-        values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **asked}
-        return list(await store.sandboxes.ended(**values))  # type: ignore[arg-type]
+    async def _ended_page(self, store: Store, **filters: object) -> list[SandboxRecord]:
+        """Return a page of ended sandboxes; without filters, of all."""
+        values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **filters}
+        return list(await store.sandboxes.list_ended(**values))  # type: ignore[arg-type]
 
     # -- keys -------------------------------------------------------------------------------------------------------
-    async def test_a_key_comes_back_until_it_is_revoked(self, store: Store) -> None:
+    async def test_key_is_listed_until_it_is_revoked(self, store: Store) -> None:
         quota = Quota(sandboxes=0, lifetime_s=0.5, cpus=1.5, memory_bytes=1 << 50, disk_bytes=1, upload_bytes=2, executions_per_month=10**12)
         first, second = key("first", quota=quota, operator=True), key("second", created_at=moment(0.5))
         for record in (second, first):
             await store.keys.add(record)
-        assert list(await store.keys.all()) == [first, second]
+        assert list(await store.keys.list()) == [first, second]
         assert await store.keys.revoke("first", moment(1)) == replace(first, revoked_at=moment(1))
         assert await store.keys.revoke("first", moment(2)) is None
         assert await store.keys.revoke(second.id, moment(3)) == replace(second, revoked_at=moment(3))
-        assert await store.keys.all() == []
+        assert await store.keys.list() == []
 
-    async def test_a_name_is_of_one_valid_key(self, store: Store) -> None:
+    async def test_key_name_is_unique_among_valid_keys(self, store: Store) -> None:
         await store.keys.add(key("name"))
         with pytest.raises(ConflictError):
             await store.keys.add(key("name"))
         await store.keys.revoke("name", moment(1))
         again = key("name")
         await store.keys.add(again)
-        assert list(await store.keys.all()) == [again]
+        assert list(await store.keys.list()) == [again]
 
-    async def test_an_id_goes_over_a_name(self, store: Store) -> None:
+    async def test_revoke_prefers_the_key_with_this_id_to_the_key_with_this_name(self, store: Store) -> None:
         target = key("target")
         await store.keys.add(key(target.id))
         await store.keys.add(target)
@@ -189,8 +188,8 @@ class RowsSuite:
         assert revoked.id == target.id
 
     # -- files ------------------------------------------------------------------------------------------------------
-    async def test_a_file_comes_back_until_it_is_removed(self, store: Store) -> None:
-        record = file(filename=NASTY, media_type="x/y", sandbox=SandboxId("sb-node-aaaaaaaaaaaaaaaa"))
+    async def test_file_is_found_until_it_is_removed(self, store: Store) -> None:
+        record = file(filename=HOSTILE_TEXT, media_type="x/y", sandbox=SandboxId("sb-node-aaaaaaaaaaaaaaaa"))
         await store.files.add(record)
         assert await store.files.get(record.id) == record
         assert await store.files.ids() == {record.id}
@@ -211,19 +210,19 @@ class RowsSuite:
         assert await store.files.page(owner=None, offset=0, limit=99) == (newest, 7)
 
     # -- executions -------------------------------------------------------------------------------------------------
-    async def test_a_run_comes_back_as_it_was(self, store: Store) -> None:
+    async def test_execution_is_read_as_it_was_saved(self, store: Store) -> None:
         full = execution(
             kind="command",
-            language=NASTY,
-            code=NASTY,
-            argv=("sh", "-c", NASTY, ""),
+            language=HOSTILE_TEXT,
+            code=HOSTILE_TEXT,
+            argv=("sh", "-c", HOSTILE_TEXT, ""),
             exit_code=-9,
-            stdout=NASTY,
+            stdout=HOSTILE_TEXT,
             stderr="x" * 300_000,
             stdout_omitted_bytes=1 << 45,
             stderr_omitted_bytes=1,
             duration_s=0.1,
-            error=NASTY,
+            error=HOSTILE_TEXT,
             origin="somewhere",
             files=3,
             mode="background",
@@ -238,7 +237,7 @@ class RowsSuite:
         assert await store.executions.get(bare.id) == done
         assert await store.executions.get(ExecutionId(new_process_id())) is None
 
-    async def test_runs_are_paged_and_filtered(self, store: Store) -> None:
+    async def test_executions_are_paged_and_filtered(self, store: Store) -> None:
         other = SandboxId("sb-node-bbbbbbbbbbbbbbbb")
         records = [execution(at // 2, owner=BOB if at % 3 else ALICE, **({"sandbox": other} if at % 2 else {})) for at in range(9)]
         await store.executions.save(records)
@@ -250,29 +249,29 @@ class RowsSuite:
             record for record in newest if record.owner == BOB and record.sandbox == other
         ]
 
-    async def test_runs_without_an_end_are_found(self, store: Store) -> None:
+    async def test_running_executions_are_found(self, store: Store) -> None:
         records = [execution(at, status="running" if at % 2 else "ok") for at in range(6)]
         await store.executions.save(records)
-        assert list(await store.executions.running(limit=2)) == [records[5], records[3]]
+        assert list(await store.executions.list_running(limit=2)) == [records[5], records[3]]
 
-    async def test_old_runs_are_forgotten_and_many_trimmed(self, store: Store) -> None:
+    async def test_old_and_surplus_executions_are_deleted(self, store: Store) -> None:
         records = [execution(at) for at in range(10)]
         await store.executions.save(records)
-        assert await store.executions.forget(created_before=moment(4)) == 4
+        assert await store.executions.delete_before(moment(4)) == 4
         assert await store.executions.trim(keep=6) == 0
         assert await store.executions.trim(keep=2) == 4
         assert list(await store.executions.page(owner=None, sandbox=None, before=None, limit=99)) == [records[9], records[8]]
 
-    async def test_runs_of_a_month_are_counted_together(self, store: Store) -> None:
-        assert await store.executions.counts("2026-11") == {}
-        await asyncio.gather(*(store.executions.count("2026-11", {ALICE: 1, BOB: 2}) for _ in range(20)))
-        await store.executions.count("2026-12", {ALICE: 7})
-        await store.executions.count("2026-11", {ALICE: -1})
-        await store.executions.count("2026-11", {})
+    async def test_executions_of_a_month_are_counted_by_concurrent_writers(self, store: Store) -> None:
+        assert await store.executions.monthly_counts("2026-11") == {}
+        await asyncio.gather(*(store.executions.add_monthly_counts("2026-11", {ALICE: 1, BOB: 2}) for _ in range(20)))
+        await store.executions.add_monthly_counts("2026-12", {ALICE: 7})
+        await store.executions.add_monthly_counts("2026-11", {ALICE: -1})
+        await store.executions.add_monthly_counts("2026-11", {})
         await store.executions.save([execution()])
-        await store.executions.forget(created_before=moment(1e6))
-        assert await store.executions.counts("2026-11") == {ALICE: 19, BOB: 40}
-        assert await store.executions.counts("2026-12") == {ALICE: 7}
+        await store.executions.delete_before(moment(1e6))
+        assert await store.executions.monthly_counts("2026-11") == {ALICE: 19, BOB: 40}
+        assert await store.executions.monthly_counts("2026-12") == {ALICE: 7}
 
     async def test_many_rows_are_paged_without_a_gap_and_trimmed(self, store: Store) -> None:
         for begin in range(0, _MANY, _PAGE):
@@ -292,25 +291,25 @@ class RowsSuite:
 
     # -- events -----------------------------------------------------------------------------------------------------
     async def test_events_are_numbered_from_one_and_filtered(self, store: Store) -> None:
-        assert await store.events.last() == 0
-        box = sandbox()
-        told = event(1, sandbox=box.id, data={"text": NASTY, "number": 0.1, "none": None, "list": [1, {"a": True}]})
-        await store.sandboxes.save(box, told)
+        assert await store.events.last_sequence() == 0
+        record = sandbox()
+        created = event(1, sandbox=record.id, data={"text": HOSTILE_TEXT, "number": 0.1, "none": None, "list": [1, {"a": True}]})
+        await store.sandboxes.save(record, created)
         others = [event(2, owner=BOB), event(3, type="key.revoked")]
         await store.events.add(others)
         await store.events.add([])
-        assert [(one.sequence, one.event) for one in await every_event(store, 2)] == list(enumerate([told, *others], 1))
+        assert [(one.sequence, one.event) for one in await every_event(store, 2)] == list(enumerate([created, *others], 1))
         assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=None, after=0, limit=9)] == [1, 3]
-        assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=box.id, after=0, limit=9)] == [1]
+        assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=record.id, after=0, limit=9)] == [1]
         assert [one.sequence for one in await store.events.page(owner=None, sandbox=None, after=1, limit=1)] == [2]
-        assert await store.events.last() == 3
+        assert await store.events.last_sequence() == 3
 
-    async def test_a_number_is_never_given_twice(self, store: Store) -> None:
+    async def test_sequence_number_is_never_assigned_twice(self, store: Store) -> None:
         await store.events.add([event(at) for at in range(5)])
         assert await store.events.trim(keep=5) == 0
         assert await store.events.trim(keep=3) == 2
         assert [one.sequence for one in await every_event(store)] == [3, 4, 5]
-        assert await store.events.forget(before=moment(99)) == 3
-        assert await store.events.last() == 5
+        assert await store.events.delete_before(moment(99)) == 3
+        assert await store.events.last_sequence() == 5
         await store.events.add([event()])
         assert [one.sequence for one in await every_event(store)] == [6]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sandlot.testing.stores.blobs import BlobsSuite, StreamedBlobsSuite
 from sandlot.testing.stores.durability import DurabilitySuite
-from sandlot.testing.stores.hooks import HooksSuite
 from sandlot.testing.stores.rows import RowsSuite
-from sandlot.testing.stores.saved import SavedSuite
+from sandlot.testing.stores.snapshots import SnapshotsSuite
 from sandlot.testing.stores.transactions import TransactionsSuite
 from sandlot.testing.stores.volumes import VolumesSuite
+from sandlot.testing.stores.webhooks import WebhooksSuite
 
 __all__ = ["BlobsSuite", "DurabilitySuite", "StoreSuite", "StreamedBlobsSuite"]
 
 
-class StoreSuite(RowsSuite, SavedSuite, VolumesSuite, HooksSuite, TransactionsSuite):
-    """Behaviours of every store. Subclass it, name the class ``Test...`` and give it a fixture ``bench`` whose store is empty."""
+class StoreSuite(RowsSuite, SnapshotsSuite, VolumesSuite, WebhooksSuite, TransactionsSuite):
+    """Behaviours of every store. Subclass it, name the class ``Test...`` and define a fixture ``harness`` whose store is empty."""

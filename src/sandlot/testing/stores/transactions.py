@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import asyncio
 
-from sandlot.testing.stores.bench import StoreOpener, event, every_event, key, sandbox
+from sandlot.testing.stores.harness import StoreOpener, event, every_event, key, sandbox
 
 
 class TransactionsSuite:
-    """Behaviours of transactions. Needs a fixture ``bench``."""
+    """Behaviours of transactions. Needs a fixture ``harness``."""
 
-    async def test_records_are_there_after_closing_and_opening_again(self, bench: StoreOpener) -> None:
+    async def test_records_are_kept_when_the_store_is_closed_and_opened_again(self, harness: StoreOpener) -> None:
         record, made = sandbox(), key("name")
-        async with bench.open() as store:
+        async with harness.open() as store:
             await store.sandboxes.save(record, event(sandbox=record.id))
             await store.keys.add(made)
 
-        async with bench.open() as store:
+        async with harness.open() as store:
             assert await store.sandboxes.get(record.id) == record
-            assert list(await store.keys.all()) == [made]
-            assert await store.events.last() == 1
+            assert list(await store.keys.list()) == [made]
+            assert await store.events.last_sequence() == 1
 
-    async def test_many_tasks_write_and_read_at_once(self, bench: StoreOpener) -> None:
-        async with bench.open() as store:
+    async def test_concurrent_tasks_write_and_read(self, harness: StoreOpener) -> None:
+        async with harness.open() as store:
             records = [sandbox(metadata={"n": "1"}) for _ in range(60)]
             await asyncio.gather(
                 *(store.sandboxes.save(record, event(sandbox=record.id)) for record in records),
                 *(store.events.page(owner=None, sandbox=None, after=0, limit=10) for _ in range(60)),
             )
 
-            assert {record.id for record in await store.sandboxes.unfinished(records[0].node)} == {record.id for record in records}
+            assert {record.id for record in await store.sandboxes.list_unfinished(records[0].node)} == {record.id for record in records}
             assert [record.sequence for record in await every_event(store)] == list(range(1, 61))
 
-    async def test_cancelled_writes_happen_as_a_whole_or_not_at_all(self, bench: StoreOpener) -> None:
-        async with bench.open() as store:
+    async def test_cancelled_writes_happen_as_a_whole_or_not_at_all(self, harness: StoreOpener) -> None:
+        async with harness.open() as store:
             records = [sandbox() for _ in range(30)]
             tasks = [asyncio.create_task(store.sandboxes.save(record, event(sandbox=record.id))) for record in records]
             for number, task in enumerate(tasks):
@@ -42,7 +42,7 @@ class TransactionsSuite:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
 
-            saved = {record.id for record in await store.sandboxes.unfinished(records[0].node)}
+            saved = {record.id for record in await store.sandboxes.list_unfinished(records[0].node)}
             assert saved == {record.event.sandbox for record in await every_event(store)}
             assert saved >= {record.id for record, outcome in zip(records, outcomes, strict=True) if outcome is None}
             await store.sandboxes.save(late := sandbox())

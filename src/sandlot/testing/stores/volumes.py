@@ -1,4 +1,4 @@
-"""What the table of volumes keeps and gives back: exactly, of its node, and to its owner by one name."""
+"""Behaviours of the repository of volumes: exact values, nodes, unique names and owners."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import ConflictError
-from sandlot.model.ids import new_volume_id
+from sandlot.model.ids import new_node_id, new_volume_id
 from sandlot.model.records import VolumeRecord
-from sandlot.model.storage import Store
-from sandlot.testing.stores.bench import ALICE, BOB, NODE, StoreOpener, event, every_event, fresh_node, moment
+from sandlot.model.repositories import Store
+from sandlot.testing.stores.harness import ALICE, BOB, NODE, StoreOpener, event, every_event, moment
 
 
 class VolumesSuite:
-    """See the module."""
+    """Behaviours of the repository of volumes. Needs a fixture ``harness``."""
 
     @pytest.fixture
-    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
-        """The bench's, open."""
-        async with bench.open() as store:
+    async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
+        """Open the store for one test."""
+        async with harness.open() as store:
             yield store
 
-    async def test_volumes_of_a_node_come_back_as_they_were(self, store: Store) -> None:
-        node = fresh_node()
+    async def test_volumes_of_a_node_are_read_as_they_were_saved(self, store: Store) -> None:
+        node = new_node_id()
         second, first = volume(2, node=node, ready=False), volume(1, node=node, size_bytes=1 << 44, used_bytes=1 << 43, name="n" * 63)
         for record in (second, first, volume()):
             await store.volumes.save(record)
-        assert await store.volumes.of_node(node) == [first, second]
+        assert await store.volumes.list_by_node(node) == [first, second]
         await store.volumes.save(ready := replace(second, ready=True, used_bytes=5))
-        assert await store.volumes.of_node(node) == [first, ready]
+        assert await store.volumes.list_by_node(node) == [first, ready]
 
-    async def test_a_name_is_its_owners_once_and_what_is_refused_is_not_told(self, store: Store) -> None:
+    async def test_volume_name_is_unique_per_owner_and_a_refused_save_adds_no_event(self, store: Store) -> None:
         one = volume(name="data")
         await store.volumes.save(one)
         before = await every_event(store)
@@ -44,7 +44,7 @@ class VolumesSuite:
         assert await store.volumes.remove(one.id)
         await store.volumes.save(volume(name="data"))
 
-    async def test_removing_a_volume_is_told_once(self, store: Store) -> None:
+    async def test_removal_of_a_volume_adds_one_event(self, store: Store) -> None:
         record = volume()
         await store.volumes.save(record, event())
         before = len(await every_event(store))
@@ -52,7 +52,7 @@ class VolumesSuite:
         assert not await store.volumes.remove(record.id, event())
         assert len(await every_event(store)) == before + 1
 
-    async def test_volumes_are_added_up_by_owner(self, store: Store) -> None:
+    async def test_volumes_are_totalled_by_owner(self, store: Store) -> None:
         number, size = await store.volumes.totals(ALICE)
         for record in (volume(size_bytes=3, ready=False), volume(size_bytes=4), volume(size_bytes=5, owner=BOB)):
             await store.volumes.save(record)
@@ -60,7 +60,7 @@ class VolumesSuite:
 
 
 def volume(at_s: float = 0, **changes: Any) -> VolumeRecord:  # noqa: ANN401
-    """A volume that was made then."""
+    """Return the record of a volume that was created at this time."""
     id_ = new_volume_id(changes.get("node", NODE))
     values = {
         "id": id_,

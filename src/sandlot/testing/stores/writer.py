@@ -1,9 +1,9 @@
-"""A program for the suites: a process that writes to a store, until it has done so or somebody kills it with SIGKILL.
+"""A program that writes to a store in another process, until it is complete or a test kills it with SIGKILL.
 
-``python -m sandlot.testing.stores.writer OPENER WHERE MODE [COUNT]`` with a mode of
+The program is ``python -m sandlot.testing.stores.writer OPENER LOCATION MODE [COUNT]``. The modes:
 
-- ``churn``: save sandboxes with their events without end, several at once; print the id of each once that has returned.
-- ``events``: print ``ready``, append COUNT events one by one, and print ``done``.
+- ``churn``: save sandboxes with their events without end, three at a time, and print the id of each sandbox after it was saved.
+- ``events``: print ``ready``, add COUNT events one by one, and print ``done``.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from sandlot.model.storage import Store
-from sandlot.testing.stores.bench import StoreBench, event, sandbox
+from sandlot.model.repositories import Store
+from sandlot.testing.stores.harness import StoreHarness, event, sandbox
 
-_AT_ONCE = 3
+_TASKS = 3
 
 
 async def churn(store: Store) -> None:
-    """Save, and tell of it."""
+    """Save sandboxes with their events without end."""
 
-    async def again() -> None:
+    async def save() -> None:
         while True:
             record = sandbox(name="churn", metadata={"some": "label"})
             await store.sandboxes.save(record, event(sandbox=record.id))
-            _say(record.id)
+            _print(record.id)
 
-    await asyncio.gather(*(again() for _ in range(_AT_ONCE)))
+    await asyncio.gather(*(save() for _ in range(_TASKS)))
 
 
-async def main(opener: str, where: str, mode: str, count: str = "0") -> None:
-    """Do what the mode says."""
-    async with StoreBench(opener, where).open() as store:
+async def main(opener: str, location: str, mode: str, count: str = "0") -> None:
+    """Run a mode."""
+    async with StoreHarness(opener, location).open() as store:
         if mode == "churn":
             await churn(store)
         else:
-            _say("ready")
+            _print("ready")
             for number in range(int(count)):
                 await store.events.add([event(number)])
-            _say("done")
+            _print("done")
 
 
-def _say(word: str) -> None:
-    sys.stdout.write(f"{word}\n")
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 

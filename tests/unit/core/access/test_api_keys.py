@@ -45,7 +45,7 @@ async def test_key_is_valid_until_it_is_revoked(api_keys: ApiKeys) -> None:
 
 async def test_store_has_only_the_digest_of_a_secret(api_keys: ApiKeys, store: SqlStore) -> None:
     _, secret = await api_keys.create("ci")
-    (record,) = await store.keys.all()
+    (record,) = await store.keys.list()
     assert record.sha256 == hashlib.sha256(secret.encode()).hexdigest()
     assert record.created_at == START
 
@@ -102,11 +102,11 @@ class Slow:
     async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
         return await self._table.revoke(name_or_id, at)
 
-    async def all(self) -> Sequence[KeyRecord]:
+    async def list(self) -> Sequence[KeyRecord]:
         if self.refusing:
             self.asked.set()
             raise UnavailableError("The database does not answer.", code=ErrorCode.SERVICE_UNAVAILABLE)
-        found = await self._table.all()
+        found = await self._table.list()
         self.asked.set()
         await self.go_on.wait()
         return found

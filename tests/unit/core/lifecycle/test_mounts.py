@@ -84,5 +84,5 @@ async def test_failed_detach_attaches_the_volume_again(node: Node, guest: GuestP
     with pytest.raises(ConflictError, match="in use"):
         await node.core.mounts.detach(sandbox.id, OPERATOR, "/data")
 
-    assert [(mount.path, mount.moving) for mount in sandbox.spec.volumes] == [("/data", False)]
+    assert [(mount.path, mount.changing) for mount in sandbox.spec.volumes] == [("/data", False)]
     assert [place[1] for place in guest.requests[-1]["there"]] == ["/data"]

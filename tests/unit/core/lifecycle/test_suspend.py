@@ -63,7 +63,7 @@ async def test_concurrent_requests_resume_a_paused_sandbox_once(node: Node, sand
 
 
 async def test_sandbox_that_cannot_be_hibernated_at_its_timeout_is_paused(tmp_path: Path) -> None:
-    async with open_node(NodeState(tmp_path, abilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})) as node:
+    async with open_node(NodeState(tmp_path, capabilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})) as node:
         sandbox = await node.sandboxes.create(replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE), OPERATOR)
         node.clock.advance(51)
         await settled(lambda: is_in(sandbox, State.PAUSED))

@@ -7,8 +7,8 @@ import pytest
 from sandlot.core.execution.output import COPIES, OutputCollector
 from sandlot.core.node.buffer_budget import PART, BufferBudget
 from sandlot.link.types import Display, Output, OutputGap
-from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES
 
 
 def test_bytes_are_taken_and_given_back() -> None:

@@ -43,7 +43,7 @@ NO_SNAPSHOTS = set(DriverCapability) - {DriverCapability.SNAPSHOT}
 @pytest.fixture
 def state(tmp_path: Path) -> NodeState:
     """The parts that survive a restart of the service. The driver has no snapshots, so warm sandboxes are booted."""
-    return NodeState(tmp_path, abilities=NO_SNAPSHOTS)
+    return NodeState(tmp_path, capabilities=NO_SNAPSHOTS)
 
 
 async def refill(node: Node) -> None:

@@ -35,7 +35,7 @@ async def refill_for_a_minute(node: Node) -> None:
 @pytest.fixture
 def state(tmp_path: Path) -> NodeState:
     """The parts of a node whose driver has no snapshots, so that warm sandboxes are booted."""
-    return NodeState(tmp_path, abilities=NO_SNAPSHOTS)
+    return NodeState(tmp_path, capabilities=NO_SNAPSHOTS)
 
 
 async def test_private_pool_gives_its_room_to_a_shared_one_and_no_more_of_it(state: NodeState) -> None:

@@ -48,7 +48,7 @@ async def content() -> AsyncIterator[bytes]:
 
 
 async def test_create_with_volumes_claims_a_warm_sandbox(tmp_path: Path) -> None:
-    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS)) as node:
+    async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
         (warm,) = (await prepared_pool(node)).ready
 
         sandbox = await node.sandboxes.create(WITH_DATA, OPERATOR)
@@ -58,7 +58,7 @@ async def test_create_with_volumes_claims_a_warm_sandbox(tmp_path: Path) -> None
 
 
 async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_warm_sandbox(tmp_path: Path) -> None:
-    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS - {DriverCapability.CONFIGURE_VOLUMES})) as node:
+    async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS - {DriverCapability.CONFIGURE_VOLUMES})) as node:
         pool = await prepared_pool(node)
         (warm,) = pool.ready
 
@@ -70,7 +70,7 @@ async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_w
 
 
 async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path: Path) -> None:
-    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS)) as node:
+    async with open_node(NodeState(tmp_path, capabilities=NO_SNAPSHOTS)) as node:
         pool = await prepared_pool(node)
         file = await node.core.files.upload(OPERATOR, content(), filename="file")
         lookup = node.state.database.faults.hold("files.get")

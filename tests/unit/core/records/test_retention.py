@@ -71,7 +71,7 @@ async def test_failed_removal_does_not_stop_the_others_and_is_repeated(store: Sq
     retention = Retention(store, replace(KEEP, events=1), clock, metrics)
     await store.events.add([NewEvent("sandbox.created", START, LOCAL) for _ in range(2)])
     with monkeypatch.context() as broken, structlog.testing.capture_logs() as said:
-        broken.setattr(store.executions, "forget", fail)
+        broken.setattr(store.executions, "delete_before", fail)
         assert await retention.remove_old() == 1
     assert [entry["event"] for entry in said] == ["retention.failed", "retention.dropped"]
     assert b'sandlot_store_failures_total{what="retention"} 1.0' in metrics.text()

@@ -45,8 +45,8 @@ async def test_executions_count_up_to_the_quota_of_each_month(store: SqlStore, c
     begin(counts)
     assert counts.used(OWNER) == 1
     await counts.writer.flush()
-    assert await store.executions.counts("2026-01") == {OWNER: 3, LOCAL: 1}
-    assert await store.executions.counts("2026-02") == {OWNER: 1}
+    assert await store.executions.monthly_counts("2026-01") == {OWNER: 3, LOCAL: 1}
+    assert await store.executions.monthly_counts("2026-02") == {OWNER: 1}
 
 
 async def test_quota_of_zero_has_no_retry_after(store: SqlStore, clock: ManualClock) -> None:
@@ -63,11 +63,11 @@ async def test_execution_that_cannot_start_does_not_count_even_during_a_write(st
     assert counts.used(OWNER) == 0
     with contextlib.suppress(KeyError), counts.count(OWNER):
         await counts.writer.flush()
-        assert await store.executions.counts("2026-01") == {OWNER: 1}
+        assert await store.executions.monthly_counts("2026-01") == {OWNER: 1}
         raise KeyError
     assert counts.used(OWNER) == 0
     await counts.writer.flush()
-    assert await store.executions.counts("2026-01") == {OWNER: 0}
+    assert await store.executions.monthly_counts("2026-01") == {OWNER: 0}
     begin(counts)
 
 
@@ -93,7 +93,7 @@ async def test_counts_are_written_within_a_second(store: SqlStore, clock: Manual
     running = asyncio.create_task(counts.writer.run())
     try:
         begin(counts, times=5)
-        while await store.executions.counts("2026-01") != {OWNER: 5}:  # noqa: ASYNC110 - another task's doing
+        while await store.executions.monthly_counts("2026-01") != {OWNER: 5}:  # noqa: ASYNC110 - another task's doing
             await asyncio.sleep(0.001)
     finally:
         running.cancel()
@@ -106,7 +106,7 @@ async def test_counts_that_the_store_refuses_stay_pending(store: SqlStore, clock
 
     counts = monthly(store, clock, quota=3)
     with monkeypatch.context() as refusing:
-        refusing.setattr(store.executions, "count", refuse)
+        refusing.setattr(store.executions, "add_monthly_counts", refuse)
         begin(counts)
         assert not await counts.writer.flush()
         begin(counts)
@@ -124,7 +124,7 @@ async def test_counts_that_the_store_refuses_stay_pending(store: SqlStore, clock
 
 async def test_stop_during_a_commit_counts_nothing_twice(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     committed, told = asyncio.Event(), asyncio.Event()
-    count = store.executions.count
+    count = store.executions.add_monthly_counts
 
     async def slow(month: str, more: Mapping[OwnerId, int]) -> None:
         await count(month, more)
@@ -132,7 +132,7 @@ async def test_stop_during_a_commit_counts_nothing_twice(store: SqlStore, clock:
         await told.wait()
 
     monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
-    monkeypatch.setattr(store.executions, "count", slow)
+    monkeypatch.setattr(store.executions, "add_monthly_counts", slow)
     counts = monthly(store, clock)
     running = asyncio.create_task(counts.writer.run())
     begin(counts)
@@ -142,11 +142,11 @@ async def test_stop_during_a_commit_counts_nothing_twice(store: SqlStore, clock:
     await asyncio.sleep(0)
     told.set()
     await asyncio.wait({running, closing})
-    assert await store.executions.counts("2026-01") == {OWNER: 1}
+    assert await store.executions.monthly_counts("2026-01") == {OWNER: 1}
 
 
 async def written(store: SqlStore) -> bool:
-    return await store.executions.counts("2026-01") == {OWNER: 2}
+    return await store.executions.monthly_counts("2026-01") == {OWNER: 2}
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ async def test_incomplete_batch_of_an_earlier_service_is_replaced_when_the_reque
     made = await fork(node, parent, 3, key="half")
     await kill(node, made[1])
     await settled(lambda: made[1].id not in live(node))
-    await node.store.sandboxes.forget(ended_before=node.core.clock.now().replace(year=9999))  # as if it had never been recorded
+    await node.store.sandboxes.delete_ended(node.core.clock.now().replace(year=9999))  # as if it had never been recorded
     again = await fork(node, parent, 3, key="half")
     assert {each.id for each in made} & {each.id for each in again} == set()
     assert live(node) == {parent.id, *(each.id for each in again)}

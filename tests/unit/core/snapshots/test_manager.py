@@ -41,7 +41,7 @@ async def events(node: Node, type_: str) -> list[dict[str, object]]:
 
 
 async def kept(node: Node) -> list[SnapshotRecord]:
-    return list(await node.store.snapshots.of_node(node.service.core.node))
+    return list(await node.store.snapshots.list_by_node(node.service.core.node))
 
 
 async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: Sandbox) -> None:

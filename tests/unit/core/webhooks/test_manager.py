@@ -20,8 +20,7 @@ from sandlot.core.webhooks.payload import MAX_ATTEMPTS, signature
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId
-from sandlot.model.records import KeyRecord, NewEvent
-from sandlot.model.webhooks import WebhookChange, WebhookRecord
+from sandlot.model.records import KeyRecord, NewEvent, WebhookChange, WebhookRecord
 from sandlot.store.store import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
@@ -122,13 +121,13 @@ async def test_webhook_gets_signed_events_in_order_from_its_creation_on(at: Plac
 
     async def recorded() -> bool:
         progress = (await at.now(hook)).progress
-        return (progress.cursor, progress.delivered, progress.given_up, progress.last_error) == (5, 3, 0, "")
+        return (progress.cursor, progress.delivered_events, progress.failed_events, progress.last_error) == (5, 3, 0, "")
 
     await until(recorded)
 
 
 async def test_webhook_gets_only_its_event_types_in_its_format(at: Place) -> None:
-    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], shape="vendor")
+    await at.hooks.create(ALICE, url=URL, events=["sandbox.ended", "sandbox.paused"], payload_format="vendor")
     await at.happens("created", "paused", "resumed", "ended")
     await until(lambda: at.calls.heard() == [2, 4])
     assert [json.loads(body)["shaped"] for _, body, _ in at.calls.got] == [True, True]
@@ -157,14 +156,14 @@ async def test_failed_event_is_retried_with_doubling_pauses_and_then_given_up(at
 
     async def recorded() -> bool:
         progress = (await at.now(hook)).progress
-        return (progress.cursor, progress.delivered, progress.given_up, progress.tries) == (2, 1, 1, 0)
+        return (progress.cursor, progress.delivered_events, progress.failed_events, progress.failed_attempts) == (2, 1, 1, 0)
 
     await until(recorded)
 
 
 async def tried(at: Place, hook: WebhookRecord, number: int) -> bool:
     progress = (await at.now(hook)).progress
-    return progress.tries == number and progress.last_error != "" and progress.next_at is not None
+    return progress.failed_attempts == number and progress.last_error != "" and progress.next_attempt_at is not None
 
 
 async def done_with(at: Place, hook: WebhookRecord, sequence: int) -> bool:
@@ -207,7 +206,7 @@ async def test_next_service_repeats_the_interrupted_call_and_continues(store: Sq
         await at.happens("created")
 
         async def taken() -> bool:
-            return (await at.now(hook)).progress.delivered == 1
+            return (await at.now(hook)).progress.delivered_events == 1
 
         await until(taken)
         at.calls.slow[URL] = asyncio.Event()
@@ -260,7 +259,7 @@ async def test_webhook_of_a_revoked_key_gets_nothing_more(at: Place) -> None:
     await at.happens("created", principal=BOB)
     await until(lambda: at.calls.heard("https://bob.example/") == [2])
     assert at.calls.heard() == []
-    assert (await at.now(hook)).progress.delivered == 0
+    assert (await at.now(hook)).progress.delivered_events == 0
 
 
 async def test_deleted_webhook_gets_nothing_more(at: Place) -> None:
@@ -306,7 +305,7 @@ async def test_new_url_gets_the_pending_event_at_once(at: Place, clock: ManualCl
     clock.advance(1)
     await until(lambda: tried(at, hook, 2))
     changed = await at.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/", secret=SIGNS, name="two"))
-    assert (changed.url, changed.name, changed.progress.tries, changed.progress.next_at) == ("https://two.example/", "two", 0, None)
+    assert (changed.url, changed.name, changed.progress.failed_attempts, changed.progress.next_attempt_at) == ("https://two.example/", "two", 0, None)
     await until(lambda: at.calls.heard("https://two.example/") == [1])
     _, body, headers = at.calls.got[-1]
     assert headers["X-Signature"] == signature(SIGNS, body)
@@ -364,7 +363,7 @@ async def test_url_changed_on_another_node_is_called_within_seconds_during_a_ret
 
 
 async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
-    next_at = (await at.now(hook)).progress.next_at
+    next_at = (await at.now(hook)).progress.next_attempt_at
     assert next_at is not None
     return next_at
 

@@ -13,11 +13,10 @@ import pytest
 from sandlot.core.webhooks import payload
 from sandlot.core.webhooks.payload import FIRST_PAUSE_S, MAX_ATTEMPTS, failure_of, next_progress
 from sandlot.model.ids import SandboxId
-from sandlot.model.records import EventRecord
-from sandlot.model.webhooks import EVENT_TYPES, Progress
+from sandlot.model.records import EVENT_TYPES, DeliveryProgress, EventRecord
 from sandlot.server.native.schemas.events import STREAMS
-from sandlot.testing.stores.bench import event
-from sandlot.testing.stores.hooks import webhook
+from sandlot.testing.stores.harness import event
+from sandlot.testing.stores.webhooks import webhook
 from tests.support.clock import START
 
 HAPPENED = EventRecord(
@@ -61,15 +60,17 @@ def test_status_200_to_299_accepts_an_event(status: int, good: bool) -> None:  #
 
 
 def test_pauses_double_until_the_event_is_given_up() -> None:
-    progress, waits = Progress(cursor=6, delivered=3), []
+    progress, waits = DeliveryProgress(cursor=6, delivered_events=3), []
     for number in range(1, MAX_ATTEMPTS):
         progress = next_progress(progress, 7, "no", START)
-        assert (progress.cursor, progress.tries, progress.last_error, progress.last_at) == (6, number, "no", START)
-        assert progress.next_at is not None
-        waits.append((progress.next_at - START) / timedelta(seconds=FIRST_PAUSE_S))
+        assert (progress.cursor, progress.failed_attempts, progress.last_error, progress.last_attempt_at) == (6, number, "no", START)
+        assert progress.next_attempt_at is not None
+        waits.append((progress.next_attempt_at - START) / timedelta(seconds=FIRST_PAUSE_S))
     assert waits == [2**number for number in range(MAX_ATTEMPTS - 1)]
-    assert next_progress(progress, 7, "", START) == Progress(cursor=7, delivered=4, last_at=START)
-    assert next_progress(progress, 7, "no", START) == Progress(cursor=7, delivered=3, given_up=1, last_at=START, last_error="no")
+    assert next_progress(progress, 7, "", START) == DeliveryProgress(cursor=7, delivered_events=4, last_attempt_at=START)
+    assert next_progress(progress, 7, "no", START) == DeliveryProgress(
+        cursor=7, delivered_events=3, failed_events=1, last_attempt_at=START, last_error="no"
+    )
 
 
 def test_event_types_are_those_of_the_api() -> None:

@@ -12,7 +12,7 @@ from sandlot.core.service import Core
 from sandlot.doors.agentsandbox import outputs
 from sandlot.doors.agentsandbox.outputs import Before, Found
 from sandlot.model.access import Quota
-from sandlot.model.errors import ErrorCode, class_of
+from sandlot.model.errors import ErrorCode, error_class
 from sandlot.model.specs import ProcessSpec, User
 from tests.support.cases import cases
 from tests.unit.doors.shared import SharedBench
@@ -100,7 +100,7 @@ async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
     at: SharedBench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
 ) -> None:
     async def refuses(*_: object, **__: object) -> None:
-        raise class_of(code)("no", code=code)
+        raise error_class(code)("no", code=code)
 
     before = await Before.look(sandbox)
     await sh(at.core, sandbox, "echo 1 > a")

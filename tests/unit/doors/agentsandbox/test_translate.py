@@ -11,9 +11,9 @@ from sandlot.core.execution.output import CommandResult, ProcessOutcome
 from sandlot.doors.agentsandbox import translate
 from sandlot.doors.agentsandbox.outputs import Kept
 from sandlot.model.access import OwnerId, Principal, Quota
-from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import ExecutionId, ExecutionRecord, FileId, FileRecord
 from sandlot.model.specs import MAX_CODE_BYTES
 from tests.support.cases import cases
@@ -80,7 +80,7 @@ def test_omitted_files_are_counted() -> None:
 
 
 def test_truncated_output_says_how_many_bytes_are_missing() -> None:
-    stdout = Capture(4, 4)
+    stdout = OutputCapture(4, 4)
     stdout.add(b"12345678901234567890")
     assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), Kept(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
 
@@ -110,7 +110,7 @@ def test_execution_record_is_translated() -> None:
 
 
 def finished(stdout: bytes, stderr: bytes) -> CommandResult:
-    captures = [Capture(), Capture()]
+    captures = [OutputCapture(), OutputCapture()]
     for capture, data in zip(captures, (stdout, stderr), strict=True):
         capture.add(data)
     return CommandResult(OUTCOME, *captures)

@@ -21,9 +21,9 @@ from sandlot.doors.pandastack.running import Decoder
 from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody
 from sandlot.link.types import CellError, Display
 from sandlot.model.access import UNBOUNDED, OwnerId, Quota
-from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
+from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User
 from tests.support.cases import cases
 from tests.support.clock import ManualClock
@@ -36,8 +36,8 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def kept(text: str = "") -> Capture:
-    capture = Capture()
+def kept(text: str = "") -> OutputCapture:
+    capture = OutputCapture()
     capture.add(text.encode())
     return capture
 

@@ -7,9 +7,9 @@ import pytest
 from sandlot.doors.sandbase import events, translate
 from sandlot.doors.sandbase.wire import SandboxBody
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
+from sandlot.model.records import EVENT_TYPES
 from sandlot.model.states import State
-from sandlot.model.webhooks import EVENT_TYPES
-from sandlot.testing.stores.hooks import webhook
+from sandlot.testing.stores.webhooks import webhook
 
 KNOWN = ("base", "code-interpreter")
 

@@ -23,7 +23,7 @@ from sandlot.host.process_identity import identify
 from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
-from sandlot.testing.traces import traces
+from sandlot.testing.drivers.leftovers import leftovers
 
 LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 
@@ -54,9 +54,9 @@ async def test_sweep_finds_a_stray_by_its_folder_or_its_group(settings: DriverSe
     stray(settings, folder=False, group=True)
     kept = stray(settings, folder=True, group=True)
     assert await driver(settings).sweep(keep=[kept]) == 2
-    assert {line for line in traces(settings.data_dir, settings.node) if kept not in line and not line.endswith(settings.node)} == set()
+    assert {line for line in leftovers(settings.data_dir, settings.node) if kept not in line and not line.endswith(settings.node)} == set()
     assert await driver(settings).sweep(keep=()) == 1
-    assert traces(settings.data_dir, settings.node) == ()
+    assert leftovers(settings.data_dir, settings.node) == ()
 
 
 async def test_failed_removal_stops_no_other_one_and_is_repeated(settings: DriverSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,9 @@ async def test_failed_removal_stops_no_other_one_and_is_repeated(settings: Drive
         patched.setattr(SandboxHostResources, "_end_processes", end)
         with pytest.raises(InternalError, match="do not end"):
             await swept.sweep(keep=())
-    assert not any(easy in line for line in traces(settings.data_dir, settings.node))
+    assert not any(easy in line for line in leftovers(settings.data_dir, settings.node))
     assert await swept.sweep(keep=()) == 1
-    assert traces(settings.data_dir, settings.node) == ()
+    assert leftovers(settings.data_dir, settings.node) == ()
 
 
 async def test_incomplete_folder_is_swept_by_its_own_driver_only(settings: DriverSettings) -> None:

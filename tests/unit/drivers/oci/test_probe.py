@@ -15,7 +15,7 @@ from sandlot.drivers.registry import DriverSettings
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
-from sandlot.testing.traces import traces
+from sandlot.testing.drivers.leftovers import leftovers
 
 YES = ProbeResult(ok=True)
 
@@ -40,7 +40,7 @@ def test_message_of_a_failing_runtime_is_reported_and_nothing_is_left(tmp_path: 
     assert not can.can(DriverCapability.BOOT)
     assert "no luck today" in can.why_not(DriverCapability.BOOT)
     assert can.runtime.startswith("runsc broken")
-    assert traces(tmp_path / "state", node) == ()
+    assert leftovers(tmp_path / "state", node) == ()
 
 
 def test_available_driver_is_remembered_and_a_missing_one_is_probed_again(tmp_path: Path) -> None:

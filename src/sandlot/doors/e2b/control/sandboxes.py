@@ -41,8 +41,8 @@ from sandlot.model.errors import (
     UnavailableError,
 )
 from sandlot.model.ports import DriverCapability
+from sandlot.model.repositories import Position
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
-from sandlot.model.storage import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of, unless_gone
 

@@ -15,8 +15,8 @@ from sandlot.doors.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unles
 from sandlot.doors.e2bwords import NEXT, told
 from sandlot.model.access import Principal
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
-from sandlot.model.storage import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of, unless_gone
 

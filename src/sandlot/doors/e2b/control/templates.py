@@ -14,8 +14,8 @@ from sandlot.doors.e2b.control.bodies import TeamQuery, TemplatesQuery
 from sandlot.doors.e2bwords import ENVD_VERSION, NEXT, moment, told
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import MIB, Limits
-from sandlot.model.storage import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from sandlot.model.specs import SCREEN_MOST
+from sandlot.model.specs import MAX_TERMINAL_SIZE
 from sandlot.web.bodies import Body, Query, Text, Texts, Words
 
 PID_MOST = 4194304
@@ -51,8 +51,8 @@ class Nothing(Message):
 class Size(Message):
     """A terminal's size; 0 is for us to choose."""
 
-    cols: int = Field(default=0, ge=0, le=SCREEN_MOST)
-    rows: int = Field(default=0, ge=0, le=SCREEN_MOST)
+    cols: int = Field(default=0, ge=0, le=MAX_TERMINAL_SIZE)
+    rows: int = Field(default=0, ge=0, le=MAX_TERMINAL_SIZE)
 
 
 class Pty(Message):

@@ -32,7 +32,7 @@ from sandlot.doors.tensorlake.control.wire import (
 from sandlot.doors.tensorlake.translate import milliseconds
 from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, url_of
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of, unless_gone
 from sandlot.web.bodies import reply

@@ -10,7 +10,7 @@ from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import SnapshotBody, SnapshotsAnswer, TakenAnswer
 from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.web.asking import core_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 

@@ -25,7 +25,7 @@ from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.id_ranges import IDS
 from sandlot.host.launcher import Operation
 from sandlot.model.errors import InternalError
-from sandlot.model.specs import MOST_MOUNTS, Limits
+from sandlot.model.specs import MAX_VOLUMES, Limits
 from sandlot.protocol.schema import most_pids
 
 OPEN_FILES = 65536
@@ -63,7 +63,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         # refuses hybrid hosts.
         ("tmpfs", VIEW_CGROUPS, "mode=0700,size=4k"),
         *(("mkdir", path, _PASSABLE) for path in (VIEW, VIEW_ROOT)),
-        ("hub", VIEW_VOLUMES, MOST_MOUNTS),
+        ("hub", VIEW_VOLUMES, MAX_VOLUMES),
         *(("mkdir", path) for path in (VIEW_FOLDER, VIEW_LOWER, VIEW_DISK)),
         ("file", VIEW_BOOT_ID, f"{inputs.boot_id}\n", 0o444),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),

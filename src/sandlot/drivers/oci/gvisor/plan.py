@@ -19,7 +19,7 @@ from sandlot.drivers.oci.paths import (
 from sandlot.drivers.oci.runtime import CORE_BYTES, RuntimePlanInputs
 from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launcher import Operation
-from sandlot.model.specs import MOST_MOUNTS, Limits
+from sandlot.model.specs import MAX_VOLUMES, Limits
 
 KERNEL_OOM_SCORE = 1000
 STUB_OOM_SCORE = 1
@@ -64,7 +64,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
-        ("hub", VIEW_VOLUMES, MOST_MOUNTS + 1),  # the last folder belongs to no volume (host/volume_disks.py, detach)
+        ("hub", VIEW_VOLUMES, MAX_VOLUMES + 1),  # the last folder belongs to no volume (host/volume_disks.py, detach)
         *_shown_cgroups(limits),
         *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),

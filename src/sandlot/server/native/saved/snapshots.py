@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.model.storage import Position
+from sandlot.model.repositories import Position
 from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, unless_gone
 from sandlot.server.native.saved.schemas import SnapshotAnswer, SnapshotBody, SnapshotsAnswer, SnapshotsQuery
 from sandlot.web import cursors

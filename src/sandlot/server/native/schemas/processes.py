@@ -13,8 +13,8 @@ from sandlot.core.execution.processes import ProcessDetails
 from sandlot.core.execution.requirements import MAX_PACKAGES, InstallParams, Manager
 from sandlot.core.files.changes import MAX_FOLDERS, ChangedFile
 from sandlot.link.types import ProcessInfo
-from sandlot.model.capture import Capture
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, SCREEN_MOST, ProcessSpec, User, shell_argv
+from sandlot.model.output_capture import OutputCapture
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
 
 WAIT_MOST_S = 300.0
@@ -24,8 +24,8 @@ WAIT_MOST_S = 300.0
 class ScreenBody(Body):
     """A terminal's size."""
 
-    rows: int = Field(default=24, ge=1, le=SCREEN_MOST, description="Lines.")
-    cols: int = Field(default=80, ge=1, le=SCREEN_MOST, description="Characters of a line.")
+    rows: int = Field(default=24, ge=1, le=MAX_TERMINAL_SIZE, description="Lines.")
+    cols: int = Field(default=80, ge=1, le=MAX_TERMINAL_SIZE, description="Characters of a line.")
 
 
 class ProcessBody(Body):
@@ -207,8 +207,8 @@ class TerminalQuery(Query):
     """From where to show a terminal, and how large it is."""
 
     stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
-    rows: int | None = Field(default=None, ge=1, le=SCREEN_MOST, description="With ``cols``: its size from now on.")
-    cols: int | None = Field(default=None, ge=1, le=SCREEN_MOST, description="With ``rows``.")
+    rows: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``cols``: its size from now on.")
+    cols: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``rows``.")
 
 
 class ProcessAnswer(Answer):
@@ -288,7 +288,7 @@ def _moment(ns: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)
 
 
-def captured(stdout: Capture, stderr: Capture) -> dict[str, Any]:
+def captured(stdout: OutputCapture, stderr: OutputCapture) -> dict[str, Any]:
     """The fields that tell collected output."""
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
 

@@ -15,7 +15,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MOST_MOUNTS, Limits, OnTimeout
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 from sandlot.server.native.volumes.schemas import MountAnswer, MountBody
 
@@ -86,7 +86,7 @@ class CreateBody(Body):
         "enforced is refused.",
     )
 
-    volumes: Annotated[list[MountBody], Field(max_length=MOST_MOUNTS)] = Field(
+    volumes: Annotated[list[MountBody], Field(max_length=MAX_VOLUMES)] = Field(
         default_factory=list, description="Volumes that it has. One that is not there is 404, before anything is made."
     )
 

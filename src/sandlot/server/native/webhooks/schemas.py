@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sandlot.model.webhooks import EVENT_TYPES, WebhookChange, WebhookRecord
+from sandlot.model.records import EVENT_TYPES, WebhookChange, WebhookRecord
 from sandlot.server.native.schemas.base import Answer, Body, Text, Texts
 
 
@@ -100,10 +100,10 @@ def _told(record: WebhookRecord) -> dict[str, Any]:
         "enabled": record.enabled,
         "created_at": record.created_at,
         "cursor": progress.cursor,
-        "delivered": progress.delivered,
-        "given_up": progress.given_up,
-        "tries": progress.tries,
-        "next_at": progress.next_at,
-        "last_at": progress.last_at,
+        "delivered": progress.delivered_events,
+        "given_up": progress.failed_events,
+        "tries": progress.failed_attempts,
+        "next_at": progress.next_attempt_at,
+        "last_at": progress.last_attempt_at,
         "last_error": progress.last_error,
     }

@@ -1,6 +1,7 @@
-"""What sandboxes of one node have on this host, by looking at the kernel: nothing that a driver says of itself is believed.
+"""Search this host for remains of the sandboxes of one node.
 
-Whatever is counted carries the state directory's path or the node's id, so that others on the machine do not matter.
+The search reads ``/proc``, ``/sys`` and the state directory and asks no driver. It counts only what carries the path of the state directory or the
+id of the node, so that other sandboxes on the machine do not matter.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from typing import TypeVar
 
 from sandlot.model.ids import NodeId
 
-SETTLE_S = 30.0
-"""Until something that has to vanish counts as left; only a defect is waited out."""
+MAX_WAIT_S = 30.0
+"""Seconds that :func:`wait_until_empty` waits. Only a defect makes it wait so long."""
 _NUMBER = re.compile(r"\d+")
 
 FoundT = TypeVar("FoundT", bound=Sized)
 
 
-def traces(data_dir: Path, node: NodeId) -> tuple[str, ...]:
-    """Processes, mounts, loop devices, control groups, ranges of ids and folders, as sorted texts for a person; empty when nothing is left.
+def leftovers(data_dir: Path, node: NodeId) -> tuple[str, ...]:
+    """Return the processes, mounts, loop devices, cgroups, id ranges and folders of a node's sandboxes, as sorted texts for people.
 
     Args:
-        data_dir: The state directory.
-        node: Its node.
+        data_dir: State directory.
+        node: Node id of the state directory.
     """
     path, name = os.fsencode(data_dir), re.compile(rf"(?<![a-z2-7]){node}-[a-z2-7]{{16}}".encode())
     groups = _groups(node)
     in_groups = {int(pid) for group in groups for pid in _read(f"{group}/cgroup.procs").split()}
-    found = {f"group {group}" for group in groups}
+    found = {f"cgroup {group}" for group in groups}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):  # noqa: PTH208 - names, not paths
         if pid == os.getpid():
             continue
@@ -47,22 +48,22 @@ def traces(data_dir: Path, node: NodeId) -> tuple[str, ...]:
         if path in (backing := _read(str(file))):
             found.add(f"loop {file.parts[3]} {os.fsdecode(backing.strip())}")
     for link in Path("/run/sandlot/ids").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just been given back
+        with contextlib.suppress(OSError):  # released since the folder was listed
             if f"/{node}/" in (owner := os.readlink(link)):  # noqa: PTH115 - not a path to follow
                 found.add(f"ids {link.name} {owner}")
     found.update(f"folder {file}" for file in (data_dir / "sandboxes").glob("*"))
     return tuple(sorted(found))
 
 
-def spent_ticks(node: NodeId) -> int:
-    """The processor time of all processes of a node's sandboxes that live, in clock ticks (proc(5), stat)."""
+def cpu_ticks(node: NodeId) -> int:
+    """Return the processor time of all live processes of a node's sandboxes, in clock ticks (proc(5), stat)."""
     pids = {int(pid) for group in _groups(node) for pid in _read(f"{group}/cgroup.procs").split()}
     fields = [_read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids]
     return sum(int(each[11]) + int(each[12]) for each in fields if each)
 
 
-def descriptors() -> Counter[str]:
-    """What this process holds open: the kind of each descriptor, numbers left out."""
+def open_descriptors() -> Counter[str]:
+    """Return the number of open descriptors of this process by target, with digits replaced by ``N``."""
     kinds: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
         try:
@@ -72,10 +73,13 @@ def descriptors() -> Counter[str]:
     return kinds
 
 
-def settled(look: Callable[[], FoundT]) -> FoundT:
-    """Look until there is nothing, or patience ends; what there was last. Blocks: of use when nothing has to happen here."""
-    ends = time.monotonic() + SETTLE_S
-    while (found := look()) and time.monotonic() < ends:
+def wait_until_empty(find: Callable[[], FoundT]) -> FoundT:
+    """Call a function until it returns an empty collection or ``MAX_WAIT_S`` have passed, and return its last result.
+
+    The call blocks the event loop. Use it only when the removal needs nothing from this process.
+    """
+    ends = time.monotonic() + MAX_WAIT_S
+    while (found := find()) and time.monotonic() < ends:
         time.sleep(0.05)
     return found
 
@@ -83,7 +87,7 @@ def settled(look: Callable[[], FoundT]) -> FoundT:
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except OSError:  # it has just ended
+    except OSError:  # the process has ended
         return b""
 
 

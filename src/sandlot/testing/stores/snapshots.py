@@ -1,4 +1,4 @@
-"""What the table of snapshots keeps and gives back: exactly, by id and by name, page by page, and to its owner."""
+"""Behaviours of the repository of snapshots: exact values, unique names, pages and owners."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 
 from sandlot.model.errors import ConflictError
-from sandlot.model.ids import SandboxId, SnapshotId, new_sandbox_id
+from sandlot.model.ids import SandboxId, SnapshotId, new_node_id, new_sandbox_id
 from sandlot.model.records import SnapshotRecord
+from sandlot.model.repositories import Position, Store
 from sandlot.model.specs import GIB, Limits, Network, OnTimeout, SandboxSpec, SnapshotKind
-from sandlot.model.storage import Position, Store
-from sandlot.testing.stores.bench import ALICE, BOB, NASTY, NODE, StoreOpener, event, every_event, fresh_node, snapshot
+from sandlot.testing.stores.harness import ALICE, BOB, HOSTILE_TEXT, NODE, StoreOpener, event, every_event, snapshot
 
 
-class SavedSuite:
-    """See the module."""
+class SnapshotsSuite:
+    """Behaviours of the repository of snapshots. Needs a fixture ``harness``."""
 
     @pytest.fixture
-    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
-        """The bench's, open."""
-        async with bench.open() as store:
+    async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
+        """Open the store for one test."""
+        async with harness.open() as store:
             yield store
 
-    async def test_a_snapshot_comes_back_as_it_was(self, store: Store) -> None:
+    async def test_snapshot_is_read_as_it_was_saved(self, store: Store) -> None:
         spec = SandboxSpec(
             id=new_sandbox_id(NODE),
             template="base",
@@ -47,8 +47,8 @@ class SavedSuite:
             kind=SnapshotKind.FILES,
             size_bytes=1 << 50,
             layer=True,
-            problem=NASTY,
-            idempotency_key=NASTY,
+            problem=HOSTILE_TEXT,
+            idempotency_key=HOSTILE_TEXT,
             request_digest="0f" * 32,
         )
         bare = snapshot(ready=False)
@@ -57,7 +57,7 @@ class SavedSuite:
             assert await store.snapshots.get(record.id) == record
         assert await store.snapshots.get(snapshot().id) is None
 
-    async def test_saving_a_snapshot_again_replaces_it_and_tells(self, store: Store) -> None:
+    async def test_saving_again_replaces_the_snapshot_and_adds_the_event(self, store: Store) -> None:
         intent = snapshot(name="set-up", ready=False)
         await store.snapshots.save(intent)
         done = replace(intent, ready=True, size_bytes=7)
@@ -65,7 +65,7 @@ class SavedSuite:
         assert await store.snapshots.get(intent.id) == done
         assert [each.event.type for each in await every_event(store)] == ["snapshot.created"]
 
-    async def test_what_was_removed_is_not_brought_back_by_an_update(self, store: Store) -> None:
+    async def test_update_does_not_restore_a_removed_snapshot(self, store: Store) -> None:
         record = snapshot(name="set-up")
         assert not await store.snapshots.update(record, event(type="snapshot.never"))
         await store.snapshots.save(record)
@@ -78,34 +78,34 @@ class SavedSuite:
         assert await store.snapshots.get(record.id) is None
         assert [each.event.type for each in await every_event(store)] == ["snapshot.verified", "snapshot.deleted"]
 
-    async def test_a_snapshots_name_is_an_owners_once(self, store: Store) -> None:
+    async def test_snapshot_name_is_unique_per_owner(self, store: Store) -> None:
         first, others = snapshot(name="set-up", ready=False), snapshot(name="set-up", owner=BOB)
-        for record in (first, others, snapshot(), snapshot()):  # any number have none
+        for record in (first, others, snapshot(), snapshot()):  # any number of records have no name
             await store.snapshots.save(record)
         again = snapshot(name="set-up")
         with pytest.raises(ConflictError):
             await store.snapshots.save(again, event(type="snapshot.never"))
-        assert await store.snapshots.named(ALICE, "set-up") == first
-        assert await store.snapshots.named(BOB, "set-up") == others
-        assert await store.snapshots.named(BOB, "Set-up") is None
+        assert await store.snapshots.get_by_name(ALICE, "set-up") == first
+        assert await store.snapshots.get_by_name(BOB, "set-up") == others
+        assert await store.snapshots.get_by_name(BOB, "Set-up") is None
         assert await store.snapshots.get(again.id) is None
-        assert await every_event(store) == [], "the event of what was refused is refused too"
+        assert await every_event(store) == [], "a refused save adds no event"
         await store.snapshots.remove(first.id)
         await store.snapshots.save(again)
-        assert await store.snapshots.named(ALICE, "set-up") == again
+        assert await store.snapshots.get_by_name(ALICE, "set-up") == again
 
-    async def test_a_snapshots_idempotency_key_is_an_owners_once(self, store: Store) -> None:
+    async def test_idempotency_key_of_a_snapshot_is_unique_per_owner(self, store: Store) -> None:
         first, others = snapshot(idempotency_key="k"), snapshot(idempotency_key="k", owner=BOB)
         for record in (first, others):
             await store.snapshots.save(record)
         with pytest.raises(ConflictError):
             await store.snapshots.save(snapshot(idempotency_key="k"))
-        assert await store.snapshots.by_idempotency_key(ALICE, "k") == first
-        assert await store.snapshots.by_idempotency_key(BOB, "k") == others
-        assert await store.snapshots.by_idempotency_key(ALICE, "K") is None
+        assert await store.snapshots.get_by_idempotency_key(ALICE, "k") == first
+        assert await store.snapshots.get_by_idempotency_key(BOB, "k") == others
+        assert await store.snapshots.get_by_idempotency_key(ALICE, "K") is None
 
-    async def test_snapshots_that_are_ready_are_paged(self, store: Store) -> None:
-        records = [snapshot(at // 2, owner=BOB if at % 3 else ALICE) for at in range(9)]  # two of one moment each
+    async def test_ready_snapshots_are_paged(self, store: Store) -> None:
+        records = [snapshot(at // 2, owner=BOB if at % 3 else ALICE) for at in range(9)]  # two records for each time
         for record in [*records, snapshot(3, ready=False)]:
             await store.snapshots.save(record)
         whole = sorted(records, key=lambda record: (record.created_at, record.id))
@@ -116,12 +116,12 @@ class SavedSuite:
         assert paged == whole
         assert list(await store.snapshots.page(owner=BOB, after=None, limit=99)) == [record for record in whole if record.owner == BOB]
 
-    async def test_snapshots_are_counted_and_found_by_their_node(self, store: Store) -> None:
-        node = fresh_node()
+    async def test_snapshots_are_totalled_by_owner_and_found_by_node(self, store: Store) -> None:
+        node = new_node_id()
         mine = [snapshot(at, node=node, size_bytes=1 << 45, ready=at != 1) for at in range(3)]
         for record in [*mine, snapshot(owner=BOB, size_bytes=5)]:
             await store.snapshots.save(record)
-        assert list(await store.snapshots.of_node(node)) == mine
+        assert list(await store.snapshots.list_by_node(node)) == mine
         assert await store.snapshots.totals(ALICE) == (3, 3 << 45)
         assert await store.snapshots.totals(BOB) == (1, 5)
-        assert await store.snapshots.of_node(fresh_node()) == []
+        assert await store.snapshots.list_by_node(new_node_id()) == []

@@ -1,7 +1,8 @@
-"""The contract of a guest as the host's ``Link`` sees it: files, processes, kernels and its lifecycle.
+"""Behaviours of a guest that the host reaches through ``Link``: files, processes, kernels and lifecycle.
 
-The real guest and the scripted one pass it, so that tests of core may rely on the scripted one. Give a subclass a ``subject`` fixture: an
-awake sandbox of its own or one that the tests of a class share; each test uses paths and contexts of its own.
+The real guest and the scripted guest pass the suite, so that tests of core can use the scripted one. Subclass it and define two fixtures:
+``harness`` returns a ``DriverHarness``, and ``sandbox`` returns a ``ConnectedSandbox`` whose guest is awake. The tests of a class may share a
+sandbox, because each test uses its own paths and contexts.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from sandlot.link.types import CellError, CellResult, Display, Output, ProcessRe
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
-from sandlot.testing.bench import Bench, Subject, meet
+from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, connect_sandbox
 
 
-class FilesContract:
-    """File calls."""
+class GuestFilesSuite:
+    """File requests."""
 
-    async def test_file_is_written_read_in_parts_and_described(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_file_is_written_read_in_parts_and_described(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         written = await link.files.write("/home/user/a/b/text", b"0123456789")
         assert (written.path, written.kind, written.size, written.mode) == ("/home/user/a/b/text", "file", 10, 0o644)
         assert await _read(link, "/home/user/a/b/text") == b"0123456789"
@@ -35,13 +36,13 @@ class FilesContract:
         found = await link.files.stat("/home/user/a/b/text")
         assert (found.size, found.mode) == (3, 0o600)
 
-    async def test_large_file_arrives_whole(self, subject: Subject) -> None:
+    async def test_large_file_arrives_whole(self, sandbox: ConnectedSandbox) -> None:
         content = bytes(range(256)) * 4096
-        await subject.link.files.write("/home/user/large", content)
-        assert await _read(subject.link, "/home/user/large") == content
+        await sandbox.link.files.write("/home/user/large", content)
+        assert await _read(sandbox.link, "/home/user/large") == content
 
-    async def test_folder_is_listed_by_name_and_in_pages(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_folder_is_listed_by_name_and_in_pages(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         for name in ("c", "a", "b"):
             await link.files.write(f"/home/user/listed/{name}", b"")
         await link.files.mkdir("/home/user/listed/folder")
@@ -50,8 +51,8 @@ class FilesContract:
         page = await link.files.list("/home/user/listed", limit=2, offset=1)
         assert ([entry.name for entry in page.entries], page.more) == (["b", "c"], True)
 
-    async def test_moves_and_removals(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_files_are_moved_and_removed(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         await link.files.write("/home/user/moved/one", b"1")
         await link.files.write("/home/user/moved/two", b"2")
         with pytest.raises(ConflictError):
@@ -64,8 +65,8 @@ class FilesContract:
         with pytest.raises(NotFoundError):
             await link.files.stat("/home/user/moved")
 
-    async def test_refused_file_calls_say_why(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_refused_file_calls_have_error_codes(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         await link.files.write("/home/user/refused/file", b"")
         codes = {}
         for name, call in {
@@ -89,65 +90,65 @@ class FilesContract:
         }
 
 
-class ProcessesContract:
-    """Process calls."""
+class GuestProcessesSuite:
+    """Process requests."""
 
-    async def test_process_has_output_exit_code_environment_and_folder(self, subject: Subject) -> None:
-        done = await subject.run("sh", "-c", "echo out; echo err >&2; exit 3")
-        assert (done.code, done.stdout, done.stderr) == (3, "out\n", "err\n")
+    async def test_process_has_output_exit_code_environment_and_folder(self, sandbox: ConnectedSandbox) -> None:
+        done = await sandbox.run("sh", "-c", "echo out; echo err >&2; exit 3")
+        assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n")
         spec = ProcessSpec(shell_argv("echo $WORD; pwd; whoami"), env={"WORD": "x y"}, cwd="/tmp")  # noqa: S108
-        assert await _text(await subject.link.processes.start(spec)) == "x y\n/tmp\nuser\n"
+        assert await _text(await sandbox.link.processes.start(spec)) == "x y\n/tmp\nuser\n"
         as_root = ProcessSpec(("id", "-u"), user=User.ROOT)
-        assert await _text(await subject.link.processes.start(as_root)) == "0\n"
+        assert await _text(await sandbox.link.processes.start(as_root)) == "0\n"
 
-    async def test_standard_input_is_delivered_and_ended(self, subject: Subject) -> None:
-        assert (await subject.run("cat", stdin=b"x" * 300_000)).stdout == "x" * 300_000
+    async def test_standard_input_is_delivered_and_ended(self, sandbox: ConnectedSandbox) -> None:
+        assert (await sandbox.run("cat", stdin=b"x" * 300_000)).stdout == "x" * 300_000
 
-    async def test_process_is_signalled_and_timed_out(self, subject: Subject) -> None:
-        call = await subject.link.processes.start(ProcessSpec(("sleep", "1000")))
-        assert await subject.link.processes.signal(call.id, int(signal.SIGTERM))
+    async def test_process_is_signalled_and_timed_out(self, sandbox: ConnectedSandbox) -> None:
+        call = await sandbox.link.processes.start(ProcessSpec(("sleep", "1000")))
+        assert await sandbox.link.processes.signal(call.id, int(signal.SIGTERM))
         ended = await _result(call)
         assert (ended.reason, ended.exit_code, ended.signal) == ("signalled", None, int(signal.SIGTERM))
-        assert not await subject.link.processes.signal(call.id, int(signal.SIGTERM))
-        timed_out = await _result(await subject.link.processes.start(ProcessSpec(("sleep", "1000"), timeout_s=0.05)))
+        assert not await sandbox.link.processes.signal(call.id, int(signal.SIGTERM))
+        timed_out = await _result(await sandbox.link.processes.start(ProcessSpec(("sleep", "1000"), timeout_s=0.05)))
         assert (timed_out.reason, timed_out.signal) == ("timeout", int(signal.SIGKILL))
 
-    async def test_same_id_is_the_same_process_and_is_attached_to_by_offset(self, subject: Subject) -> None:
+    async def test_same_id_is_the_same_process_and_its_output_is_read_from_an_offset(self, sandbox: ConnectedSandbox) -> None:
         id_ = new_process_id()
         spec = ProcessSpec(shell_argv("echo once; sleep 1000"))
-        first = await subject.link.processes.start(spec, id=id_)
+        first = await sandbox.link.processes.start(spec, id=id_)
         assert await _next_output(first) == b"once\n"
-        pid = (await subject.link.processes.get(id_)).pid
-        again = await subject.link.processes.start(spec, id=id_)
+        pid = (await sandbox.link.processes.get(id_)).pid
+        again = await sandbox.link.processes.start(spec, id=id_)
         assert await _next_output(again) == b"once\n"
-        attached = await subject.link.processes.attach(id_, stdout_from=3)
+        attached = await sandbox.link.processes.attach(id_, stdout_from=3)
         assert await _next_output(attached) == b"e\n"
-        assert [info.pid for info in await subject.link.processes.list() if info.process == id_] == [pid]
+        assert [info.pid for info in await sandbox.link.processes.list() if info.process == id_] == [pid]
         with pytest.raises(ConflictError):
-            await subject.link.processes.forget(id_)
-        await subject.link.processes.signal(id_, int(signal.SIGKILL))
-        assert (await subject.link.processes.wait(id_)).signal == int(signal.SIGKILL)
-        await subject.link.processes.forget(id_)
+            await sandbox.link.processes.forget(id_)
+        await sandbox.link.processes.signal(id_, int(signal.SIGKILL))
+        assert (await sandbox.link.processes.wait(id_)).signal == int(signal.SIGKILL)
+        await sandbox.link.processes.forget(id_)
         with pytest.raises(NotFoundError):
-            await subject.link.processes.get(id_)
+            await sandbox.link.processes.get(id_)
 
-    async def test_what_cannot_be_started_is_refused(self, subject: Subject) -> None:
+    async def test_missing_program_or_directory_is_an_error(self, sandbox: ConnectedSandbox) -> None:
         for spec in (ProcessSpec(("no-such-program",)), ProcessSpec(("true",), cwd="/no/such/folder")):
             with pytest.raises(NotFoundError):
-                await _result(await subject.link.processes.start(spec))
+                await _result(await sandbox.link.processes.start(spec))
 
-    async def test_hidden_process_is_not_listed(self, subject: Subject) -> None:
-        call = await subject.link.processes.start(ProcessSpec(("sleep", "1000"), hidden=True))
-        assert call.id not in {info.process for info in await subject.link.processes.list()}
-        await subject.link.processes.signal(call.id, int(signal.SIGKILL))
+    async def test_hidden_process_is_not_listed(self, sandbox: ConnectedSandbox) -> None:
+        call = await sandbox.link.processes.start(ProcessSpec(("sleep", "1000"), hidden=True))
+        assert call.id not in {info.process for info in await sandbox.link.processes.list()}
+        await sandbox.link.processes.signal(call.id, int(signal.SIGKILL))
         await _result(call)
 
 
-class KernelsContract:
+class GuestKernelsSuite:
     """Contexts and cells."""
 
-    async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         printed, displays, errors, first = await _cell(await link.kernels.execute("x = 41\nprint('hi')\nx + 1"))
         assert (printed, displays, errors, first.status) == ("hi\n", ["42"], [], "ok")
         assert first.execution_count is not None
@@ -157,12 +158,12 @@ class KernelsContract:
         _, _, errors, result = await _cell(await link.kernels.execute("x"))
         assert (errors, result.status, result.execution_count) == (["NameError"], "error", 1)
 
-    async def test_cell_that_fails_says_how(self, subject: Subject) -> None:
-        _, _, errors, result = await _cell(await subject.link.kernels.execute("1 / 0"))
+    async def test_failed_cell_reports_its_error(self, sandbox: ConnectedSandbox) -> None:
+        _, _, errors, result = await _cell(await sandbox.link.kernels.execute("1 / 0"))
         assert (errors, result.status) == (["ZeroDivisionError"], "error")
 
-    async def test_cell_is_timed_out_and_interrupted_and_the_kernel_lives(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_cell_is_timed_out_and_interrupted_and_the_kernel_survives(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         await _cell(await link.kernels.execute("import time; kept = 1"))
         _, _, errors, result = await _cell(await link.kernels.execute("time.sleep(1000)", timeout_s=0.3))
         assert (errors, result.status) == (["KeyboardInterrupt"], "timeout")
@@ -174,8 +175,8 @@ class KernelsContract:
         assert (await _cell(waiting))[1] == ["2"]
         assert not await link.kernels.interrupt()
 
-    async def test_contexts_are_separate_and_have_their_environment(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_contexts_are_separate_and_have_their_environment(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         made = await link.kernels.create("mine", "python", env={"WORD": "mine"})
         assert (made.language, made.kernel) == ("python", "mine")
         printed, *_ = await _cell(await link.kernels.execute("import os; y = 5; print(os.environ['WORD'])", kernel="mine"))
@@ -190,39 +191,39 @@ class KernelsContract:
         with pytest.raises((InvalidRequestError, SandlotError)):
             await link.kernels.create("other", "cobol")
 
-    async def test_bash_context_keeps_variables_and_tells_its_exit_status(self, subject: Subject) -> None:
-        link = subject.link
+    async def test_bash_context_keeps_variables_and_reports_its_exit_status(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
         await _cell(await link.kernels.execute("WORD=kept", language="bash", kernel="bash"))
         printed, _, errors, result = await _cell(await link.kernels.execute("echo $WORD; false", language="bash", kernel="bash"))
         assert (printed, errors, result.status) == ("kept\n", ["ExitStatus"], "error")
 
-    async def test_same_id_is_the_same_cell_and_is_attached_to(self, subject: Subject) -> None:
-        link, id_ = subject.link, new_process_id()
+    async def test_same_id_is_the_same_cell_and_is_attached_to(self, sandbox: ConnectedSandbox) -> None:
+        link, id_ = sandbox.link, new_process_id()
         await _cell(await link.kernels.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_))
         assert (await _cell(await link.kernels.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_)))[1] == ["1"]
         printed, displays, _, result = await _cell(await link.kernels.attach(id_, stdout_from=2))
         assert (printed, displays, result.status) == ("xt\n", ["1"], "ok")
 
 
-class LifecycleContract:
-    """Sleep and wake; each test ends with its guest awake."""
+class GuestLifecycleSuite:
+    """Sleep, wake, deadline and reconnection. Each test leaves its guest awake."""
 
-    async def test_info_tells_the_identity_and_counts(self, subject: Subject) -> None:
-        call = await subject.link.processes.start(ProcessSpec(("sleep", "1000")))
-        info = await subject.link.info()
+    async def test_info_reports_identity_and_number_of_tasks(self, sandbox: ConnectedSandbox) -> None:
+        call = await sandbox.link.processes.start(ProcessSpec(("sleep", "1000")))
+        info = await sandbox.link.info()
         assert info.identity == "sb-test"
         assert info.tasks >= 1
-        await subject.link.processes.signal(call.id, int(signal.SIGKILL))
+        await sandbox.link.processes.signal(call.id, int(signal.SIGKILL))
         await _result(call)
 
-    async def test_guest_at_rest_serves_only_wake_and_remembers_its_past(self, bench: Bench) -> None:
-        instance = await bench.boot(bench.start())
-        async with meet(instance) as subject:
-            await subject.link.files.write("/home/user/file", b"kept")
-            call = await subject.link.processes.start(ProcessSpec(shell_argv("echo before")))
+    async def test_quiesced_guest_serves_only_wake_and_keeps_results_for_the_same_identity(self, harness: DriverHarness) -> None:
+        instance = await harness.boot(harness.new_driver())
+        async with connect_sandbox(instance) as sandbox:
+            await sandbox.link.files.write("/home/user/file", b"kept")
+            call = await sandbox.link.processes.start(ProcessSpec(shell_argv("echo before")))
             await _result(call)
-            await subject.link.quiesce()
-            assert subject.link.asleep
+            await sandbox.link.quiesce()
+            assert sandbox.link.asleep
         link = await Link.open(await instance.connect())
         assert link.asleep
         with pytest.raises(SandlotError):
@@ -239,10 +240,10 @@ class LifecycleContract:
         await link.aclose()
         await instance.destroy()
 
-    async def test_armed_guest_is_asleep_at_the_next_greeting(self, bench: Bench) -> None:
-        instance = await bench.boot(bench.start())
-        async with meet(instance) as subject:
-            await subject.link.checkpoint(armed=True)
+    async def test_armed_guest_is_asleep_at_the_next_handshake(self, harness: DriverHarness) -> None:
+        instance = await harness.boot(harness.new_driver())
+        async with connect_sandbox(instance) as sandbox:
+            await sandbox.link.checkpoint(armed=True)
         link = await Link.open(await instance.connect())
         assert link.asleep
         await _wake(link, "sb-test", "sandbox")
@@ -252,30 +253,30 @@ class LifecycleContract:
         await again.aclose()
         await instance.destroy()
 
-    async def test_deadline_ends_the_guest_by_itself(self, bench: Bench) -> None:
-        async with bench.sandbox() as subject:
-            await subject.link.set_deadline(1000)
-            await subject.link.set_deadline(0.05)
+    async def test_deadline_ends_the_guest_by_itself(self, harness: DriverHarness) -> None:
+        async with harness.sandbox() as sandbox:
+            await sandbox.link.set_deadline(1000)
+            await sandbox.link.set_deadline(0.05)
             async with asyncio.timeout(30):
-                assert (await subject.instance.wait()).reason == "exited"
+                assert (await sandbox.instance.wait()).reason == "exited"
             with pytest.raises(SandboxEndedError):
-                await subject.link.info()
+                await sandbox.link.info()
 
-    async def test_link_is_opened_again_with_a_process_under_way(self, bench: Bench) -> None:
-        instance = await bench.boot(bench.start())
-        async with meet(instance) as subject:
-            call = await subject.link.processes.start(ProcessSpec(shell_argv("echo one; cat"), stdin=True))
+    async def test_reopened_link_attaches_to_a_running_process(self, harness: DriverHarness) -> None:
+        instance = await harness.boot(harness.new_driver())
+        async with connect_sandbox(instance) as sandbox:
+            call = await sandbox.link.processes.start(ProcessSpec(shell_argv("echo one; cat"), stdin=True))
             assert await _next_output(call) == b"one\n"
-        async with meet(instance) as subject:
-            attached = await subject.link.processes.attach(call.id, stdout_from=4)
+        async with connect_sandbox(instance) as sandbox:
+            attached = await sandbox.link.processes.attach(call.id, stdout_from=4)
             await attached.write(b"two")
             attached.close_stdin()
             assert await _text(attached) == "two"
         await instance.destroy()
 
 
-class GuestContractSuite(FilesContract, ProcessesContract, KernelsContract, LifecycleContract):
-    """All of it."""
+class GuestSuite(GuestFilesSuite, GuestProcessesSuite, GuestKernelsSuite, GuestLifecycleSuite):
+    """All behaviours of a guest. Subclass it and name the class ``Test...``."""
 
 
 async def _wake(link: Link, identity: str, hostname: str) -> None:
@@ -303,7 +304,7 @@ async def _next_output(call: ProcessCall | CellCall) -> bytes:
     async for item in call:
         if isinstance(item, Output):
             return item.data
-    raise AssertionError("it ended without output")
+    raise AssertionError("the call ended without output")
 
 
 async def _cell(call: CellCall) -> tuple[str, list[str], list[str], CellResult]:

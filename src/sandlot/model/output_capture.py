@@ -1,8 +1,8 @@
-"""Output that is collected instead of streamed: the first and the last of it are kept, the middle is counted.
+"""Bounded capture of output: its beginning and its end are kept, and the omitted bytes between them are counted.
 
-Laws:
-- At most ``head_bytes + tail_bytes`` are held, plus the piece that was added last, however small the pieces are.
-- Head and tail are exact bytes of the output; ``omitted`` is the exact number of bytes between them.
+Invariants:
+- A capture holds at most ``head_bytes + tail_bytes``, however small the pieces are that it gets.
+- Head and tail are exact bytes of the output, and ``omitted`` is the exact number of bytes between them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from sandlot.model.specs import KIB, MIB
 
 HEAD_BYTES = 1 * MIB
 TAIL_BYTES = 1 * MIB
-TEXT_BYTES = 64 * KIB
-"""Of code, of a command, and of an error's text in a log."""
+MAX_LOGGED_BYTES = 64 * KIB
+"""Largest size of code, of a command and of an error text in the execution log."""
 
 
-class Capture:
-    """Collects one stream.
+class OutputCapture:
+    """Captured output of one stream.
 
     Args:
-        head_bytes: Kept of the beginning.
-        tail_bytes: Kept of the end.
+        head_bytes: Bytes to keep from the beginning.
+        tail_bytes: Bytes to keep from the end.
+
+    Attributes:
+        omitted: Number of bytes between head and tail that were dropped.
     """
 
     __slots__ = ("_head", "_head_left", "_tail", "_tail_bytes", "omitted")
@@ -36,16 +39,16 @@ class Capture:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds now."""
+        """Number of bytes in memory."""
         return len(self._head) + len(self._tail)
 
     @property
     def room_bytes(self) -> int:
-        """How much more it would hold at the most."""
+        """Largest number of bytes by which ``held_bytes`` can still grow."""
         return self._head_left + self._tail_bytes - len(self._tail)
 
     def add(self, data: bytes) -> None:
-        """The next bytes of the stream."""
+        """Add the next bytes of the stream."""
         if self._head_left:
             piece = data[: self._head_left]
             self._head += piece
@@ -58,39 +61,42 @@ class Capture:
             self.omitted += surplus
 
     def skip(self, size: int) -> None:
-        """That many bytes of the stream are known to be lost; what comes next belongs to the tail."""
-        # All that was kept of the tail lies before the gap, and the result has room for one gap only.
+        """Count ``size`` bytes of the stream that are lost. Later bytes belong to the tail."""
+        # The tail so far lies before the gap, and the result has room for one gap only.
         self.omitted += size + len(self._tail)
         self._tail.clear()
         self._head_left = 0
 
     def content(self) -> bytes:
-        """Head and tail; where something was omitted, a line between them says how much."""
+        """Return head and tail. If bytes were omitted, a line between them gives their number."""
         if not self.omitted:
             return bytes(self._head + self._tail)
         gap = f"[... {self.omitted} bytes omitted ...]\n".encode()
         return bytes(self._head) + (b"" if not self._head or self._head.endswith(b"\n") else b"\n") + gap + bytes(self._tail)
 
     def text(self) -> str:
-        """The content as UTF-8; what is not valid is replaced by U+FFFD."""
+        """Return the content as text. Bytes that are not UTF-8 are replaced by U+FFFD."""
         return self.content().decode("utf-8", "replace")
 
 
-def shortened(text: str) -> str:
-    """A text as a log keeps it: head and tail of what is longer than 64 KiB. Pure."""
-    if len(text) <= TEXT_BYTES // 4:  # no character has more than four bytes
+def shorten(text: str) -> str:
+    """Return head and tail of a text, together at most ``MAX_LOGGED_BYTES`` and the line between them. A shorter text is unchanged."""
+    if len(text) <= MAX_LOGGED_BYTES // 4:  # no character has more than four bytes
         return text
-    capture = Capture(TEXT_BYTES // 2, TEXT_BYTES // 2)
+    capture = OutputCapture(MAX_LOGGED_BYTES // 2, MAX_LOGGED_BYTES // 2)
     capture.add(text.encode("utf-8", "replace"))
     return capture.text()
 
 
-def shortened_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command as a log keeps it: as much of it as fits into 64 KiB, and how many arguments do not. Pure."""
+def shorten_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the first arguments of a command that fit into ``MAX_LOGGED_BYTES``, followed by the number of the omitted arguments.
+
+    Each argument is shortened like a text.
+    """
     kept: list[str] = []
-    room = TEXT_BYTES
+    room = MAX_LOGGED_BYTES
     for number, argument in enumerate(argv):
-        short = shortened(argument)
+        short = shorten(argument)
         room -= len(short.encode("utf-8", "replace")) + 8
         if room < 0 and kept:
             return (*kept, f"[... {len(argv) - number} arguments omitted ...]")

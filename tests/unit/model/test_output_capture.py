@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.model.capture import Capture
+from sandlot.model.output_capture import MAX_LOGGED_BYTES, OutputCapture, shorten, shorten_argv
 
 PIECES = st.lists(st.binary(max_size=40), max_size=30)
 
 
 @given(PIECES, st.integers(0, 50), st.integers(0, 50))
 def test_head_and_tail_are_exact_and_the_gap_is_counted(pieces: list[bytes], head: int, tail: int) -> None:
-    capture = Capture(head, tail)
+    capture = OutputCapture(head, tail)
     for piece in pieces:
         capture.add(piece)
     whole = b"".join(pieces)
@@ -29,7 +29,7 @@ def test_head_and_tail_are_exact_and_the_gap_is_counted(pieces: list[bytes], hea
 
 @given(st.binary(max_size=20), st.binary(max_size=20), st.integers(1, 1000))
 def test_bytes_after_a_known_gap_are_the_tail(before: bytes, after: bytes, lost: int) -> None:
-    capture = Capture(100, 100)
+    capture = OutputCapture(100, 100)
     capture.add(before)
     capture.skip(lost)
     capture.add(after)
@@ -39,7 +39,7 @@ def test_bytes_after_a_known_gap_are_the_tail(before: bytes, after: bytes, lost:
 
 
 def test_tail_before_a_second_gap_counts_as_omitted() -> None:
-    capture = Capture(2, 10)
+    capture = OutputCapture(2, 10)
     capture.add(b"ab" + b"cdef")
     capture.skip(5)
     capture.add(b"xyz")
@@ -48,10 +48,26 @@ def test_tail_before_a_second_gap_counts_as_omitted() -> None:
 
 
 def test_memory_is_bounded_for_any_amount_of_output() -> None:
-    capture = Capture(1000, 1000)
+    capture = OutputCapture(1000, 1000)
     for _ in range(10000):
         capture.add(b"x")
     assert len(capture.content()) < 2100
     capture.add(b"y" * 1_000_000)
     assert capture.omitted == 10000 + 1_000_000 - 2000
     assert capture.content().endswith(b"y" * 1000)
+
+
+def test_logged_text_is_shortened_in_the_middle_only_if_it_is_too_long() -> None:
+    assert shorten("é" * (MAX_LOGGED_BYTES // 2)) == "é" * (MAX_LOGGED_BYTES // 2)
+    short = shorten("a" * MAX_LOGGED_BYTES + "b" * MAX_LOGGED_BYTES)
+    half = MAX_LOGGED_BYTES // 2
+    assert short == f"{'a' * half}\n[... {MAX_LOGGED_BYTES} bytes omitted ...]\n{'b' * half}"
+
+
+def test_logged_command_keeps_its_first_arguments_and_the_number_of_the_others() -> None:
+    assert shorten_argv(["echo", "x"]) == ("echo", "x")
+    kept = shorten_argv(["x" * 1000] * 100)
+    assert set(kept[:-1]) == {"x" * 1000}
+    assert kept[-1] == f"[... {100 - len(kept) + 1} arguments omitted ...]"
+    assert sum(len(argument) for argument in kept) <= MAX_LOGGED_BYTES
+    assert shorten_argv(["x" * (2 * MAX_LOGGED_BYTES), "y"])[-1] == "[... 1 arguments omitted ...]"

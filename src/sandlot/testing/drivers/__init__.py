@@ -1,0 +1,29 @@
+"""Suites that a third-party driver must pass, so that it behaves like Sandlot's own drivers.
+
+Use them in a test module::
+
+    import pytest
+
+    pytest.register_assert_rewrite("sandlot.testing")  # before the imports below, for detailed failure messages
+
+    from sandlot.model.ids import new_node_id
+    from sandlot.testing.drivers.harness import DriverHarness
+    from sandlot.testing.drivers.suite import DriverSuite
+
+
+    class TestMyDriver(DriverSuite):
+        @pytest.fixture
+        def harness(self, tmp_path):
+            return DriverHarness("mydriver", root=..., node=new_node_id(), data_dir=tmp_path)
+
+A test that needs an optional capability is skipped if the driver's probe reports that the capability is missing; the skip shows the probe's reason.
+A driver without snapshots uses ``DriverSuiteWithoutSnapshots``.
+
+The suites run as root and start real sandboxes. Beyond the protocols of :mod:`sandlot.model.ports`, they expect of a driver:
+
+- The files of a sandbox are in a folder of ``data_dir/sandboxes``. The folder is gone when ``destroy`` has returned.
+- Cgroups, processes, mounts and loop devices of a sandbox carry the path of the state directory or the node id, and ``destroy`` removes them.
+  ``leftovers`` finds only those.
+- The files of a snapshot are readable by root only (modes 0600 and 0700), and its size is the space that they use on disk.
+- A snapshot whose files are damaged is refused by ``restorable``, ``prepare`` and ``restore`` with the same reason.
+"""

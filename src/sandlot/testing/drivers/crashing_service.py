@@ -1,0 +1,121 @@
+"""A service that a test kills with SIGKILL: a separate process that uses the driver until then.
+
+The program is ``python -m sandlot.testing.drivers.crashing_service MODE DRIVER NODE DATA_DIR ROOT DIGEST``. The modes:
+
+- ``live``: boot a sandbox, write a file into it, print its reference and wait.
+- ``prepared``: prepare a sandbox, print ``ready`` and wait.
+- ``churn``: print ``ready``, then prepare, boot and destroy sandboxes without end, three at a time.
+- ``snapshots``: boot a sandbox and print its reference. Then take snapshots of it without end, running and paused, while copies are restored from
+  a snapshot, saved and destroyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from sandlot.model.ids import NodeId
+from sandlot.model.specs import RootFs
+from sandlot.testing.drivers.harness import DriverHarness, connect_sandbox
+
+MARKER_PATH = "/tmp/marker"  # noqa: S108 - inside the sandbox
+"""File that the modes ``live`` and ``snapshots`` write into their sandbox."""
+MARKER_TEXT = "written by the killed service\n"
+_TASKS = 3
+
+
+@contextmanager
+def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start the program, yield its process and its first line of output, and kill the process at the end of the block."""
+    arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), str(harness.root.path), harness.root.digest]
+    service = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        if service.stdout is None:
+            raise AssertionError("the service was started without a pipe")
+        line = service.stdout.readline().strip()
+        assert line, "the service failed"
+        yield service, line
+    finally:
+        service.kill()
+        service.communicate()
+
+
+async def live(harness: DriverHarness) -> None:
+    """Leave one live sandbox."""
+    instance = await harness.boot(harness.new_driver())
+    async with connect_sandbox(instance) as sandbox:
+        await sandbox.link.files.write(MARKER_PATH, MARKER_TEXT.encode())
+    _print(instance.ref)
+    await asyncio.Event().wait()
+
+
+async def prepared(harness: DriverHarness) -> None:
+    """Leave one prepared sandbox."""
+    sandbox = await harness.new_driver().prepare(harness.shape())
+    _print("ready")
+    await asyncio.Event().wait()
+    await sandbox.destroy()
+
+
+async def churn(harness: DriverHarness) -> None:
+    """Be at any step of a sandbox's lifecycle at any moment."""
+    driver = harness.new_driver()
+
+    async def create_and_destroy() -> None:
+        while True:
+            sandbox = await driver.prepare(harness.shape())
+            instance = await sandbox.boot(harness.spec())
+            await instance.destroy()
+
+    _print("ready")
+    await asyncio.gather(*(create_and_destroy() for _ in range(_TASKS)))
+
+
+async def snapshots(harness: DriverHarness) -> None:
+    """Be at any step of a snapshot and of a restore at any moment."""
+    driver, saved = harness.new_driver(), harness.data_dir / "saved"
+    source, first = await harness.boot(driver), saved / "first" / "image"
+    async with connect_sandbox(source) as sandbox:
+        await sandbox.link.files.write(MARKER_PATH, MARKER_TEXT.encode())
+        await sandbox.link.checkpoint(armed=True)
+        await source.snapshot(first, keep_running=True)
+
+    async def save_source() -> None:
+        for number in count():
+            if number % 2:
+                await source.pause()
+            await source.snapshot(saved / f"source-{number}" / "image", keep_running=True, durable=number % 3 == 0)
+            await source.resume()
+
+    async def restore_and_save(task: int) -> None:
+        for number in count():
+            sandbox = await driver.prepare(harness.shape(), snapshot=first)
+            if (task + number) % 2:
+                await sandbox.warm()
+            instance = await sandbox.restore(first, harness.spec())
+            await instance.snapshot(saved / f"copy-{task}-{number}" / "image", keep_running=False, durable=False)
+            await instance.destroy()
+
+    _print(source.ref)
+    await asyncio.gather(save_source(), *(restore_and_save(task) for task in range(_TASKS - 1)))
+
+
+def main(arguments: list[str]) -> None:
+    """Run a mode."""
+    mode, driver_name, node, data_dir, root, digest = arguments
+    harness = DriverHarness(driver_name, RootFs(Path(root), digest), NodeId(node), Path(data_dir))
+    asyncio.run({"live": live, "prepared": prepared, "churn": churn, "snapshots": snapshots}[mode](harness))
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""Objects that the suites of drivers use: the driver under test, and live sandboxes whose guest is connected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.registry import DriverSettings, open_driver
+from sandlot.link.client import Link
+from sandlot.link.types import Output
+from sandlot.model.ids import NodeId, new_sandbox_id
+from sandlot.model.ports import ByteStream, Driver, DriverCapability, Instance
+from sandlot.model.specs import MIB, Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User
+
+SMALL_LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
+"""Limits of a test's sandboxes unless the test passes others."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverHarness:
+    """The driver under test and its own state directory.
+
+    Args:
+        driver_name: Name of the driver in the registry (:mod:`sandlot.drivers.registry`).
+        root: Root file system with the guest and the programs ``python3``, ``sh`` and ``dd``.
+        node: Node id of the state directory.
+        data_dir: State directory. Each test gets a new one.
+        open_driver: Opens the driver, like a service that starts. A second driver on the same directory stands for a restarted service.
+    """
+
+    driver_name: str
+    root: RootFs
+    node: NodeId
+    data_dir: Path
+    open_driver: Callable[[str, DriverSettings], Driver] = field(default=open_driver)
+
+    def new_driver(self) -> Driver:
+        """Open the driver, as a service does when it starts."""
+        return self.open_driver(self.driver_name, DriverSettings(node=self.node, data_dir=self.data_dir))
+
+    async def driver_with(self, *capabilities: DriverCapability) -> Driver:
+        """Open the driver if its probe reports these capabilities; otherwise skip the test with the probe's reason."""
+        driver = self.new_driver()
+        probed = await asyncio.to_thread(driver.probe)
+        for capability in capabilities:
+            if not probed.can(capability):
+                pytest.skip(probed.why_not(capability))
+        return driver
+
+    def shape(self, limits: Limits = SMALL_LIMITS) -> Shape:
+        """Return the shape of a sandbox to prepare."""
+        return Shape(root=self.root, limits=limits)
+
+    def spec(self, limits: Limits = SMALL_LIMITS) -> SandboxSpec:
+        """Return the spec of a sandbox to boot, with a new id."""
+        return SandboxSpec(id=new_sandbox_id(self.node), limits=limits, isolation=self.driver_name)
+
+    async def boot(self, driver: Driver, limits: Limits = SMALL_LIMITS) -> Instance:
+        """Prepare and boot a sandbox. The caller destroys it."""
+        prepared = await driver.prepare(self.shape(limits))
+        return await prepared.boot(self.spec(limits))
+
+    @asynccontextmanager
+    async def sandbox(self, driver: Driver | None = None, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
+        """Boot a sandbox, connect to its guest, wake the guest, and destroy the sandbox at the end.
+
+        Args:
+            driver: Driver that boots the sandbox. None: a new one.
+            limits: Limits of the sandbox.
+        """
+        instance = await self.boot(driver or self.new_driver(), limits)
+        try:
+            async with connect_sandbox(instance, limits) as sandbox:
+                yield sandbox
+        finally:
+            await instance.destroy()
+
+    @asynccontextmanager
+    async def restored_sandbox(self, driver: Driver, snapshot: Path, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
+        """Restore a sandbox from a snapshot, connect to its guest, wake the guest, and destroy the sandbox at the end."""
+        prepared = await driver.prepare(self.shape(limits), snapshot=snapshot)
+        instance = await prepared.restore(snapshot, self.spec(limits))
+        try:
+            async with connect_sandbox(instance, limits) as sandbox:
+                yield sandbox
+        finally:
+            await instance.destroy()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Result of a command in a sandbox.
+
+    Args:
+        exit_code: Exit code; for a command that a signal ended, the negative number of the signal.
+        stdout: Standard output. Bytes that are not UTF-8 are replaced by U+FFFD.
+        stderr: Standard error, likewise.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedSandbox:
+    """A live sandbox with a connection to its guest.
+
+    Args:
+        instance: The driver's object for the sandbox.
+        link: Connection to the guest.
+    """
+
+    instance: Instance
+    link: Link
+
+    async def run(self, *argv: str, user: User = User.USER, timeout_s: float | None = 120, stdin: bytes | None = None) -> CommandResult:
+        """Run a command in the directory ``/`` and wait for its end.
+
+        Args:
+            argv: Program and arguments.
+            user: User inside the sandbox.
+            timeout_s: Seconds until the command is killed. None: no timeout.
+            stdin: Standard input. None: ``/dev/null``.
+        """
+        call = await self.link.processes.start(ProcessSpec(argv=argv, user=user, cwd="/", timeout_s=timeout_s, stdin=stdin is not None))
+        output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+
+        async def send_stdin() -> None:
+            if stdin is not None:
+                await call.write(stdin)
+                call.close_stdin()
+
+        sending = asyncio.create_task(send_stdin())
+        async with call:
+            async for item in call:
+                if isinstance(item, Output):
+                    output[item.channel] += item.data
+            result = await call.result()
+        await sending
+        exit_code = result.exit_code if result.exit_code is not None else -(result.signal or 0)
+        return CommandResult(exit_code, output[1].decode(errors="replace"), output[2].decode(errors="replace"))
+
+    async def python(self, program: str, *arguments: str, user: User = User.USER, timeout_s: float | None = 120) -> CommandResult:
+        """Run a Python program without the image's site packages, which halves its start-up time."""
+        return await self.run("python3", "-SI", "-c", program, *arguments, user=user, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def connect_sandbox(instance: Instance, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
+    """Connect to the guest of a live sandbox, and wake a guest that sleeps. The sandbox keeps running after the block."""
+    stream: ByteStream = await instance.connect()
+    link = await Link.open(stream)
+    try:
+        if link.asleep:
+            await link.wake(identity="sb-test", hostname="sandbox", env={}, pids=limits.pids, deadline_s=None)
+        yield ConnectedSandbox(instance, link)
+    finally:
+        await link.aclose()
+
+
+async def wait_for_cpu_time(instance: Instance, cpu_s: float) -> None:
+    """Wait until a sandbox has used this many seconds of processor time."""
+    while (await instance.usage()).cpu_s < cpu_s:  # noqa: ASYNC110 - the driver has no event for this
+        await asyncio.sleep(0.01)

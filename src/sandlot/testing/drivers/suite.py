@@ -1,0 +1,36 @@
+"""Complete suites for a driver: every behaviour that Sandlot needs, one test each.
+
+Each part is in its own module and can be used alone:
+
+- ``contract``: behaviours that need no real kernel; the in-memory driver has them too.
+- ``lifecycle``: from preparation to the end of a sandbox, and complete removal from the host.
+- ``limits``: limits of memory, disk, processes and processor time, and the reported usage.
+- ``configure``: changes of these limits while a sandbox runs.
+- ``restart``: sandboxes and remains that a killed service leaves behind.
+- ``isolation``: files, processes, environment and network of the host that a sandbox must not see.
+- ``volumes``: volumes that are mounted into sandboxes.
+- ``snapshots``: snapshots and sandboxes that are restored from them.
+
+``cleanup`` checks after each test that nothing is left on the host.
+"""
+
+from __future__ import annotations
+
+from sandlot.testing.drivers.configure import ConfigureSuite
+from sandlot.testing.drivers.contract import DriverContractSuite, SnapshotContractSuite
+from sandlot.testing.drivers.isolation import IsolationSuite
+from sandlot.testing.drivers.lifecycle import LifecycleSuite
+from sandlot.testing.drivers.limits import LimitsSuite
+from sandlot.testing.drivers.restart import RestartSuite
+from sandlot.testing.drivers.snapshots import SnapshotSuite
+from sandlot.testing.drivers.volumes import VolumesSuite
+
+__all__ = ["DriverSuite", "DriverSuiteWithoutSnapshots"]
+
+
+class DriverSuiteWithoutSnapshots(DriverContractSuite, LifecycleSuite, LimitsSuite, ConfigureSuite, RestartSuite, IsolationSuite, VolumesSuite):
+    """All behaviours of a driver whose probe reports no snapshots."""
+
+
+class DriverSuite(DriverSuiteWithoutSnapshots, SnapshotContractSuite, SnapshotSuite):
+    """All behaviours of a driver. Subclass it, name the class ``Test...`` and define a fixture ``harness`` that returns a ``DriverHarness``."""

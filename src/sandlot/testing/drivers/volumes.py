@@ -1,0 +1,121 @@
+"""Volumes of a sandbox: mounted at their paths, limited in size, read-only, shared, and removed from the host with their sandbox.
+
+A driver mounts volumes at their paths, or in a hub from which the guest binds them to their paths (``Instance.hub``). The suites have no service, so
+they start the guest's program for volumes as a service does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sandlot.host.volume_disks import VolumeFiles
+from sandlot.link.payload import program_argv
+from sandlot.model.errors import ConflictError, UnsupportedError
+from sandlot.model.ids import new_volume_id
+from sandlot.model.ports import Attachment, Change, Driver, DriverCapability
+from sandlot.model.specs import MIB, ProcessSpec, User
+from sandlot.protocol import values
+from sandlot.testing.drivers.cleanup import CleanupSuite
+from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, connect_sandbox
+
+SIZE = 16 * MIB
+
+
+class VolumesSuite(CleanupSuite):
+    """Volumes. Needs a fixture ``harness``."""
+
+    @pytest.fixture
+    def volumes(self, harness: DriverHarness, check_leftovers: object) -> Iterator[list[Path]]:  # noqa: ARG002 - the check runs after the volumes were removed
+        """Create two volumes and mount them on the host; remove them at the end."""
+        files = VolumeFiles(harness.data_dir / "volumes")
+        ids = [new_volume_id(harness.node) for _ in range(2)]
+        for each in ids:
+            files.make(each, SIZE)
+        yield [files.mount(each) for each in ids]
+        for each in ids:
+            files.remove(each)
+
+    async def test_volume_is_mounted_at_its_path_and_outlives_its_sandbox(self, harness: DriverHarness, volumes: list[Path]) -> None:
+        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        for number in range(2):
+            async with _sandbox_with(harness, driver, Attachment(0, volumes[0], "/mnt/data")) as sandbox:
+                assert (await sandbox.run("sh", "-c", f"echo {number} >> /mnt/data/word")).exit_code == 0
+                done = await sandbox.run("cat", "/mnt/data/word")
+                assert (done.exit_code, done.stdout) == (0, "".join(f"{each}\n" for each in range(number + 1))), done.stderr
+        async with harness.sandbox(driver) as without:
+            assert (await without.run("ls", "/mnt/data")).exit_code != 0
+
+    async def test_volume_accepts_no_more_than_its_size(self, harness: DriverHarness, volumes: list[Path]) -> None:
+        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        async with _sandbox_with(harness, driver, Attachment(0, volumes[0], "/data")) as sandbox:
+            full = await sandbox.run("dd", "if=/dev/zero", "of=/data/large", "bs=1M", "count=64", user=User.ROOT)
+            assert full.exit_code != 0
+            assert "No space left on device" in full.stderr
+            assert (
+                await sandbox.run("sh", "-c", "rm -f /data/large && echo fits > /data/small && cat /data/small", user=User.ROOT)
+            ).stdout == "fits\n"
+
+    async def test_read_only_volume_is_read_only_for_root_and_shows_the_writes_of_others(self, harness: DriverHarness, volumes: list[Path]) -> None:
+        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        async with (
+            _sandbox_with(harness, driver, Attachment(0, volumes[0], "/data"), Attachment(1, volumes[1], "/other")) as writer,
+            _sandbox_with(harness, driver, Attachment(0, volumes[1], "/other"), Attachment(1, volumes[0], "/data", read_only=True)) as reader,
+        ):
+            assert (await writer.run("sh", "-c", "echo 1 > /data/word")).exit_code == 0
+            assert (await reader.run("cat", "/data/word")).stdout == "1\n"
+            for command in ("touch /data/x", "rm -f /data/word", "chmod 777 /data"):
+                assert (await reader.run("sh", "-c", command, user=User.ROOT)).exit_code != 0, command
+            assert (await reader.run("sh", "-c", "echo 2 > /other/word")).exit_code == 0
+            assert (await writer.run("cat", "/other/word")).stdout == "2\n"
+
+    async def test_volume_is_attached_to_a_running_sandbox(self, harness: DriverHarness, volumes: list[Path]) -> None:
+        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        capabilities = await asyncio.to_thread(driver.probe)
+        async with harness.sandbox(driver) as sandbox:
+            volume = Attachment(0, volumes[0], "/data")
+            if not capabilities.can(DriverCapability.CONFIGURE_VOLUMES):
+                with pytest.raises(UnsupportedError) as refused:
+                    await sandbox.instance.configure(Change(volumes=(volume,)))
+                assert capabilities.why_not(DriverCapability.CONFIGURE_VOLUMES) in refused.value.message
+                return
+            await sandbox.instance.configure(Change(volumes=(volume,)))
+            await _bind(sandbox, volume)
+            assert (await sandbox.run("sh", "-c", "echo 1 > /data/word && cat /data/word")).stdout == "1\n"
+            await sandbox.instance.configure(Change(volumes=(volume,), without=(3,)))  # attached already
+            with pytest.raises(ConflictError):
+                await sandbox.instance.configure(Change(without=(0,)))
+            assert (await sandbox.run("cat", "/data/word")).stdout == "1\n"
+
+
+@asynccontextmanager
+async def _sandbox_with(harness: DriverHarness, driver: Driver, *volumes: Attachment) -> AsyncIterator[ConnectedSandbox]:
+    """Boot a sandbox with volumes at their paths, and destroy it at the end."""
+    prepared = await driver.prepare(harness.shape())
+    try:
+        await prepared.attach(volumes)
+        instance = await prepared.boot(harness.spec())
+        async with connect_sandbox(instance) as sandbox:
+            await _bind(sandbox, *volumes)
+            yield sandbox
+    finally:
+        await prepared.destroy()
+
+
+async def _bind(sandbox: ConnectedSandbox, *volumes: Attachment) -> None:
+    """Let the guest bind volumes to their paths, if the driver has not mounted them there."""
+    hub = sandbox.instance.hub
+    if hub is None:
+        return
+    request = values.encode_message({"gone": [], "there": [[f"{hub}/{each.slot}", each.path, each.read_only] for each in volumes]})
+    call = await sandbox.link.processes.start(ProcessSpec(argv=program_argv("volumes"), user=User.ROOT, cwd="/", stdin=True))
+    async with call:
+        await call.write(request)
+        call.close_stdin()
+        response = b"".join([item.data async for item in call if hasattr(item, "data")])
+        await call.result()
+    assert values.decode(response[values.HEAD_BYTES :]) == {"result": {"used": []}}, response
