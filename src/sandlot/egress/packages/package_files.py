@@ -87,9 +87,10 @@ class PackageFiles:
         Raises:
             HttpError: There is no such file or range, or the file could not be fetched.
         """
-        must_reload = request.reload and file.digest is None and file.stored_as is not None
-        if must_reload:
+        must_reload = False
+        if file.digest is None and file.stored_as is not None:
             await self._wait_until_stored(file)
+            must_reload = request.reload
         found = None if must_reload else await self._open_existing(file, request.range_)
         if found is not None:
             return found
@@ -195,7 +196,7 @@ class PackageFiles:
         return Response(_PARTIAL if part else _OK, headers, size, body, _leave_once(download))
 
     async def _wait_until_stored(self, file: PackageFile) -> None:
-        """Wait until a complete download of a file has been stored, so that a reload does not join this download."""
+        """Wait until a complete download has been stored: a reload must not join it, and the stored file that it replaces is out of date."""
         download = self._downloads.get(file.stored_as) if file.stored_as is not None else None
         if download is not None and download.is_complete and download.task is not None:
             await asyncio.wait({download.task})
