@@ -171,7 +171,7 @@ async def test_contexts_from_the_terminal(desk: Desk, tmp_path: Path) -> None:
     assert await desk.run("contexts", "restart", desk.sandbox, made) == (0, f"{made}\n", "")
     status, out, err = await desk.run("contexts", "rm", desk.sandbox, made, "ctx-0123456789abcdef")
     assert (status, out) == (1, f"{made}\n")
-    assert "no context" in err
+    assert "does not exist" in err
 
 
 def test_what_makes_no_sense_is_told(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
