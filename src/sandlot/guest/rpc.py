@@ -93,7 +93,7 @@ class Call:
         self.stream.send_bytes(channel, piece, later=self.is_patient)
 
     def lost(self, channel: int, size: int) -> None:
-        """Send the event that ``size`` bytes of a channel are no longer kept."""
+        """Tell the host that ``size`` bytes of a channel were discarded."""
         self.event("lost", channel=channel, bytes=size)
 
     def result(self, **fields: Any) -> None:

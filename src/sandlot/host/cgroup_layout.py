@@ -113,7 +113,7 @@ class Setting:
 
 
 def cpu_quota_us(cpus: float) -> int:
-    """Return the processor time in microseconds that a number of cores gives in each :data:`CPU_PERIOD_US`."""
+    """Return the CPU quota of a number of cores, in microseconds per :data:`CPU_PERIOD_US`."""
     return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
 
 
@@ -197,7 +197,7 @@ def parse_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layo
             return Layout(2, (hierarchy,))
     raise HostError(
         "No cgroup hierarchy with the memory controller is mounted, so sandboxes cannot be limited.",
-        hint="Mount it; systemd does so on Debian. Start a container with a writable /sys/fs/cgroup.",
+        hint="Mount one, as systemd does on Debian. If the service runs in a container, start that container with a writable /sys/fs/cgroup.",
     )
 
 

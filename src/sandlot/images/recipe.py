@@ -246,8 +246,10 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
 def _step(table: _Table) -> Step:
     argv, user = table.text_list("argv"), table.text("user") or User.ROOT
     table.done()
-    if not argv or user not in set(User):
-        raise InvalidRequestError(f"A step of {table.where} needs `argv`, and its `user` must be root or user.")
+    if not argv:
+        raise InvalidRequestError(f"A step of {table.where} has no `argv`.")
+    if user not in set(User):
+        raise InvalidRequestError(f"A step of {table.where} has the `user` {user!r}; it must be 'root' or 'user'.")
     return Step(argv=argv, user=User(user))
 
 

@@ -133,7 +133,7 @@ def chown_usr_local(root: Path) -> None:
 
 
 def remove_build_traces(root: Path) -> None:
-    """Remove files of the machine that built the tree, and caches and logs of the build."""
+    """Remove from a tree the files that it has of the machine that built it, and the caches and logs of the build."""
     for path in _REMOVED:
         with _open_parent(root, path) as (folder, name):
             if folder is not None:

@@ -188,7 +188,7 @@ class StreamedCall(Call[ResultT], Generic[ResultT, ItemT]):
 
 
 class StreamedOutputCall(StreamedCall[ResultT, ItemT]):
-    """A call with standard output and standard error, whose bytes have offsets."""
+    """A call that streams standard output and standard error, and knows the offset of each byte from the start of its output."""
 
     _offsets: dict[int, int]
     """The next offset of each channel."""

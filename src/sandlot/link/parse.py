@@ -147,7 +147,7 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
     """
     fields = fields_of("process result", schema.CALLS["process.start"]["result"], given)
     if fields["process"] != expected:
-        raise ProtocolError("the result is that of another process")
+        raise ProtocolError("the result is for another process")
     reason = fields.get("reason")
     result = ProcessResult(
         process=expected,
@@ -213,7 +213,7 @@ def process_known(expected: ProcessId, given: object) -> ProcessInfo:
     """
     info = process_info(given)
     if info.process != expected:
-        raise ProtocolError("the record is that of another process")
+        raise ProtocolError("the record is for another process")
     return info
 
 

@@ -129,7 +129,7 @@ class FrameTransport:
         self.handlers.pop(stream, None)
 
     def reset(self, stream: int, code: str, message: str) -> None:
-        """End a stream at once, and ignore further events of it."""
+        """End a stream at once. Its later events are ignored."""
         self.forget(stream)
         self.connection.reset(stream, code, message)
         self.flush()

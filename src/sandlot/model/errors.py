@@ -160,7 +160,7 @@ class UnsupportedError(SandlotError):
 
 
 class HostError(SandlotError):
-    """The host is not set up for this. The hint gives the fix."""
+    """The host is not set up for the requested operation. The hint gives the fix."""
 
 
 class UnavailableError(SandlotError):

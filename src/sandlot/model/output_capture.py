@@ -62,7 +62,7 @@ class OutputCapture:
 
     def skip(self, size: int) -> None:
         """Count ``size`` bytes of the stream that are lost. Later bytes belong to the tail."""
-        # The tail so far lies before the gap, and the result has room for one gap only.
+        # The result has one gap only. The tail so far lies before the bytes that are omitted now, so it is omitted as well.
         self.omitted += size + len(self._tail)
         self._tail.clear()
         self._head_left = 0

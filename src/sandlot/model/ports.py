@@ -1,10 +1,10 @@
-"""The seam of isolation: what only a driver can do. Processes and files are the guest's work, so they behave the same with every driver.
+"""The interface of drivers, which isolate sandboxes. The guest starts processes and reads files, so these behave the same with every driver.
 
 Invariants:
 - Each optional capability has a probe and a method that needs it. While the service runs, a capability never disappears, but a missing one may appear
   after the host was repaired. A method that is called without its capability raises ``UnsupportedError``.
 - ``destroy`` is idempotent and complete: no process, mount, loop device, cgroup or file of the sandbox is left.
-- ``sweep`` changes only what carries the node id of this state directory.
+- ``sweep`` changes only resources whose names contain the node id of this state directory.
 """
 
 from __future__ import annotations
@@ -353,14 +353,14 @@ class PreparedSandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
-        """Start the sandbox from a snapshot, which can be used any number of times. Needs a capability.
+        """Start the sandbox from a snapshot, which can be restored any number of times. Optional (``DriverCapability.SNAPSHOT``).
 
         Processes continue where the snapshot was taken, and the guest is quiesced until it is woken.
 
         Raises:
             UnsupportedError: The driver has no snapshots.
-            ConflictError: ``snapshot_unusable``: the snapshot was written for another root file system, for other limits that programs inside
-                see, or by another build of the runtime than this sandbox was prepared with. The message says which.
+            ConflictError: ``snapshot_unusable``: the snapshot's root file system, visible limits or runtime build differ from those of this
+                sandbox. The message says which.
             HostError: The runtime could not restore the snapshot.
             SandboxEndedError: The sandbox was destroyed meanwhile.
         """

@@ -424,10 +424,10 @@ def context_language(name: str) -> str:
 
 
 def check_context_id(id_: str) -> str:
-    """Return an id after checking that a context can have the id.
+    """Return the id of a context if it is well-formed.
 
     Raises:
-        NotFoundError: ``context_not_found``: no context can have the id.
+        NotFoundError: ``context_not_found``: the id is not well-formed, so no context has it.
     """
     if id_ not in DEFAULT_CONTEXTS.values() and not CONTEXT_ID.fullmatch(id_):
         raise context_not_found(id_)

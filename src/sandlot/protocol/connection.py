@@ -301,7 +301,7 @@ class Connection:
         return stream is None or stream.is_known
 
     def send(self, stream_id: int, message: Any) -> None:
-        """Queue a message. Without effect if the stream is over or this end has ended it.
+        """Queue a message. No effect if the stream has ended, or if this side has sent END.
 
         Raises:
             TooLarge: The message is too long.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """The other end violated the protocol. The host ends that sandbox; the guest waits for the next HELLO."""
+    """The other end violated the protocol. A host then ends the sandbox of the guest; a guest ignores the host until its next HELLO."""
 
 
 class CannotSend(Exception):  # noqa: N818 - the request is at fault, not the link

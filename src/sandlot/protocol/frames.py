@@ -93,7 +93,7 @@ class Frame:
 
 
 def encode(type_: int, stream: int, payload: bytes | memoryview = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
-    """Encode a frame. The caller respects the size limit of the direction."""
+    """Encode a frame. The caller must keep to the size limit of its direction."""
     return HEADER.pack(SYNC, type_, MORE if more else 0, channel, stream, len(payload)) + payload
 
 

@@ -182,7 +182,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
     "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},
-    # A context: a language with a kernel that keeps its state. The host chooses the id; if it exists already, the result describes it.
+    # Creates a context: a kernel of one language that keeps its state between cells. The host chooses the id. If a context with this id exists,
+    # the result describes it.
     "kernel.create": {"args": {"kernel": "str", "language": "str", "cwd": "str?", "env": "map[str]"}, "events": {}, "result": _KERNEL},
     "kernel.list": {"args": {}, "events": {}, "result": {"kernels": "list[map]"}},
     "kernel.remove": {"args": {"kernel": "str"}, "events": {}, "result": {}},
@@ -190,7 +191,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "kernel.execute": {
         "args": {
             "kernel": "str",
-            # Creates the context if the id does not exist.
+            # If given, a context of this language is created if no context has the id.
             "language": "str?",
             "code": "str",
             "env": "map[str]",
@@ -234,8 +235,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
-    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. The host's END and the event
-    # "end" of the program are ends of file. The result follows when both have ended, or when the program has ended and reads no more.
+    # A connection to a port of the sandbox's own loopback interface, with bytes on channel 0 in both directions. END of the host and
+    # the event "end" of the program at the port are the ends of file of the two directions. The result follows after both, or when the program
+    # has ended its direction and no longer reads.
     "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 

@@ -196,7 +196,7 @@ class SandboxHostResources:
         """Mount volumes in the sandbox's mount namespace. The mounts end with it.
 
         Args:
-            process: Descriptor of a process in that namespace; it is closed.
+            process: Descriptor of a process in that namespace. This method closes it.
             volumes: Volumes to attach.
 
         Raises:

@@ -136,7 +136,7 @@ class SandboxFolder:
 
     @property
     def refreeze(self) -> Path:
-        """Mark that exists while a paused sandbox is thawed for a snapshot."""
+        """Path of a marker file that exists while a paused sandbox is thawed for a snapshot."""
         return self.path / "refreeze"
 
     @property

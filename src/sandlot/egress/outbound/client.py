@@ -98,7 +98,7 @@ class OutboundHttpClient:
         """Return the allowed addresses of a URL's host, at least one.
 
         Raises:
-            ForbiddenError: There is none. The message does not say whether the name exists, because internal names are secret.
+            ForbiddenError: The host has no allowed address. The message does not say whether the name exists, because internal names are secret.
         """
         host = host_of(url)
         literal = address_of(host)

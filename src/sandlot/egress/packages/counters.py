@@ -13,7 +13,7 @@ class Counters:
         hits: Index pages and files that were in the store and fresh.
         misses: Index pages and files that were requested from upstream.
         stale: Index pages that were served although they had expired, because upstream did not respond.
-        refused: Requests of sandboxes whose network policy allows none.
+        refused: Requests that the network policy of their sandbox does not allow.
         errors: Requests that failed because of upstream or the disk.
         upstream_requests: Requests to upstream, including retries and redirects but not files of the host's own folders.
         upstream_bytes: Bytes of upstream's response bodies.

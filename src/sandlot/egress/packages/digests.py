@@ -39,7 +39,7 @@ class Digest:
     value: str
 
     def __str__(self) -> str:
-        """Return ``ALGORITHM-HEX``, which is part of paths and the name of a file in the store."""
+        """Return ``ALGORITHM-HEX``. It is the name of the file in the store, and URL paths contain it."""
         return f"{self.algorithm}-{self.value}"
 
     def new_hash(self) -> HashState:

@@ -72,7 +72,7 @@ class Look:
         return self.reached is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
-        """Return True if the look has reached the place of a file, so that a missing file did not exist."""
+        """Return True if the scan recorded every file up to this one, so that a file that it did not record did not exist."""
         if self.reached is not None and (inside.split("/"), name) >= self.reached:
             return False
         return not any(folder in {"", inside} or inside.startswith(f"{folder}/") for folder in self.unseen)

@@ -203,7 +203,7 @@ class CodeContext(KernelEventHandler):
     # -- events of the kernel ------------------------------------------------------------------------------------------
 
     def cell_of(self, id_: str | None) -> Cell | None:
-        """Return the cell of a message: the running cell for None, otherwise a remembered cell of this context; None if there is no such cell."""
+        """Return the cell with an id, or the running cell if ``id_`` is None. The result is None if this context has no such cell."""
         if id_ is None or (self.cell is not None and self.cell.id == id_):
             return self.cell
         return self._cells.get(id_, of_context=self.name)

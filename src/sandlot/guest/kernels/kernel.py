@@ -65,7 +65,7 @@ class KernelPipes:
 
     @property
     def kernel_output(self) -> tuple[int, int]:
-        """The kernel's standard output and standard error."""
+        """Descriptors of the kernel's standard output and standard error."""
         return self._kernel_out, self._kernel_err
 
     @property

@@ -208,8 +208,8 @@ def pause_s(room: int, rate: float) -> float:
         room: Bytes that can still be used until a process must be killed.
         rate: Bytes per second by which the room shrinks.
     """
-    # At least four measurements follow before the room is used up at the highest possible rate. Near the limit, the measured rate is used
-    # instead, or half of the highest rate if that is more.
+    # Assume the highest possible rate, so that at least four measurements are taken before the free memory is used up. Near the limit, assume
+    # the measured rate instead, but at least half of the highest rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
     return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
 

@@ -355,7 +355,7 @@ class Prefork:
         if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
             self.drop()
         if self._spare is not None:
-            # The context wakes the kernel again. But after a restore, a process takes a while to run again, so it is woken early.
+            # Wake the spare early, because a process needs some time to run again after a restore. The context that takes it wakes it again.
             self._spare.wake(dict(self._identity.env), self._identity.fresh_entropy(), "")
         if self._is_lean:
             return

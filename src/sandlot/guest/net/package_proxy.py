@@ -175,7 +175,7 @@ class ProxiedConnection:
     def _on_request(self, _mask: int) -> None:
         """Read the first bytes, and open a stream for them."""
         if self._router.is_full:
-            # A closed stream counts until its RESET is sent. Until then, the request stays in the socket.
+            # A closed stream counts as open until its RESET is sent. Until then, the request is not read from its socket.
             self._has_request = True
             self._loop.unwatch(self._socket.fileno())
             self._loop.call_later(PAUSE_S, self._wait_for_request)

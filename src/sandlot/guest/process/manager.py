@@ -108,7 +108,7 @@ class ProcessManager:
         """Handle ``process.forget``: forget a finished process."""
         process = self._find(call)
         if process.running:
-            raise RpcError("conflict", "The process is still running.", "Kill the process first.")
+            raise RpcError("conflict", "The process cannot be removed while it runs.", "Kill the process first.")
         self._drop(process)
         call.result()
 

@@ -255,7 +255,7 @@ class Process:
         self._on_ended()
 
     def on_output(self) -> None:
-        """Handle that a pipe was read or closed: send the output, and the result if no further output can follow."""
+        """Send the output after a pipe was read or closed, and the result if no more output can follow."""
         if not self.running and not any(pipe.is_open for pipe in self.pipes):
             self.finished = True
         self.pump()

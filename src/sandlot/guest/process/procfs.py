@@ -133,7 +133,7 @@ def kill_tree(root: int, number: int) -> None:
         members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}
         if not members:
             return
-        # Parents first, as far as pids show the order: a parent that outlives its child may print how the child ended.
+        # Kill parents before their children, which usually have higher pids: a parent that outlives its child may print how the child ended.
         for pid in sorted(members, key=lambda pid: (pid != root, pid)):
             send_signal(pid, signal.SIGKILL)
         alive = live_processes()

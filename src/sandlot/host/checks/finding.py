@@ -28,7 +28,7 @@ class Finding:
 
     Args:
         name: Name of the check; stable, for programs.
-        ok: True if the result is good. None: it could not be checked.
+        ok: True if the result is good; None if the check could not run.
         detail: Result in one line.
         fix: Action if the result is bad; empty otherwise.
         required: True if sandboxes cannot run without a good result.

@@ -321,7 +321,7 @@ class MemoryDriver:
         return sorted(self._held)
 
     def restart(self) -> None:
-        """Release the sandboxes of the service, as if the service had been restarted: they can be adopted or swept."""
+        """Forget all live sandboxes, like a service that is restarted. They can then be adopted or swept."""
         self._in_use.clear()
 
     def guest(self, ref: str) -> MemoryGuest:

@@ -81,7 +81,7 @@ class Cell:
         self.pump()
 
     def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
-        """Add an event, for example ``display``."""
+        """Append an event, for example ``display``, to the output of the cell."""
         self.output.add_event({"event": event, **fields})
         self.pump()
 

@@ -440,7 +440,7 @@ class Processes:
     def _forget(self, call: Call) -> None:
         process = self._find(call)
         if process.running:
-            raise RpcError("conflict", "The process is still running.", "Kill the process first.")
+            raise RpcError("conflict", "The process cannot be removed while it runs.", "Kill the process first.")
         self._drop(process)
         call.result()
 

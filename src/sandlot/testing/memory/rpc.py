@@ -69,7 +69,7 @@ class Call:
         self._server.flush()
 
     def data(self, channel: int, piece: bytes) -> None:
-        """Send bytes of a channel."""
+        """Send bytes on a channel."""
         self._server.connection.send_bytes(self.stream, channel, piece)
         self._server.flush()
 

@@ -62,7 +62,7 @@ class Timers:
         self._held_total_s = 0.0
 
     def time_s(self) -> float:
-        """Return the guest's own time in seconds; it does not include the time in which the guest was held."""
+        """Return the guest's own time in seconds. It stops while the guest is held."""
         return (self.clock.monotonic_s() if self._held_since_s is None else self._held_since_s) - self._held_total_s
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:

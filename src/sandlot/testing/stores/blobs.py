@@ -136,7 +136,7 @@ async def chunks_of(chunks: list[bytes]) -> AsyncIterator[bytes]:
 
 
 async def open_after_use(blobs: Blobs) -> Counter[str]:
-    """Use blobs once and return the open descriptors of this process. Threads of obstore keep an epoll and an eventfd from the first use on."""
+    """Use the blobs once and return the open descriptors of this process: from the first use on, threads of obstore keep an epoll and an eventfd."""
     name = new_file_id()
     await blobs.write(name, chunks_of([b"x"]))
     await whole(blobs, name)

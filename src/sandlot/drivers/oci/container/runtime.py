@@ -95,11 +95,11 @@ class Crun:
         return self.locate()
 
     def group_limits(self, limits: Limits) -> GroupLimits:
-        """Return the limits of the control group of a sandbox with these limits."""
+        """Return the limits of the control group that enforce a sandbox's limits."""
         return group_limits(limits)
 
     def plan(self, inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
-        """Return the operations of the stage before it starts crun."""
+        """Return the operations that the stage executes before it starts crun."""
         return stage_plan(inputs)
 
     def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:

@@ -82,9 +82,10 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
 def _shown_cgroups(limits: GroupLimits) -> tuple[Operation, ...]:
     """Return operations that create a tree of plain files in place of the host's control groups, with the layout of version 1.
 
-    The stage and everything that it starts are in the real group already. Otherwise runsc would move its own processes there and back, and each move
-    waits for an RCU grace period (measured: two of 10 to 20 ms, of about 165 ms for a whole start). The files contain what runsc reads: the limits
-    that the sandbox sees as MemTotal and number of processors. So runsc also need not support the host's layout, hybrid or version 2.
+    The stage and everything that it starts are in the real group already. With access to the host's groups, runsc would move its own processes into
+    the sandbox's group and back, and each move waits for an RCU grace period (measured: two of 10 to 20 ms, of about 165 ms for a whole start).
+    The files contain the limits that runsc reads and that the sandbox sees as MemTotal and number of processors. They also make runsc independent
+    of the host's layout, hybrid or version 2.
     """
     folders = {controller: f"{VIEW_CGROUPS}/{controller}{VIEW_GROUP}" for controller in _SHOWN_CONTROLLERS}
     online = os.cpu_count() or 1

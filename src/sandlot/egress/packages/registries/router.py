@@ -52,7 +52,7 @@ class RegistryRouter:
         """
         respond = self._roots.get(request.segments[0]) if request.segments else None
         if respond is None:
-            raise HttpError(404, "This is the package index of a sandbox: /pypi/simple/NAME/, /npm/NAME, /debian/ and /debian-security/.")
+            raise HttpError(404, "The package index has no such path. Use /pypi/simple/NAME/, /npm/NAME, /debian/ or /debian-security/.")
         return await respond(request)
 
     async def aclose(self) -> None:

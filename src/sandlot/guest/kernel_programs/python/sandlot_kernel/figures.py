@@ -62,7 +62,7 @@ def remember_shown(result: object) -> None:
 
 
 def drop_shown() -> None:
-    """Remove the figures that were already displayed from those that are shown at the end of a cell."""
+    """Exclude figures that the cell has displayed from the figures that are shown at its end."""
     if not _shown_figures:
         return
     figures = list(_shown_figures)

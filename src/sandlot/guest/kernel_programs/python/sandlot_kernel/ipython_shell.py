@@ -64,7 +64,7 @@ class ResultHook(DisplayHook):  # type: ignore[misc]
     """Reports the value of the last expression of a cell."""
 
     def __call__(self, result: object = None) -> None:
-        """Report a value."""
+        """Send the value of an expression to the client as display data."""
         facade = self.shell.facade
         facade.guard.builtins.leave()
         try:

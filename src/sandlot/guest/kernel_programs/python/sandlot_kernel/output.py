@@ -90,7 +90,7 @@ class Output:
         """Prepare for the output of a new cell. An interrupt may have left the state of an earlier cell."""
         self._immediate_lines = IMMEDIATE_LINES
         flusher = self._flusher
-        # A flush that was requested before the start of this cell was meant for this cell, which has waited in the socket.
+        # A flush may be requested for this cell before the kernel has read the cell from its socket.
         self.is_flush_scheduled = flusher is not None and flusher.is_requested_by_guest and not self.was_flush_requested
         self.needs_attention = True
 
