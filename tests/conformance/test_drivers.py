@@ -63,6 +63,7 @@ SHARING = {
     "test_max_resources_is_an_upper_bound_of_usage",
     "test_written_files_can_be_executed_and_loaded",
     "test_missing_capability_raises_unsupported_error",
+    "test_resume_of_a_running_sandbox_does_nothing",
 }
 """Tests that leave nothing running and no limit changed in their sandbox. A boot of gVisor takes most of their time."""
 

@@ -1,8 +1,8 @@
 """Names of drivers and their factories.
 
 A factory takes the settings and returns a :class:`~sandlot.model.ports.Driver`. Sandlot's own drivers are listed here and imported when they are
-opened. Other drivers are found through the entry point group ``sandlot.drivers``; they must pass the suite of ``sandlot.testing.drivers``. The
-operator chooses which drivers may be used, not this module.
+opened. Other drivers are found through the entry point group ``sandlot.drivers``; they must pass the suite of ``sandlot.testing.drivers``
+(docs/drivers.md). The operator chooses which drivers may be used, not this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError
+from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
 from sandlot.model.ids import IdSource, NodeId
 from sandlot.model.ports import Driver
 
@@ -56,6 +56,7 @@ def open_driver(name: str, settings: DriverSettings) -> Driver:
         settings: Settings of the driver.
 
     Raises:
+        HostError: The package of the driver cannot be imported.
         InvalidRequestError: No driver has this name.
     """
     if name in _OWN:
@@ -64,7 +65,14 @@ def open_driver(name: str, settings: DriverSettings) -> Driver:
         return factory(settings)
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name == name:
-            found: DriverFactory = entry.load()
+            try:
+                found: DriverFactory = entry.load()
+            except (ImportError, AttributeError) as error:
+                raise HostError(
+                    f"The isolation driver {name!r} ({entry.value}) cannot be loaded: {error}.",
+                    hint="Repair or uninstall the package of the driver.",
+                    fields={"isolation": name},
+                ) from error
             return found(settings)
     raise InvalidRequestError(
         f"There is no isolation driver {name!r}.",

@@ -10,7 +10,7 @@ import pytest
 
 from sandlot.drivers import registry
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
-from sandlot.model.errors import InvalidRequestError
+from sandlot.model.errors import HostError, InvalidRequestError
 from sandlot.model.ids import NodeId
 
 SETTINGS = DriverSettings(node=NodeId("abcd"), data_dir=Path("/nowhere"))
@@ -40,6 +40,14 @@ def test_driver_of_a_third_party_is_found_and_cannot_replace_an_own_one() -> Non
     theirs: object = open_driver("theirs", SETTINGS)
     assert theirs == ("foreign", SETTINGS)
     assert open_driver("gvisor", SETTINGS).name == "gvisor"
+
+
+def test_driver_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("no_such_package:open", f"{registry.__name__}:no_such_function"):
+        monkeypatch.setattr(registry, "entry_points", lambda group, place=place: EntryPoints([EntryPoint("theirs", place, group)]))
+        with pytest.raises(HostError, match=rf"'theirs' \({place}\) cannot be loaded: .*no_such") as refused:
+            open_driver("theirs", SETTINGS)
+        assert refused.value.fields == {"isolation": "theirs"}
 
 
 @pytest.mark.parametrize("name", ["", "docker", "GVISOR", "../gvisor"])

@@ -1,4 +1,4 @@
-"""Suites that a third-party driver must pass, so that it behaves like Sandlot's own drivers.
+"""Suites that a third-party driver must pass, so that it behaves like Sandlot's own drivers (docs/drivers.md).
 
 Use them in a test module::
 
@@ -17,7 +17,7 @@ Use them in a test module::
             return DriverHarness("mydriver", root=..., node=new_node_id(), data_dir=tmp_path)
 
 A test that needs an optional capability is skipped if the driver's probe reports that the capability is missing; the skip shows the probe's reason.
-A driver without snapshots uses ``DriverSuiteWithoutSnapshots``.
+A driver without snapshots uses ``DriverSuiteWithoutSnapshots``, and a driver without a kernel the suites of ``contract`` only.
 
 The suites run as root and start real sandboxes. Beyond the protocols of :mod:`sandlot.model.ports`, they expect of a driver:
 

@@ -39,6 +39,7 @@ for _ in sys.stdin:
         pass
     os.write(1, b"%d\n" % made)
 """
+_LIMITS = (DriverCapability.CONFIGURE_MEMORY, DriverCapability.CONFIGURE_CPU, DriverCapability.CONFIGURE_PIDS)
 _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True: pass"
 
 
@@ -66,7 +67,7 @@ class ConfigureSuite:
                 assert (await sandbox.instance.usage()).memory_peak_bytes <= 1.01 * SMALL_LIMITS.memory_bytes
 
     async def test_memory_in_use_is_not_removed_and_the_change_is_refused_as_a_whole(self, harness: DriverHarness) -> None:
-        driver = await harness.driver_with(DriverCapability.CONFIGURE_MEMORY)
+        driver = await harness.driver_with(*_LIMITS)
         async with harness.sandbox(driver, replace(SMALL_LIMITS, memory_bytes=768 * MIB)) as sandbox, _running(sandbox, _MORE_MIB):
             with pytest.raises(ConflictError) as error:
                 await sandbox.instance.configure(Change(memory_bytes=SMALL_LIMITS.memory_bytes, cpus=0.05, pids=20))
@@ -160,7 +161,7 @@ class ConfigureSuite:
             assert (await sandbox.run("echo", "here")).stdout == "here\n"
 
     async def test_concurrent_changes_are_all_applied(self, harness: DriverHarness) -> None:
-        driver = await harness.driver_with(DriverCapability.CONFIGURE_MEMORY)
+        driver = await harness.driver_with(DriverCapability.CONFIGURE_MEMORY, DriverCapability.CONFIGURE_CPU)
         async with harness.sandbox(driver) as sandbox:
             changes = [Change(memory_bytes=SMALL_LIMITS.memory_bytes + number * MIB) for number in range(20)]
             await asyncio.gather(*(sandbox.instance.configure(change) for change in [*changes, Change(cpus=0.5)]))
@@ -170,7 +171,7 @@ class ConfigureSuite:
 
     # ------------------------------------------------------------------------------------------------------- a restart
     async def test_changed_limits_and_usage_survive_a_restart(self, harness: DriverHarness) -> None:
-        driver = await harness.driver_with(DriverCapability.CONFIGURE_MEMORY, DriverCapability.ADOPT)
+        driver = await harness.driver_with(DriverCapability.CONFIGURE_MEMORY, DriverCapability.CONFIGURE_CPU, DriverCapability.ADOPT)
         first = await harness.boot(driver)
         limit = SMALL_LIMITS.memory_bytes + 32 * MIB
         await first.configure(Change(memory_bytes=limit, cpus=0.8))

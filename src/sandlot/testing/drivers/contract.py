@@ -81,6 +81,11 @@ class DriverContractSuite:
                     await method()
         assert (await sandbox.instance.wait()).reason is ExitReason.EXITED, "destroy does not change the reason of the end"
 
+    async def test_resume_of_a_running_sandbox_does_nothing(self, harness: DriverHarness) -> None:
+        async with harness.sandbox() as sandbox:
+            await sandbox.instance.resume()  # a service resumes every sandbox that it adopts, whether the driver can pause or not
+            assert (await sandbox.run("echo", "on")).stdout == "on\n"
+
     async def test_link_of_a_paused_sandbox_is_bounded_and_continues(self, harness: DriverHarness) -> None:
         driver = await harness.driver_with(DriverCapability.PAUSE)
         instance = await harness.boot(driver)

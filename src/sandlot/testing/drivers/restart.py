@@ -52,10 +52,10 @@ class RestartSuite:
                 await driver.adopt(ref)
 
     async def test_sandbox_that_ended_without_a_service_is_swept_and_not_adopted(self, harness: DriverHarness) -> None:
+        before = await harness.driver_with(DriverCapability.ADOPT)
         with crashing_service(harness, "live") as (service, ref):
             service.kill()
             service.wait()
-        before = harness.new_driver()
         instance = await before.adopt(ref)
         async with connect_sandbox(instance) as sandbox:
             await sandbox.link.shutdown()
@@ -67,7 +67,7 @@ class RestartSuite:
         assert leftovers(harness.data_dir, harness.node) == ()
 
     async def test_sweep_removes_all_but_kept_and_adopted_sandboxes(self, harness: DriverHarness) -> None:
-        before = harness.new_driver()
+        before = await harness.driver_with(DriverCapability.ADOPT)
         booted = [await harness.boot(before) for _ in range(2)]
         refs = [instance.ref for instance in booted]
         driver = harness.new_driver()  # as after a restart of the service

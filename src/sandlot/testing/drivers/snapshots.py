@@ -85,7 +85,10 @@ class SnapshotSuite(CleanupSuite):
                 assert await _count_requests(one) == 5
 
     async def test_restored_sandbox_is_like_any_other(self, harness: DriverHarness) -> None:
-        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _snapshot_path(harness)
+        driver = await harness.driver_with(
+            DriverCapability.SNAPSHOT, DriverCapability.PAUSE, DriverCapability.CONFIGURE_MEMORY, DriverCapability.ADOPT
+        )
+        into = _snapshot_path(harness)
         async with harness.sandbox(driver) as source:
             await _save(source, into)
             await source.instance.destroy()
@@ -145,7 +148,7 @@ class SnapshotSuite(CleanupSuite):
         await instance.destroy()
 
     async def test_snapshot_of_a_paused_sandbox_leaves_it_paused(self, harness: DriverHarness) -> None:
-        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _snapshot_path(harness)
+        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT, DriverCapability.PAUSE), _snapshot_path(harness)
         async with harness.sandbox(driver) as source:
             await _fill(source)
             await source.link.checkpoint(armed=True)
@@ -163,7 +166,7 @@ class SnapshotSuite(CleanupSuite):
             assert await _count_requests(source) == 1
 
     async def test_concurrent_snapshots_are_taken_in_turn(self, harness: DriverHarness) -> None:
-        driver = await harness.driver_with(DriverCapability.SNAPSHOT)
+        driver = await harness.driver_with(DriverCapability.SNAPSHOT, DriverCapability.PAUSE)
         async with harness.sandbox(driver) as source:
             await _fill(source)
             paths = [_snapshot_path(harness, str(number)) for number in range(3)]
@@ -196,7 +199,7 @@ class SnapshotSuite(CleanupSuite):
             assert ended.exception() is None or not _snapshot_path(harness, "ended").exists()
 
     async def test_unusable_snapshot_is_refused_and_the_prepared_sandbox_stays_usable(self, harness: DriverHarness, tmp_path: Path) -> None:
-        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT), _snapshot_path(harness)
+        driver, into = await harness.driver_with(DriverCapability.SNAPSHOT, DriverCapability.SHOW_LIMITS), _snapshot_path(harness)
         larger = replace(
             SMALL_LIMITS, memory_bytes=2 * SMALL_LIMITS.memory_bytes, disk_bytes=2 * SMALL_LIMITS.disk_bytes, cpus=2.0, pids=2 * SMALL_LIMITS.pids
         )
@@ -232,7 +235,7 @@ class SnapshotSuite(CleanupSuite):
 
     # ------------------------------------------------------------------------------------------------------- a killed service
     async def test_service_may_be_killed_during_a_snapshot_or_a_restore(self, harness: DriverHarness) -> None:
-        await harness.driver_with(DriverCapability.SNAPSHOT)
+        await harness.driver_with(DriverCapability.SNAPSHOT, DriverCapability.PAUSE, DriverCapability.ADOPT)
         delays = random.Random(harness.node)  # noqa: S311 - delays, not secrets
         for _ in range(_ROUNDS):
             with crashing_service(harness, "snapshots") as (service, ref):

@@ -7,7 +7,7 @@ they start the guest's program for volumes as a service does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,8 +30,9 @@ class VolumesSuite(CleanupSuite):
     """Volumes. Needs a fixture ``harness``."""
 
     @pytest.fixture
-    def volumes(self, harness: DriverHarness, check_leftovers: object) -> Iterator[list[Path]]:  # noqa: ARG002 - the check runs after the volumes were removed
-        """Create two volumes and mount them on the host; remove them at the end."""
+    async def volumes(self, harness: DriverHarness, check_leftovers: object) -> AsyncIterator[list[Path]]:  # noqa: ARG002 - the check runs after the volumes were removed
+        """Create two volumes and mount them on the host; remove them at the end. A driver without volumes needs no loop devices."""
+        await harness.driver_with(DriverCapability.VOLUMES)
         files = VolumeFiles(harness.data_dir / "volumes")
         ids = [new_volume_id(harness.node) for _ in range(2)]
         for each in ids:
@@ -41,7 +42,7 @@ class VolumesSuite(CleanupSuite):
             files.remove(each)
 
     async def test_volume_is_mounted_at_its_path_and_outlives_its_sandbox(self, harness: DriverHarness, volumes: list[Path]) -> None:
-        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        driver = harness.new_driver()
         for number in range(2):
             async with _sandbox_with(harness, driver, Attachment(0, volumes[0], "/mnt/data")) as sandbox:
                 assert (await sandbox.run("sh", "-c", f"echo {number} >> /mnt/data/word")).exit_code == 0
@@ -51,7 +52,7 @@ class VolumesSuite(CleanupSuite):
             assert (await without.run("ls", "/mnt/data")).exit_code != 0
 
     async def test_volume_accepts_no_more_than_its_size(self, harness: DriverHarness, volumes: list[Path]) -> None:
-        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        driver = harness.new_driver()
         async with _sandbox_with(harness, driver, Attachment(0, volumes[0], "/data")) as sandbox:
             full = await sandbox.run("dd", "if=/dev/zero", "of=/data/large", "bs=1M", "count=64", user=User.ROOT)
             assert full.exit_code != 0
@@ -61,7 +62,7 @@ class VolumesSuite(CleanupSuite):
             ).stdout == "fits\n"
 
     async def test_read_only_volume_is_read_only_for_root_and_shows_the_writes_of_others(self, harness: DriverHarness, volumes: list[Path]) -> None:
-        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        driver = harness.new_driver()
         async with (
             _sandbox_with(harness, driver, Attachment(0, volumes[0], "/data"), Attachment(1, volumes[1], "/other")) as writer,
             _sandbox_with(harness, driver, Attachment(0, volumes[1], "/other"), Attachment(1, volumes[0], "/data", read_only=True)) as reader,
@@ -74,7 +75,7 @@ class VolumesSuite(CleanupSuite):
             assert (await writer.run("cat", "/other/word")).stdout == "2\n"
 
     async def test_volume_is_attached_to_a_running_sandbox(self, harness: DriverHarness, volumes: list[Path]) -> None:
-        driver = await harness.driver_with(DriverCapability.VOLUMES)
+        driver = harness.new_driver()
         capabilities = await asyncio.to_thread(driver.probe)
         async with harness.sandbox(driver) as sandbox:
             volume = Attachment(0, volumes[0], "/data")

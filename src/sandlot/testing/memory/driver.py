@@ -135,9 +135,8 @@ class MemoryInstance:
         self.guest.freeze()
 
     async def resume(self) -> None:
-        """Thaw the sandbox. Idempotent."""
+        """Thaw the sandbox. Does nothing to a sandbox that is not paused."""
         await self._driver.faults.at("resume")
-        self._driver.require(DriverCapability.PAUSE)
         self._check_live()
         self.guest.thaw()
 
