@@ -185,15 +185,16 @@ def _looks(settings: Settings) -> list[Look]:
 
 
 def _carried_out(looks: Sequence[Look]) -> dict[str, Outcome]:
+    """Run the checks, and remove what those leave behind that were killed."""
     drivers = [look.task for look in looks if look.group == "isolation"]
-    late = {task.name: task for task in drivers}
+    answers: dict[str, Outcome] = {}
     try:
         answers = run([look.task for look in looks])
-        late = {task.name: task for task in drivers if answers[task.name].value is None}
         return answers
     finally:
-        # Their sandboxes outlive them.
-        run([Task(task.name, "sandlot.cli.doctor.checkup:sweep_after", task.keywords, deadline_s=_SWEEP_DEADLINE_S) for task in late.values()])
+        killed = [task for task in drivers if task.name not in answers or answers[task.name].value is None]
+        sweeps = [Task(task.name, "sandlot.cli.doctor.checkup:sweep_after", task.keywords, deadline_s=_SWEEP_DEADLINE_S) for task in killed]
+        run([Task("groups", f"{_CHECKS}.cgroups:sweep_groups"), *sweeps])
 
 
 def _findings(looks: Sequence[Look], answers: Mapping[str, Outcome]) -> list[Finding]:

@@ -40,6 +40,21 @@ def check_cgroups() -> list[dict[str, Any]]:
     return [finding.dump() for finding in (found, *_try(layout))]
 
 
+def sweep_groups() -> None:
+    """Remove groups of killed checks. Their processes are dead, or die when they are thawed. Call this in a child process."""
+    try:
+        layout = detect_layout()
+    except HostError:
+        return
+    for name in group_names(layout, GROUPS):
+        pid = name.removeprefix(_PREFIX)
+        if name.startswith(_PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            group = Cgroup(layout, GROUPS / name)
+            with contextlib.suppress(OSError):  # not root
+                group.thaw()
+            _remove(group)
+
+
 def check_layout(layout: Layout, mountinfo: str) -> Finding:
     """Check the version of control groups, and the controllers that limit a sandbox."""
     controllers = sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies)))
@@ -100,7 +115,6 @@ def _unknown(why: str) -> list[dict[str, Any]]:
 
 
 def _try(layout: Layout) -> Sequence[Finding]:
-    _sweep(layout)
     group = Cgroup(layout, GROUPS / f"{_PREFIX}{os.getpid()}")
     pid = 0
     try:
@@ -181,14 +195,3 @@ def _remove(group: Cgroup) -> None:
     with contextlib.suppress(OSError):  # read-only: no group was created
         while not group.remove() and time.monotonic() < end:
             time.sleep(0.005)
-
-
-def _sweep(layout: Layout) -> None:
-    """Remove groups of killed checks. Their processes are dead, or die when they are thawed."""
-    for name in group_names(layout, GROUPS):
-        pid = name.removeprefix(_PREFIX)
-        if name.startswith(_PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            group = Cgroup(layout, GROUPS / name)
-            group.thaw()
-            with contextlib.suppress(OSError):
-                group.remove()

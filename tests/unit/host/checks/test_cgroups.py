@@ -18,7 +18,7 @@ def test_group_of_a_killed_check_is_removed() -> None:
     stray = [hierarchy.mount / "sandlot" / "doctor-999999999" for hierarchy in layout.hierarchies]
     for folder in stray:
         folder.mkdir(parents=True)
-    run([Task("cgroups", "sandlot.host.checks.cgroups:check_cgroups", deadline_s=60.0)])
+    run([Task("groups", "sandlot.host.checks.cgroups:sweep_groups", deadline_s=60.0)])
     assert not [folder for folder in stray if folder.exists()]
 
 
