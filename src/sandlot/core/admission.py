@@ -32,7 +32,7 @@ from sandlot.model.specs import (
 AUTO: Final = "auto"
 """Isolation of a request that leaves the choice to the operator."""
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
-"""Names of all isolations, including those for which this service has no driver."""
+"""Names that every service knows, including those for which it has no driver. Other drivers add their own names."""
 UNSUPPORTED_NETWORKS: Final = ("allowlist", "internet")
 """Network policies of the API that need the egress proxy, which this version does not have."""
 
@@ -224,7 +224,7 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
             hint="Omit `isolation`.",
             fields={"field": "isolation"},
         )
-    if requested != AUTO and requested not in ISOLATIONS:
+    if requested not in {AUTO, *ISOLATIONS, *available}:
         raise InvalidRequestError(
             f"The isolation {requested[:50]!r} does not exist.",
             hint=f"Omit `isolation`, or use one of: {', '.join(policy.isolation_allowed)}.",

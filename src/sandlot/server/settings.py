@@ -18,6 +18,7 @@ from sandlot.core.admission import ISOLATIONS
 from sandlot.core.node.reservations import OvercommitConfig
 from sandlot.core.pools.models import DEFAULT_POOLS, PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
+from sandlot.drivers.registry import driver_names
 from sandlot.egress.outbound.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
@@ -174,8 +175,8 @@ class Settings:
         source, keep = os.environ if env is None else env, Keep()
         allowed = tuple(dict.fromkeys(name.strip() for name in _text(source, "ISOLATION_ALLOWED", "gvisor").split(",") if name.strip()))
         for name in allowed:
-            _one_of("ISOLATION_ALLOWED", name, ISOLATIONS)
-        default = _one_of("ISOLATION_DEFAULT", _text(source, "ISOLATION_DEFAULT", "gvisor"), ISOLATIONS)
+            _isolation("ISOLATION_ALLOWED", name)
+        default = _isolation("ISOLATION_DEFAULT", _text(source, "ISOLATION_DEFAULT", "gvisor"))
         if default not in allowed:
             raise _bad("ISOLATION_DEFAULT", default, f"one of SANDLOT_ISOLATION_ALLOWED ({', '.join(allowed) or 'which is empty'})")
         return cls(
@@ -221,6 +222,15 @@ def _bad(name: str, value: str, allowed: str) -> InvalidRequestError:
 
 def _text(env: Mapping[str, str], name: str, default: str) -> str:
     return env.get(f"SANDLOT_{name}", "").strip() or default
+
+
+def _isolation(name: str, value: str) -> str:
+    """Return the name of an isolation: one that every service knows, or an installed driver's.
+
+    Raises:
+        InvalidRequestError: There is no such isolation.
+    """
+    return value if value in ISOLATIONS else _one_of(name, value, tuple(dict.fromkeys((*ISOLATIONS, *driver_names()))))
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -54,6 +54,11 @@ def test_isolation_that_is_unknown_forbidden_or_unsupported_is_refused(
     assert refused.value.hint
 
 
+def test_isolation_of_another_driver_is_accepted() -> None:
+    policy = AdmissionPolicy(isolation_allowed=("gvisor", "acme"))
+    assert resolve_isolation("acme", policy, ["gvisor", "container", "acme"]) == "acme"
+
+
 def test_snapshot_is_not_started_with_another_isolation() -> None:
     assert resolve_isolation("auto", CONTAINERS, ["gvisor", "container"], source="gvisor") == "gvisor"
     assert resolve_isolation("gvisor", CONTAINERS, ["gvisor", "container"], source="gvisor") == "gvisor"

@@ -14,6 +14,7 @@ import pytest
 from sandlot.core.pools.models import PoolConfig, PoolSizes, PoolSpec
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import Limits
+from sandlot.server import settings as settings_module
 from sandlot.server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,3 +131,9 @@ def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
         Settings.from_env({f"SANDLOT_{name}": value})
     assert "SANDLOT_ISOLATION" in refused.value.message or f"SANDLOT_{name}" in refused.value.message
     assert refused.value.hint
+
+
+def test_isolation_of_an_installed_driver_may_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "driver_names", lambda: ("gvisor", "container", "acme"))
+    settings = Settings.from_env({"SANDLOT_ISOLATION_ALLOWED": "gvisor,acme", "SANDLOT_ISOLATION_DEFAULT": "acme"})
+    assert (settings.isolation_allowed, settings.isolation_default) == (("gvisor", "acme"), "acme")
