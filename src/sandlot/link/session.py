@@ -176,7 +176,7 @@ class LinkSession:
 
 
 def _quiesced_error() -> ConflictError:
-    """Return the error of a call that was cut off by a quiesce. Its effect may last, so the client must not simply repeat the call."""
+    """Return the error for a call that a quiesce interrupted. The guest may have executed the call, so the client must not simply repeat the call."""
     return ConflictError(
         "The sandbox was paused before it responded.",
         code=ErrorCode.SANDBOX_PAUSED,
