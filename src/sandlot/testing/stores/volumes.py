@@ -60,7 +60,7 @@ class VolumesSuite:
 
 
 def volume(at_s: float = 0, **changes: Any) -> VolumeRecord:  # noqa: ANN401
-    """Return the record of a volume that was created at this time."""
+    """Return the record of a volume that was created ``at_s`` seconds after ``BEGINNING``. ``changes`` replaces fields of the record."""
     id_ = new_volume_id(changes.get("node", NODE))
     values = {
         "id": id_,
