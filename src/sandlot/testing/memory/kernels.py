@@ -127,9 +127,7 @@ class Cell:
         """Send output, events and the result to a call."""
         follower = self.output.follow(call, stdout_from, stderr_from, events_from=events_from, wait=wait)
         if follower is None:
-            raise RpcError(
-                "invalid_request", "An offset is negative or beyond the end of the output.", "Use an offset from 0 to the end of the output."
-            )
+            raise RpcError("invalid_request", "The offset is beyond the end of the output.", "Use an offset up to the end of the output.")
         entry = (call, follower)
         self._followers.append(entry)
         call.on_writable = self.pump

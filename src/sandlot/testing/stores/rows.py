@@ -33,7 +33,7 @@ from sandlot.testing.stores.harness import (
 )
 
 _MANY, _PAGE = 2400, 600
-"""More rows than a store deletes in one transaction."""
+"""Number of rows, more than a store deletes in one transaction, and number of rows of a page."""
 
 
 class RowsSuite:
@@ -41,7 +41,7 @@ class RowsSuite:
 
     @pytest.fixture
     async def store(self, harness: StoreOpener) -> AsyncIterator[Store]:
-        """Open the store for one test."""
+        """Open the store for one test, and close the store after the test."""
         async with harness.open() as store:
             yield store
 
